@@ -12,8 +12,11 @@ import numpy as np
 
 from streamrl.config.run_file import Env
 from streamrl.envs.api import Message
+from streamrl.envs.catalog import make_env
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.engine.transcript import Task
 from streamrl.inference.client import ContextFull, Sampled
-from streamrl.records import VersionSpan
+from streamrl.records import Rollout, VersionSpan
 
 END = 3  # of a turn
 
@@ -91,3 +94,19 @@ class Scripted:
             prefix_tokens=kept,
         )
         return [sampled] * n
+
+
+def play(
+    kind: str, params: dict[str, Any], *says: str, problem: int = 0, **settings: Any
+) -> Rollout:
+    """A rollout of that problem, in which the policy says one after the other."""
+    env: Any = make_env(kind, 1, params, "envs.x")
+    runner = RolloutRunner(env, Env(max_tokens=200, **settings), Scripted(*says))
+    (made,) = asyncio.run(runner.run_group(Task("x", problem, "x-0", env.problem(problem)), 1))
+    assert not made.failure, made.failure
+    return made
+
+
+def texts(rollout: Rollout) -> list[tuple[str, str]]:
+    """Role and text of each message after the problem."""
+    return [(turn.role, turn.message) for turn in rollout.turns[1:]]

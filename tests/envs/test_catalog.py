@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,12 @@ from streamrl.envs.api import (
 )
 from streamrl.envs.catalog import ENVS, env_class, make_env
 from streamrl.errors import ConfigError
+from tests.support.waiting import patience
 
 HERE = "tests.envs.test_catalog"
+GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+FILE = Path(__file__).parents[2] / "examples" / "three-digits.jsonl"
+PARAMS = {**{kind: {} for kind in ENVS}, "reasoning-gym": GYM, "dataset": {"file": str(FILE)}}
 
 
 class Adding(SingleTurnEnv):
@@ -86,8 +93,8 @@ def test_a_class_whose_methods_fit_its_kind_is_accepted(kind: str):
             "copy-digit",
             {},
             (
-                "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did"
-                " you mean 'copy-digits'"
+                f"env 'copy-digit' not found; shipped are {', '.join(ENVS)};"
+                " did you mean 'copy-digits'"
             ),
         ),
         ("nowhere.py:Mine", {}, "no file nowhere.py"),
@@ -146,3 +153,40 @@ def test_a_file_that_fails_is_named_with_what_it_said(tmp_path: Path):
         file.write_text(text)
         with pytest.raises(ConfigError, match=f"cannot be loaded, .*mine.py fails with {says}"):
             make_env(f"{file}:Mine", 0, {}, "envs.x")
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_a_problem_follows_from_seed_and_index_alone(kind: str):
+    env, again, other = (make_env(kind, seed, PARAMS[kind], "envs.x") for seed in (1, 1, 2))
+    posed = [env.problem(i).messages for i in range(20)]
+    assert posed == [again.problem(i).messages for i in reversed(range(20))][::-1]
+    if kind == "guess-number":  # asked alike, the number is another
+        numbers, others = ([env.problem(i).answer for i in range(20)] for env in (env, other))
+        assert numbers != others and len(set(numbers)) > 5
+    else:
+        assert (
+            posed != [other.problem(i).messages for i in range(20)]
+            and len({str(p) for p in posed}) > 5
+        )
+
+
+def test_another_process_poses_the_same_problems():
+    script = """if True:
+        from streamrl.envs.catalog import make_env
+        for kind, params in (("copy-digits", {}), ("add-digits", {}), ("reasoning-gym", {"task": "chain_sum"})):
+            print([make_env(kind, 1, params, "envs.x").problem(i).messages for i in range(20)])
+    """
+    root = Path(__file__).parents[2]
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=patience(60),
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1] != ""

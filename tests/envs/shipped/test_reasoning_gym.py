@@ -1,6 +1,4 @@
-"""The shipped envs, and how one is found: problems that do not depend on who asks, rewards worked
-by hand.
-"""
+"""Tasks of reasoning-gym: the same problems in every process, and scores of any answer."""
 
 from __future__ import annotations
 
@@ -14,64 +12,14 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from streamrl.envs.api import Completion
-from streamrl.envs.catalog import ENVS, make_env
+from streamrl.envs.catalog import make_env
 from streamrl.envs.shipped.reasoning_gym import CHUNK, ReasoningGym, Scorers
 from tests.support.waiting import patience
 
-GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-FILE = Path(__file__).parents[2] / "examples" / "three-digits.jsonl"
-PARAMS = {**{kind: {} for kind in ENVS}, "reasoning-gym": GYM, "dataset": {"file": str(FILE)}}
-
-
-@pytest.mark.parametrize("kind", ENVS)
-def test_a_problem_follows_from_seed_and_index_alone(kind: str):
-    env, again, other = (make_env(kind, seed, PARAMS[kind], "envs.x") for seed in (1, 1, 2))
-    posed = [env.problem(i).messages for i in range(20)]
-    assert posed == [again.problem(i).messages for i in reversed(range(20))][::-1]
-    if kind == "guess-number":  # asked alike, the number is another
-        numbers, others = ([env.problem(i).answer for i in range(20)] for env in (env, other))
-        assert numbers != others and len(set(numbers)) > 5
-    else:
-        assert (
-            posed != [other.problem(i).messages for i in range(20)]
-            and len({str(p) for p in posed}) > 5
-        )
-
-
-@pytest.mark.parametrize(
-    ("text", "finished", "reward"),
-    [
-        ("47", True, 1.0),
-        ("47", False, 2 / 3),
-        ("4", True, 1 / 3),
-        ("74", True, 1 / 3),
-        ("4<pad>", True, 2 / 3),
-        ("477", True, 2 / 3),
-        ("", True, 0.0),
-    ],
-)
-def test_copying_is_rewarded_by_positions_the_end_among_them(
-    text: str, finished: bool, reward: float
-):
-    env = make_env("copy-digits", 0, {"digits": 2}, "envs.x")
-    problem = env.problem(0)._replace(answer="47")
-    assert env.rewards(problem, Completion(text, finished)) == {"positions": pytest.approx(reward)}
-
-
-@pytest.mark.parametrize(
-    ("text", "finished", "reward"),
-    [("1", True, 1.0), ("1", False, 0.5), ("2", True, 0.5), ("11", True, 0.5)],
-)
-def test_adding_is_rewarded_for_the_last_digit_and_the_end(
-    text: str, finished: bool, reward: float
-):
-    env = make_env("add-digits", 0, {}, "envs.x")
-    problem = env.problem(0)
-    first, second = (int(c) for c in problem.messages[0]["content"] if c.isdigit())
-    assert problem.answer == str((first + second) % 10)
-    assert env.rewards(problem._replace(answer="1"), Completion(text, finished)) == {
-        "positions": reward
-    }
+ROOT = Path(__file__).parents[3]
+# These iterate over sets of strings, so that the process that scores makes the problem of this one
+# only under the same PYTHONHASHSEED.
+OF_HASHES = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
 
 
 async def test_tasks_of_reasoning_gym_score_their_own_answers():
@@ -142,31 +90,19 @@ def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(
     assert "np.random" in posed[0] and len(set(posed)) == 1
 
 
-def test_another_process_poses_the_same_problems():
-    script = """if True:
-        from streamrl.envs.catalog import make_env
-        for kind, params in (("copy-digits", {}), ("add-digits", {}), ("reasoning-gym", {"task": "chain_sum"})):
-            print([make_env(kind, 1, params, "envs.x").problem(i).messages for i in range(20)])
-    """
-    root = Path(__file__).parents[2]
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=patience(60),
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert said[0] == said[1] != ""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(DATASETS))
 async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(task: str):
+    if task in OF_HASHES:
+        script = f"import asyncio, {__name__} as test; asyncio.run(test.pose_and_score({task!r}))"
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-c", script]
+        subprocess.run(command, env=environment, cwd=ROOT, timeout=patience(120), check=True)
+    else:
+        await pose_and_score(task)
+
+
+async def pose_and_score(task: str) -> None:
     parts = [{"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "leg_counting")]
     env = make_env(
         "reasoning-gym",

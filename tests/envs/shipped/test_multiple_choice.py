@@ -1,0 +1,63 @@
+"""Questions with choices: what is posed, and which letter an answer chooses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamrl.envs.api import Completion
+from streamrl.envs.catalog import make_env
+from streamrl.envs.shipped.multiple_choice import chosen_letter
+from streamrl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        ("The answer is C.", "C"),
+        ("(A) no: D)", "D"),
+        ("banana", ""),
+        ("I'd say B", "B"),
+        ("", ""),
+    ],
+)
+def test_the_letter_that_was_chosen(text: str, letter: str):
+    assert chosen_letter(text) == letter
+
+
+def test_choices_are_shuffled_and_the_right_one_keeps_its_letter(tmp_path: Path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(
+        json.dumps(
+            {"question": "Capital of France?", "choices": ["Rome", "Paris", "Oslo"], "answer": 1}
+        )
+        + "\n\n"
+    )
+    env = make_env("multiple-choice", 0, {"file": str(file)}, "envs.x")
+    for index in range(10):
+        problem = env.problem(index)
+        assert f"{problem.answer}) Paris" in problem.messages[0]["content"].splitlines()
+        assert env.rewards(problem, Completion(problem.answer, True)) == {"correct": 1.0}
+    assert len({env.problem(i).answer for i in range(20)}) == 3
+    sums = make_env("multiple-choice", 0, {}, "envs.x").problem(3)
+    question, *choices = sums.messages[0]["content"].splitlines()
+    one, other = (int(n) for n in question.removesuffix("=?").split("+"))
+    assert f"{sums.answer}) {one + other}" in choices and len({c[3:] for c in choices}) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{}", ":1: not a question with choices and an answer .KeyError"),
+        ('{"question": "q", "choices": ["a", "b"], "answer": 2}', ":1: 2 choices and answer 2"),
+        ("", "has no questions"),
+    ],
+)
+def test_a_file_that_is_none_is_named(line: str, says: str, tmp_path: Path):
+    file = tmp_path / "file.jsonl"
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=f"^envs.x.params: multiple-choice refuses them.*{says}"):
+        make_env("multiple-choice", 0, {"file": str(file)}, "envs.x")
