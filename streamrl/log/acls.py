@@ -4,7 +4,7 @@ parts read and write, and nothing else.
 The rules follow from `config/topology.py`. A user is named `<run>.<role>`, and each env has a user
 `<run>.env-<name>`. Two more users belong to people: `auditor` reads everything (status, audit,
 replay, export), and `operator` may do everything within the run, which `streamrl topics apply` and
-`streamrl up` need. Idempotent writes need no rule: since Kafka 2.8 the right to write includes them.
+`streamrl up` need. Idempotent writes need no rule, as Kafka 2.8 and later allow them to writers.
 """
 
 # pyright: reportPrivateImportUsage=false

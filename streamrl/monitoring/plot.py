@@ -23,7 +23,7 @@ FAINT = "#d0d7de"
 
 
 class Curve(NamedTuple):
-    """The mean rewards of one env, one for each batch. Of a long run, batches are left out evenly."""
+    """The mean rewards of one env by batch. Of a long run, batches are left out evenly."""
 
     steps: Sequence[int]
     seconds: Sequence[float]  # since the first server was ready

@@ -119,7 +119,7 @@ def outside_name(env: str) -> str:
 
 
 def _outside(seen: RunView, env: str, time_s: float) -> PartStatus:
-    """The status of an env that the run does not start, by the rollouts that the buffer has read."""
+    """The status of an env that the run does not start, by the rollouts that the buffer read."""
     arrivals = seen.arrivals.get(env)
     ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
     return PartStatus(

@@ -215,7 +215,7 @@ def copy_topics(
 
 
 def inherited_versions(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:
-    """The announcements of the parent's versions up to the fork's first one, which lies at `uri`."""
+    """The parent's announcements up to the fork's first version, whose weights lie at `uri`."""
     assert run.fork is not None
     learner = run.learner.name
     for record in read_announcements(old, parent.learner.name):
@@ -480,7 +480,7 @@ def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum]:
 
 
 def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
-    """The fork's run file with the curriculum's state after the parent's batches before the fork."""
+    """The fork's run file, with the curriculum's state after the parent's earlier batches."""
     assert run.fork is not None
     rules = batcher.curriculum(run)
     progress = batcher.first_state(parent.fork).progress

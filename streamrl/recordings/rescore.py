@@ -124,7 +124,7 @@ def problem_of(rollout: Rollout, env: BaseEnv | None) -> Problem:
     """The problem of a rollout. The env poses it again where it can; otherwise it has the first
     message and the metadata of the rollout, and no answer.
 
-    Raises ValueError if the env poses another problem than the rollout's: its settings have changed.
+    Raises ValueError if the env poses another problem now, because its settings have changed.
     """
     first = rollout.turns[0]
     if env is None or not rollout.problem_id.isdecimal():

@@ -26,8 +26,8 @@ def show_export(run: RunFile, log: Log, directory: Path, console: Console) -> No
 def show_import(directory: Path, name: str, console: Console) -> None:
     """Import an export as run `name`, or under its own name if `name` is empty.
 
-    The run gets a directory in runs/. Its topics lie on the cluster of STREAMRL_KAFKA, or on a local
-    broker of its own. Raises ConfigError if there is a run of that name.
+    The run gets a directory in runs/. Its topics lie on the cluster of STREAMRL_KAFKA, or on its
+    own local broker. Raises ConfigError if there is a run of that name.
     """
     files = FileLog(directory)
     run = run_of(files, name or files.manifest.run)
