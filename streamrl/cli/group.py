@@ -148,6 +148,17 @@ def index_option(role: Role) -> Callable[..., Any]:
     return click.option("--index", type=click.IntRange(0), default=0, help=role.index)
 
 
+def overrides_option(help: str) -> Callable[..., Any]:
+    """The option that changes settings of the run file."""
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help=f"{help}; may be repeated.",
+    )
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="streamrl")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

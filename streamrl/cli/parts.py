@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from streamrl.cli.group import RunName, cli, index_option, metrics_options, run_argument
+from streamrl.cli.group import (
+    RunName,
+    cli,
+    index_option,
+    metrics_options,
+    overrides_option,
+    run_argument,
+)
 from streamrl.cli.shared import run_part
 from streamrl.config import topology
 
@@ -97,13 +104,7 @@ def scorer(run: str, index: int) -> None:
     type=click.IntRange(0),
     help="A second learner: begin as the lead was at this version. Default: as the run began.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A second learner: a learner.* setting of its own; may be repeated.",
-)
+@overrides_option("A second learner: a learner.* setting of its own")
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",

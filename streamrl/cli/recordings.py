@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from streamrl.cli.group import run_argument
+from streamrl.cli.group import overrides_option, run_argument
 from streamrl.cli.shared import connect, console, load_run, open_recording
 
 
@@ -84,13 +84,7 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
     metavar="TEXT",
     help="The scorer's version; default: a hash of the function's file.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting, as envs.NAME.env_timeout_s=60; may be repeated.",
-)
+@overrides_option("Change a setting, as envs.NAME.env_timeout_s=60")
 def rescore(run: str, reward: str, env: str, version: str, overrides: tuple[str, ...]) -> None:
     """Give the recorded rollouts of an env a new reward, as records on rewards.ENV.
 
@@ -113,13 +107,7 @@ def rescore(run: str, reward: str, env: str, version: str, overrides: tuple[str,
     help="The policy version that it begins with.",
 )
 @click.option("--as", "name", required=True, help="Name of the new run.")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting, as learner.loss=clipped-ratio; may be repeated.",
-)
+@overrides_option("Change a setting, as learner.loss=clipped-ratio")
 @click.option(
     "--rollouts",
     is_flag=True,

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from streamrl.cli.group import metrics_options, run_argument
+from streamrl.cli.group import metrics_options, overrides_option, run_argument
 from streamrl.cli.shared import (
     connect,
     console,
@@ -28,13 +28,7 @@ from streamrl.cli.shared import (
 @click.option(
     "--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew."
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated.",
-)
+@overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
 @metrics_options
 def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
     """Start all parts of a run, watch it, end it at its target."""
@@ -158,13 +152,7 @@ def report(run: str) -> None:
     metavar="NAME",
     help="Only this one of eval.envs; may be repeated.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting, as eval.envs.NAME.samples=16; may be repeated.",
-)
+@overrides_option("Change a setting, as eval.envs.NAME.samples=16")
 @click.option(
     "--list", "listed", is_flag=True, help="Show what evaluations there are; evaluate nothing."
 )

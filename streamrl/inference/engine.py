@@ -134,13 +134,6 @@ class Engine:
         """The Prometheus page of vLLM."""
         return self._get("/metrics", METRICS_TIMEOUT_S).content
 
-    def healthy(self) -> bool:
-        """Whether vLLM answers that it is healthy."""
-        try:
-            return self._http.get("/health", timeout=METRICS_TIMEOUT_S).status_code == 200
-        except httpx.HTTPError:
-            return False
-
     def warm_up(self) -> None:
         """Render, sample and probe once, because the first request of each kind takes seconds and
         no env should wait for it.

@@ -15,7 +15,8 @@ from streamrl.config import topology
 from streamrl.learner.scores import ScoreAssembler
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, beginning_offset, read
-from streamrl.records import Batch, PolicyVersion, Scores
+from streamrl.log.records_of import SCHEMA_OF
+from streamrl.records import Batch, PolicyVersion, Record, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ VERSIONS = topology.sole_partition(topology.POLICY_VERSIONS)
 BATCHES = topology.sole_partition(topology.BATCHES)
 SCORES = topology.sole_partition(topology.SCORES)
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 POLL_S = 0.05
 WARN_AFTER_S = 10.0  # A wait for scores that takes longer is logged.
@@ -160,7 +162,7 @@ def follow_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
         while True:
             found = None
             for message in reader.poll(1, POLL_S):
-                batch = _to_batch(message)
+                batch = _record_in(message, Batch)
                 found = None if batch is None else (batch, message.offset + 1)
             yield found
 
@@ -168,7 +170,7 @@ def follow_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
 def read_batches(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
     """The batches that exist now, from an offset on. Each comes with the offset after it."""
     for message in read(log, *BATCHES, max(start, beginning_offset(log, *BATCHES))):
-        if (batch := _to_batch(message)) is not None:
+        if (batch := _record_in(message, Batch)) is not None:
             yield batch, message.offset + 1
 
 
@@ -183,7 +185,7 @@ def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
             there = [
                 (scores, message.offset)
                 for message in reader.poll(1, POLL_S)
-                if (scores := _to_scores(message)) is not None
+                if (scores := _record_in(message, Scores)) is not None
             ]
             yield there[0] if there else None
             if there:
@@ -200,28 +202,21 @@ def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
 def read_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
     """The scores that exist now, each with its own offset."""
     for message in read(log, *SCORES, max(start, beginning_offset(log, *SCORES))):
-        if (scores := _to_scores(message)) is not None:
+        if (scores := _record_in(message, Scores)) is not None:
             yield scores, message.offset
 
 
-def _to_scores(message: Message) -> Scores | None:
-    record = to_event(message, ("scores",)).record
-    if isinstance(record, Scores):
-        return record
-    logger.warning(
-        "scores@%d is passed over, because it cannot be read: %s", message.offset, record
-    )
-    return None
-
-
-def _to_batch(message: Message) -> Batch | None:
-    """The batch in a message. A batch that cannot be read is skipped here, and reported as missing
-    when the next one arrives.
+def _record_in(message: Message, kind: type[R]) -> R | None:
+    """The record of that kind in a message. One that cannot be read is skipped here; a batch is
+    reported as missing when the next one arrives.
     """
-    record = to_event(message, ("batch",)).record
-    if isinstance(record, Batch):
+    record = to_event(message, (SCHEMA_OF[kind],)).record
+    if isinstance(record, kind):
         return record
     logger.warning(
-        "batches@%d is passed over, because it cannot be read: %s", message.offset, record
+        "%s@%d is passed over, because it cannot be read: %s",
+        message.topic,
+        message.offset,
+        record,
     )
     return None

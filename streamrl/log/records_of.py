@@ -11,7 +11,7 @@ from streamrl.records import RECORDS, Record
 
 R = TypeVar("R", bound=Record)
 
-_SCHEMAS = {record: name for name, record in RECORDS.items()}
+SCHEMA_OF = {record: name for name, record in RECORDS.items()}
 
 
 def messages_of(log: Log, topic: str) -> Iterator[Message]:
@@ -25,6 +25,6 @@ def records_of(log: Log, topic: str, kind: type[R]) -> Iterator[tuple[R, Message
     are skipped: they have dead letters elsewhere.
     """
     for message in messages_of(log, topic):
-        record = to_event(message, (_SCHEMAS[kind],)).record
+        record = to_event(message, (SCHEMA_OF[kind],)).record
         if isinstance(record, kind):
             yield record, message
