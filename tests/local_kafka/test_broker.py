@@ -161,15 +161,6 @@ def test_data_of_another_node_is_refused(directory: Path):
     assert broker.find(directory) is None
 
 
-def test_too_little_disk_is_said_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(storage, "MIN_FREE_BYTES", 1 << 60)
-    with pytest.raises(BrokerError, match="free some space"):
-        broker.start(tmp_path)
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerError, match="name another runs_dir"):
