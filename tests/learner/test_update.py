@@ -43,12 +43,16 @@ def batch(advantage: float = 1.0, temperature: float = 1.0) -> RlExample:
     return example([[good, bad, good], [bad, Segment(GOOD, 5, 3 * advantage, (-2.8, -2.6))]], ROW)
 
 
-class Training:
-    """An updater with a state, inside its mesh."""
+def an_updater(**settings: Any) -> Updater:
+    return Updater(Learner.model_validate({"warmup_steps": 0, **settings}), ROWS)
 
-    def __init__(self, tiny: Path, **settings: Any) -> None:
-        self.config = Learner.model_validate({"warmup_steps": 0, **settings})
-        self.updater = Updater(self.config, ROWS)
+
+class Training:
+    """An updater with a state, inside its mesh. `updater`: one that has compiled its step."""
+
+    def __init__(self, tiny: Path, updater: Updater | None = None, **settings: Any) -> None:
+        self.updater = updater or an_updater(**settings)
+        self.config = self.updater.config
         self._tiny = tiny
 
     def __enter__(self) -> Training:
@@ -66,9 +70,14 @@ class Training:
         return measured
 
 
+@pytest.fixture(scope="module")
+def updater() -> Updater:
+    return an_updater(kl_coefficient=0.1)
+
+
 @pytest.fixture
-def training(tiny: Path) -> Iterator[Training]:
-    with Training(tiny, kl_coefficient=0.1) as made:
+def training(tiny: Path, updater: Updater) -> Iterator[Training]:
+    with Training(tiny, updater) as made:
         yield made
 
 
