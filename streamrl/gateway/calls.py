@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import xxhash
 
@@ -20,12 +21,35 @@ from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SessionName
 from streamrl.gateway.recorder import Recorder
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused, Told
-from streamrl.gateway.sampling import Sampler
+from streamrl.gateway.sampling import Sampler, place_of
 from streamrl.gateway.session_index import Session, SessionIndex
 from streamrl.inference.client import ContextFull, RequestDenied, SamplingFailed
 from streamrl.log.protocol import Output
-from streamrl.sessions.call_tree import CallTree, answer_message
+from streamrl.records import ModelCall
+from streamrl.sessions.call_tree import CallTree, Place, answer_message
 from streamrl.sessions.messages import Message
+
+
+class Asked(NamedTuple):
+    """A request as it stands in its session."""
+
+    session: Session
+    request: ChatRequest
+    body: str  # its digest
+    ordinal: int  # among the requests with this body
+    place: Place
+
+    @property
+    def name(self) -> str:
+        """Names the request in its session."""
+        return f"{self.body}#{self.ordinal}"
+
+
+class Early(NamedTuple):
+    """A request that is sampled for before it is known that nobody has answered it."""
+
+    asked: Asked
+    sampling: asyncio.Task[list[ModelCall]]
 
 
 class Calls:
@@ -61,35 +85,91 @@ class Calls:
         an agent that asks the same twice gets two answers.
         """
         began_s = time.monotonic()
-        async with limited(self._run.envs[name.env].timeout_s):
-            await self._follower.catch_up()
+        is_new = not (idempotency_key or is_retry)
+        early = self._sample_early(name, parse) if is_new else None
+        try:
+            async with limited(self._run.envs[name.env].timeout_s):
+                await self._follower.catch_up()
+            asked = self._asked(name, parse, idempotency_key, is_new)
+            session = asked.session
+            if session.answered.get(asked.name, 0) >= asked.request.n:
+                session.note_asked(asked.body, asked.ordinal)
+                self.counts["repeated"] += 1
+                return answers_to(session.tree, asked.name)
+            task = self._in_flight.get((name, asked.name))
+            if task is None:
+                self._refuse_too_many(session, asked.request)
+                if early is None or early.asked != asked:
+                    task = self._started(name, asked, self._sampling(asked), began_s)
+                else:
+                    task = self._started(name, asked, early.sampling, began_s)
+                    early = None
+            else:
+                self.counts["repeated"] += 1
+        finally:
+            if early is not None:
+                early.sampling.cancel()
+        try:
+            return await asyncio.shield(task)  # a retry may join it when this agent has left
+        except RequestRefused:
+            session.forget_asked(asked.body, asked.ordinal)
+            raise
+
+    def _sample_early(
+        self, name: SessionName, parse: Callable[[Told], ChatRequest]
+    ) -> Early | None:
+        """Begin to sample while the log is asked for what other replicas have written. Most often
+        there is nothing that matters here, because an agent stays with a replica.
+        """
+        if name not in self._index.sessions:
+            return None
+        try:
+            asked = self._asked(name, parse, "", is_new=True)
+        except RequestRefused:  # it may be answered once more is known
+            return None
+        if asked.session.answered.get(asked.name, 0) or (name, asked.name) in self._in_flight:
+            return None
+        return Early(asked, self._sampling(asked))
+
+    def _asked(
+        self,
+        name: SessionName,
+        parse: Callable[[Told], ChatRequest],
+        idempotency_key: str,
+        is_new: bool,
+    ) -> Asked:
+        """The request as it stands by what is known of its session. Raises RequestRefused."""
         session = self.open_session(name)
         request = parse(lambda call: told(session.tree, call))
         body = request.digest()
         if idempotency_key:
             body = xxhash.xxh3_128_hexdigest(f"{body} {idempotency_key}".encode())
         ordinal = session.next_ordinal(body)
-        if ordinal and (is_retry or idempotency_key):
+        if ordinal and not is_new:
             ordinal -= 1
-        asked = f"{body}#{ordinal}"
-        task = self._in_flight.get((name, asked))
-        if task is not None or session.answered.get(asked, 0) >= request.n:
-            self.counts["repeated"] += 1
-        if session.answered.get(asked, 0) >= request.n:
-            session.asked[body] = max(session.asked.get(body, 0), ordinal + 1)
-            return answers_to(session.tree, asked)
-        if task is None:
-            self._refuse_too_many(session, request)
-            session.asked[body] = max(session.asked.get(body, 0), ordinal + 1)
-            task = asyncio.create_task(self._make(name, session, request, asked, began_s))
-            self._in_flight[name, asked] = task
-            task.add_done_callback(lambda _: self._in_flight.pop((name, asked), None))
-        try:
-            return await asyncio.shield(task)  # a retry may join it when this agent has left
-        except RequestRefused:
-            if session.asked.get(body) == ordinal + 1:
-                session.asked[body] = ordinal
-            raise
+        return Asked(session, request, body, ordinal, place_of(session.tree, request))
+
+    def _sampling(self, asked: Asked) -> asyncio.Task[list[ModelCall]]:
+        task = asyncio.create_task(
+            self._sampler.sample(asked.session, asked.request, asked.place, asked.name)
+        )
+        # It may fail when nobody waits for it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    def _started(
+        self,
+        name: SessionName,
+        asked: Asked,
+        sampling: asyncio.Task[list[ModelCall]],
+        began_s: float,
+    ) -> asyncio.Task[Answer]:
+        """The request in flight, which others may join."""
+        asked.session.note_asked(asked.body, asked.ordinal)
+        task = asyncio.create_task(self._make(name, asked, sampling, began_s))
+        self._in_flight[name, asked.name] = task
+        task.add_done_callback(lambda _: self._in_flight.pop((name, asked.name), None))
+        return task
 
     def open_session(self, name: SessionName) -> Session:
         """The session, if calls of it are answered. Raises RequestRefused."""
@@ -115,37 +195,36 @@ class Calls:
     async def _make(
         self,
         name: SessionName,
-        session: Session,
-        request: ChatRequest,
-        asked: str,
+        asked: Asked,
+        sampling: asyncio.Task[list[ModelCall]],
         began_s: float,
     ) -> Answer:
         """Sample, write, and return what the log then says of the request."""
-        sampling_s = time.monotonic()
         try:
-            calls = await self._sampler.sample(session, request, asked)
+            calls = await sampling
         except ContextFull as error:
             raise RequestRefused(400, str(error), code="context_length_exceeded") from None
         except RequestDenied as error:
             raise RequestRefused(400, str(error)) from None
         except SamplingFailed as error:
             raise RequestRefused(503, str(error), retry_after_s=1) from None
-        sampled_s = time.monotonic()
         outputs = [Output(topology.turns(name.env), name.session, call) for call in calls]
+        session = asked.session
+        count = asked.request.n
 
         def is_applied() -> bool:
             is_open = self._index.sessions.get(name) is session
-            return session.answered.get(asked, 0) >= request.n or not is_open
+            return session.answered.get(asked.name, 0) >= count or not is_open
 
         async with limited(self._run.envs[name.env].timeout_s):
-            await self._recorder.write(outputs, is_applied)
-        if session.answered.get(asked, 0) < request.n:
+            await self._recorder.apply(outputs, is_applied)
+        if session.answered.get(asked.name, 0) < count:
             self.open_session(name)  # raises: it has ended meanwhile
         self.counts["calls"] += len(calls)
         self.counts["tokens"] += sum(len(call.tokens) for call in calls)
         self.counts["requests"] += 1
-        self.added_s += time.monotonic() - began_s - (sampled_s - sampling_s)
-        return answers_to(session.tree, asked)
+        self.added_s += time.monotonic() - began_s - calls[0].inference_metadata.latency_s
+        return answers_to(session.tree, asked.name)
 
 
 @asynccontextmanager

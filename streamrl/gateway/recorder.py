@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from streamrl.errors import BrokerUnreachable
 from streamrl.gateway.follower import RETRY_INTERVAL_S, Follower, SharedRun
 from streamrl.log.codec import to_message
-from streamrl.log.protocol import Message, NonTransactionalProducer, Output
+from streamrl.log.protocol import NonTransactionalProducer, Output
 
 # A producer forgets a message that it could not deliver for 30 s. Before that it is written again:
 # readers know a record that they have seen.
@@ -24,23 +25,24 @@ class Recorder:
         self._follower = follower
         self._flush = SharedRun(lambda: producer.flush(FLUSH_S))
 
-    async def write(
-        self, outputs: Sequence[Output], is_applied: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Write these records, and wait until they are in the log and `is_applied`."""
-        messages = [to_message(output) for output in outputs]
+    async def write(self, output: Output) -> None:
+        """Write a record, and wait until the broker has it."""
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_AGAIN_S):
-                    await self._send(messages)
-                    await self._follower.until(is_applied)
-                    return
-            except TimeoutError:
-                continue
+                    return await self._send([output])
 
-    async def _send(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self._producer.send(message)
+    async def apply(self, outputs: Sequence[Output], is_applied: Callable[[], bool]) -> None:
+        """Write records, and wait until the follower has read and applied them."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_AGAIN_S):
+                    await asyncio.gather(self._send(outputs), self._follower.until(is_applied))
+                    return
+
+    async def _send(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self._producer.send(to_message(output))
         while True:
             try:
                 return await self._flush()

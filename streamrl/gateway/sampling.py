@@ -46,13 +46,16 @@ class Sampler:
         self._run = run
         self._clients = clients
 
-    async def sample(self, session: Session, request: ChatRequest, name: str) -> list[ModelCall]:
-        """One call for each of the request's answers. Raises SamplingFailed."""
+    async def sample(
+        self, session: Session, request: ChatRequest, place: Place, name: str
+    ) -> list[ModelCall]:
+        """One call for each of the request's answers. `name`: of the request. Raises
+        SamplingFailed.
+        """
         settings = self._run.envs[session.env]
         if 0 < request.max_tokens < settings.max_tokens:
             settings = settings.model_copy(update={"max_tokens": request.max_tokens})
         tree = session.tree
-        place = place_of(tree, request)
         history = request.token_ids
         asked: list[Message] = []
         if request.messages:

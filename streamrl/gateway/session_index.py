@@ -46,6 +46,15 @@ class Session:
         """The number of a new request with a body of this digest."""
         return max(self.repeats.get(body, 0), self.asked.get(body, 0))
 
+    def note_asked(self, body: str, ordinal: int) -> None:
+        """This replica has this request in hand."""
+        self.asked[body] = max(self.asked.get(body, 0), ordinal + 1)
+
+    def forget_asked(self, body: str, ordinal: int) -> None:
+        """The request was not answered, so the next one like it is the same one."""
+        if self.asked.get(body) == ordinal + 1:
+            self.asked[body] = ordinal
+
     def start_again(self) -> None:
         """The agent was killed and repeats its calls from the first one. It is given the recorded
         answers while its requests are the same.

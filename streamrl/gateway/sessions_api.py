@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -94,7 +95,7 @@ class SessionsApi:
             time_s=time.time(),
         )
         async with limited(self._run.envs[name.env].timeout_s):
-            await self._recorder.write([Output(topology.rewards(name.env), name.session, reward)])
+            await self._recorder.write(Output(topology.rewards(name.env), name.session, reward))
         return {"session_id": name.session, "name": reward.name, "reward": reward.value}
 
     async def end(self, name: SessionName, body: Body) -> dict[str, Any]:
@@ -113,10 +114,12 @@ class SessionsApi:
             await self._write(name, end, lambda: self._index.has_ended(*name))
         return {"session_id": name.session, "ended": True}
 
-    async def _write(self, name: SessionName, record: Record, is_applied: Any) -> None:
+    async def _write(
+        self, name: SessionName, record: Record, is_applied: Callable[[], bool]
+    ) -> None:
         async with limited(self._run.envs[name.env].timeout_s):
             output = Output(topology.turns(name.env), name.session, record)
-            await self._recorder.write([output], is_applied)
+            await self._recorder.apply([output], is_applied)
 
     def _starts(self, name: SessionName) -> int:
         session = self._index.sessions.get(name)

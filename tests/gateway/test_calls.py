@@ -1,0 +1,94 @@
+"""A request is sampled for while the log is asked what others have written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.gateway.calls import Calls
+from streamrl.gateway.keys import SessionName
+from streamrl.gateway.requests import ChatRequest, RequestRefused, Told
+from streamrl.gateway.session_index import SessionIndex
+from streamrl.log.protocol import Output
+from streamrl.records import ModelCall, Record, SessionEnd
+from tests.gateway.test_session_index import START, call
+from tests.support.gateways import ENV, run_of
+
+NAME = SessionName(ENV, "s")
+
+
+class Log:
+    """Follower, recorder and sampler in one: `others` is what other replicas have written."""
+
+    def __init__(self, *others: Record) -> None:
+        self.index = SessionIndex()
+        self.index.apply(ENV, START, 0.0)
+        self.others = others
+        self.asked: list[str] = []  # what is sampled for, by the call that it goes on from
+        self.cancelled = 0
+        self.caught_up = False
+
+    async def catch_up(self) -> None:
+        await asyncio.sleep(0)  # sampling begins
+        for record in self.others:
+            self.index.apply(ENV, record, 0.0)
+        self.caught_up = True
+
+    async def apply(self, outputs: Sequence[Output], is_applied: Callable[[], bool]) -> None:
+        for output in outputs:
+            assert output.record is not None
+            self.index.apply(ENV, output.record, 0.0)  # pyright: ignore[reportArgumentType]
+        assert is_applied()
+
+    async def sample(self, session: Any, request: Any, place: Any, name: str) -> list[ModelCall]:
+        self.asked.append(place.continues)
+        number = len(self.asked)
+        try:
+            while not self.caught_up:
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return [call(f"own-{number}", place.continues, name)]
+
+
+def answered(log: Log, path: Path, *said: tuple[str, str], **fields: Any) -> str:
+    """The id of the call that answers a chat."""
+    calls = Calls(run_of(path), log.index, log, log, log)  # pyright: ignore[reportArgumentType]
+    messages = [{"role": role, "content": text} for role, text in said]
+
+    def parse(told: Told) -> ChatRequest:
+        return ChatRequest(messages=messages)
+
+    return asyncio.run(calls.answer(NAME, parse, **fields)).calls[0].call
+
+
+def test_what_is_sampled_early_counts_when_nothing_has_changed(tmp_path: Path):
+    log = Log(call("elsewhere"))
+    assert answered(log, tmp_path, ("user", "q")) == "own-1"
+    assert log.asked == [""] and not log.cancelled
+
+
+def test_a_call_that_another_replica_has_written_is_gone_on_from(tmp_path: Path):
+    log = Log(call("a"))
+    said = (("user", "a"), ("assistant", "a"), ("user", "more"))
+    assert answered(log, tmp_path, *said) == "own-2"
+    assert log.asked == ["", "a"] and log.cancelled == 1
+
+
+def test_a_retry_waits_for_what_another_replica_has_written(tmp_path: Path):
+    request = ChatRequest(messages=[{"role": "user", "content": "q"}])
+    log = Log(call("theirs", request=f"{request.digest()}#0"))
+    assert answered(log, tmp_path, ("user", "q"), is_retry=True) == "theirs"
+    assert log.asked == []
+
+
+def test_a_session_that_has_ended_elsewhere_takes_no_call(tmp_path: Path):
+    log = Log(SessionEnd(session="s"))
+    with pytest.raises(RequestRefused, match="has ended") as refused:
+        answered(log, tmp_path, ("user", "q"))
+    assert refused.value.status == 409 and log.cancelled == 1
