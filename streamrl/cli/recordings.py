@@ -113,15 +113,35 @@ def rescore(run: str, reward: str, env: str, version: str, overrides: tuple[str,
     is_flag=True,
     help="Take along the rollouts that were recorded and not trained on by then.",
 )
-def fork(run: str, version: int, name: str, overrides: tuple[str, ...], rollouts: bool) -> None:
+@click.option(
+    "--rewards",
+    metavar="NAME@VERSION[,...]",
+    default="",
+    help=(
+        "Train again on all rollouts recorded from there on, with the rewards of these scorers"
+        " (`streamrl rescore`), and without sampling."
+    ),
+)
+def fork(
+    run: str,
+    version: int,
+    name: str,
+    overrides: tuple[str, ...],
+    rollouts: bool,
+    rewards: str,
+) -> None:
     """Make a new run that begins with a version of RUN, live or stopped, under other settings. RUN
     is only read.
     """
     import time
 
     from streamrl.recordings.fork import show_fork
+    from streamrl.recordings.fork_rewards import parse_scorers
 
-    show_fork(load_run(run), name, version, overrides, rollouts, time.time(), console())
+    if rollouts and rewards:
+        raise click.UsageError("--rewards takes all rollouts along; leave --rollouts out.")
+    scorers = parse_scorers(rewards) if rewards else []
+    show_fork(load_run(run), name, version, overrides, rollouts, scorers, time.time(), console())
 
 
 @click.command()

@@ -641,6 +641,8 @@ class Fork(Section):
     balance: dict[str, float] = {}
     stage: int = 0  # Stage of the curriculum that the parent had reached (batcher/curriculum.py).
     rewards: dict[str, list[float]] = {}  # Rewards of the parent's last batches by env.
+    # Scorers whose rewards its first rollouts have, each as NAME@VERSION (`streamrl fork --rewards`).
+    scorers: list[str] = []
 
 
 class RunFile(Section):

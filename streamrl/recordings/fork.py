@@ -48,6 +48,12 @@ from streamrl.processor.journal import SliceReader, entries, last_record
 from streamrl.processor.restore import replay_entry, restore_earliest
 from streamrl.processor.retention import is_gone
 from streamrl.processor.transaction import process_batch
+from streamrl.recordings.fork_rewards import (
+    RewardedCopy,
+    RewardsByUid,
+    ScorerVersion,
+    read_rewards,
+)
 from streamrl.recordings.inheritance import BatcherCut, GroupIndex, GroupKey, next_problem
 from streamrl.recordings.progress import OnProgress, progress_bar
 from streamrl.records import (
@@ -71,6 +77,7 @@ class ForkResult(NamedTuple):
     groups: int
     rollouts: int
     has_batch: bool  # whether the rollouts were enough for its first batch
+    batches: int = 0  # made of rollouts with new rewards
 
 
 def show_fork(
@@ -79,12 +86,13 @@ def show_fork(
     version: int,
     overrides: Sequence[str],
     with_rollouts: bool,
+    scorers: Sequence[ScorerVersion],
     time_s: float,
     console: Console,
 ) -> None:
     """Make the fork and print what it begins with. For the arguments and errors see `fork`."""
     with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
-        made = fork(parent, name, version, overrides, with_rollouts, time_s, progress)
+        made = fork(parent, name, version, overrides, with_rollouts, scorers, time_s, progress)
     assert made.run.fork is not None
     console.print(
         f"run {name} begins with version {version} of {parent.run}, sha256 {made.run.fork.sha256}"
@@ -98,6 +106,13 @@ def show_fork(
         console.print(
             f"it has {made.rollouts:,} rollouts of {made.groups:,} groups; {batch}", highlight=False
         )
+    if scorers:
+        console.print(
+            f"it has {made.rollouts:,} rollouts of {made.groups:,} groups with rewards of"
+            f" {', '.join(map(str, scorers))}, and {made.batches:,} batches of them; its envs have"
+            " `replicas: 0`",
+            highlight=False,
+        )
     console.print(f"go on with it: streamrl up {name} --resume", highlight=False, soft_wrap=True)
 
 
@@ -107,10 +122,12 @@ def fork(
     version: int,
     overrides: Sequence[str],
     with_rollouts: bool,
+    scorers: Sequence[ScorerVersion],
     time_s: float,
     progress: OnProgress,
 ) -> ForkResult:
-    """Fork `parent` at `version` as run `name`.
+    """Fork `parent` at `version` as run `name`. With `scorers` it has all recorded rollouts from
+    there on, with their rewards.
 
     This makes the run's directory, and its topics on the parent's cluster or on a local broker.
     `time_s` is now, in seconds since the epoch. If it fails, it leaves nothing behind. Raises
@@ -129,13 +146,19 @@ def fork(
         run = run.model_copy(
             update={"fork": Fork(run=parent.run, version=version, sha256=announced[version])}
         )
+        shared = [env for env in run.envs if env in parent.envs]
+        rewards = read_rewards(old, shared, scorers)
         stack.enter_context(_new_directory(run))
         settings = stack.enter_context(connect.connect_or_start(run, create=True))
-        topics.create(run, settings, {})
+        recorded = {topology.rewards(env): run.topics.partitions for env in rewards}
+        topics.create(run, settings, recorded)
         with _topics_gone_on_failure(run, settings):
             stored = _seed(parent, run, old, version, progress)
-            made = copy_topics(
-                old, KafkaLog(settings, run.run), parent, run, stored.uri, with_rollouts, time_s
+            new = KafkaLog(settings, run.run)
+            made = (
+                copy_rewarded(old, new, parent, run, stored.uri, scorers, rewards)
+                if scorers
+                else copy_topics(old, new, parent, run, stored.uri, with_rollouts, time_s)
             )
             # The run file comes last, because a directory without one is no run.
             write_run_file(made.run)
@@ -212,6 +235,53 @@ def copy_topics(
     _copy(writer.commit, env_progress(old, parent, run, groups_of_producers))
     writer.close()
     return ForkResult(run, len(groups), count, has_batch)
+
+
+def copy_rewarded(
+    old: Log,
+    new: Log,
+    parent: RunFile,
+    run: RunFile,
+    uri: str,
+    scorers: Sequence[ScorerVersion],
+    rewards: Mapping[str, RewardsByUid],
+) -> ForkResult:
+    """Write the first records of a fork that trains on recorded rollouts with other rewards: those
+    of `scorers`, which are `rewards` by env.
+
+    The run file that is returned starts no env: what an env sampled before the recorded rollouts
+    are trained on would be too old.
+    """
+    run = with_curriculum_state(old, parent, run)
+    assert run.fork is not None
+    version = run.fork.version
+    writer = new.writer("fork")
+    _copy(writer.commit, inherited_versions(old, parent, run, uri))
+    _copy(writer.commit, inherited_visits(old, parent, run))
+    writer.close()
+    changes: dict[str, Any] = {"scorers": [str(scorer) for scorer in scorers]}
+    if curriculum_settings(run) == curriculum_settings(parent):
+        changes["balance"] = batcher_cut(old, parent, version).balance
+    envs = {name: env.model_copy(update={"replicas": 0}) for name, env in run.envs.items()}
+    stopped = run.model_copy(update={"fork": run.fork.model_copy(update=changes), "envs": envs})
+    trained = groups_before(old, version)
+    copy = RewardedCopy(old, new, parent, stopped, rewards, trained)
+    copy.copy()
+    writer = new.writer("fork")
+    _copy(writer.commit, env_progress(old, parent, run, copy.groups_of_producers()))
+    writer.close()
+    batches = sum(1 for _ in read_batches(new))
+    return ForkResult(stopped, len(copy.producers), copy.rollouts, batches > 0, batches)
+
+
+def groups_before(old: Log, version: int) -> dict[GroupKey, None]:
+    """The groups in the batches before `version`."""
+    index = GroupIndex()
+    for batch, _ in read_batches(old):
+        if batch.number >= version:
+            break
+        index.add_batch(batch)
+    return index.trained
 
 
 def inherited_versions(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:

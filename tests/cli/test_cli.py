@@ -189,6 +189,11 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch):
     [
         (["replay", "r", "--from", "3"], "--from needs --weights"),
         (["fork", "r", "--as", "x"], "Missing option '--at'"),
+        (
+            ["fork", "r", "--at", "3", "--as", "x", "--rollouts", "--rewards", "a@1"],
+            "--rewards takes all rollouts along",
+        ),
+        (["rescore", "r"], "Missing option '--reward'"),
         (["fork", "r", "--at", "3"], "Missing option '--as'"),
     ],
 )

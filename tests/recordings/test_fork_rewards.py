@@ -1,0 +1,355 @@
+"""A fork with new rewards equals a run that had them from the start, bit for bit: the same samples
+under the same schedule, through the real buffer and batcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.config import topology
+from streamrl.config.run_file import Fork, RunFile, changed
+from streamrl.envs.api import Problem
+from streamrl.envs.engine.rewards import apply_weights, normalize
+from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
+from streamrl.errors import ConfigError
+from streamrl.inference.client import Sampled
+from streamrl.log.codec import encode
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.log.records_of import records_of
+from streamrl.processor.definition import ProcessorState
+from streamrl.processor.journal import last_record
+from streamrl.processor.transaction import process_batch
+from streamrl.recordings.audit import audit
+from streamrl.recordings.fork import ForkResult, child_run_file, copy_rewarded
+from streamrl.recordings.fork_rewards import (
+    ScorerVersion,
+    parse_scorers,
+    read_rewards,
+    with_new_rewards,
+)
+from streamrl.recordings.replay import replay
+from streamrl.recordings.rescore import Scorer, rescore
+from streamrl.records import (
+    Batch,
+    EnvProgress,
+    Fate,
+    PolicyVersion,
+    Reward,
+    Rollout,
+    VersionSpan,
+)
+from tests.support.build import rollout, tokens
+from tests.support.data_path import (
+    RUN,
+    TOPICS,
+    announce,
+    found,
+    publish,
+    running,
+    send_groups,
+    wait_for_batches,
+)
+
+WEIGHTED = changed(
+    RUN,
+    (
+        "buffer.group_size=3",
+        "batcher.lookahead=1",
+        "envs.copy.fraction=0.4",
+        "envs.add.fraction=0.25",
+        "envs.copy.reward_weights={style: 0.5}",
+    ),
+)
+PARTITIONED = {
+    **TOPICS,
+    **{f"{kind}.{env}": 2 for kind in ("rollouts", "groups") for env in RUN.envs},
+    **{f"rewards.{env}": 1 for env in RUN.envs},
+    **{f"journal.env-{env}-0": 1 for env in RUN.envs},
+}
+STYLE = ScorerVersion("style", "2")
+
+Value = Callable[[str], float]  # by the uid of a rollout
+Actions = list[tuple[str, Any]]
+
+
+def right(uid: str) -> float:
+    return float(sum(uid.encode()) % 3)
+
+
+def style(uid: str) -> float:
+    return float(sum(uid.encode()) % 7) / 8
+
+
+def sampled(env: str, number: int, index: int, oldest: int, newest: int) -> Transcript:
+    """Two turns, as an env has them before it gives rewards."""
+    transcript = Transcript(Problem([{"role": "user", "content": f"{number}="}]))
+    for turn in range(2):
+        spans = [
+            VersionSpan(version=oldest, start=0, end=1),
+            VersionSpan(version=newest, start=1, end=2),
+        ]
+        transcript.append(
+            [{"role": "user", "content": "?"}],
+            Sampled(
+                server_id="inference-0",
+                prompt_tokens=tokens(1, number % 9, 3)[: 2 - turn],
+                tokens=tokens(4 + index, 5),
+                logprobs=np.array([-0.5, -0.25], np.float32),
+                text=f"{env} {index}",
+                finish_reason="stop",
+                version_spans=spans,
+                latency_s=0.0,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                max_tokens=2,
+                prefix_tokens=turn,
+            ),
+            time_s=1.0,
+        )
+    return transcript
+
+
+def made(
+    run: RunFile, task: Task, index: int, transcript: Transcript, name: str, value: Value
+) -> Rollout:
+    """The rollout as the engine publishes it, with one named reward."""
+    given = normalize({name: value(f"{task.group_id}-{index}")})
+    weights = run.envs[task.environment].reward_weights
+    return to_rollout(
+        task, index, transcript, apply_weights(given, weights, transcript.turn_lengths)
+    )
+
+
+class Recording:
+    """A run whose rollouts, versions and parts come in a given order."""
+
+    def __init__(self, run: RunFile) -> None:
+        self.log = MemoryLog(PARTITIONED)
+        self.parts = [buffer.part(run), batcher.part(run)]
+        self.folds: list[ProcessorState[Any, Any]] = [
+            ProcessorState(
+                part.initial(),
+                offsets={(t, p): 0 for t in part.inputs for p in range(self.log.topics()[t])},
+            )
+            for part in self.parts
+        ]
+        self.writers = [self.log.writer(part.name) for part in self.parts]
+        self.readers = [self.log.reader(fold.offsets) for fold in self.folds]
+        self.time_s = 100.0
+
+    def poll(self, which: int, count: int) -> None:
+        """Let the buffer (0) or the batcher (1) read so many records."""
+        part = self.parts[which]
+        self.time_s += 0.25
+        self.readers[which].set_paused(part.paused(part.config, self.folds[which].state))
+        messages = self.readers[which].poll(count, 0)
+        if messages or part.due(part.config, self.folds[which].state, self.time_s):
+            process_batch(
+                part, self.folds[which], messages, self.time_s, self.writers[which].commit
+            )
+
+
+def wander(seed: int, run: RunFile, name: str, value: Value, steps: int = 400) -> MemoryLog:
+    """A run in which everything comes in any order. Which, does not depend on the rewards."""
+    rng = random.Random(seed)
+    recording = Recording(run)
+    log = recording.log
+    announce(log, 0)
+    version = 0
+    number = 0
+    waiting: list[Rollout] = []
+    for _ in range(steps):
+        which = rng.randrange(6)
+        if which == 0 and len(batches(log)) > version:
+            version += 1
+            announce(log, version)
+        elif which in (1, 2):
+            number += 1
+            env = rng.choice(list(run.envs))
+            oldest = max(0, version - rng.randrange(3))
+            task = Task(env, number, f"{env}-0", Problem([]))
+            for index in range(3):
+                if rng.random() < 0.1:
+                    group = task.group_id
+                    waiting.append(rollout(env, group, index, oldest, failure="x"))
+                    continue
+                transcript = sampled(env, number, index, oldest, rng.randint(oldest, version))
+                waiting.append(made(run, task, index, transcript, name, value))
+            rng.shuffle(waiting)
+            for record in waiting[: rng.randrange(6)]:
+                waiting.remove(record)
+                publish(log, Output(topology.rollouts(record.environment), record.group_id, record))
+        else:
+            recording.poll(which % 2, rng.randint(1, 9))
+    return log
+
+
+def batches(log: MemoryLog) -> list[Batch]:
+    return [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
+
+
+def judge(log: MemoryLog, value: Value | None) -> None:
+    """Records as `streamrl rescore` writes them; without `value`, each says that there is none."""
+    for env in RUN.envs:
+        records = [
+            Reward(
+                rollout=record.rollout_uid,
+                name="style",
+                value=value(record.rollout_uid) if value else 0.0,
+                failure="" if value else "no judge",
+                scorer="style",
+                scorer_version="2",
+                rescored=True,
+            )
+            for record in rollouts(log, env)
+            if not record.failure
+        ]
+        topic = topology.rewards(env)
+        publish(log, *(Output(topic, record.rollout, record) for record in records))
+
+
+def rollouts(log: MemoryLog, env: str) -> list[Rollout]:
+    return [record for record, _ in records_of(log, topology.rollouts(env), Rollout)]
+
+
+def fork(
+    log: MemoryLog, *overrides: str, version: int = 0, parent: RunFile = WEIGHTED
+) -> tuple[ForkResult, MemoryLog]:
+    run = child_run_file(parent, "other", overrides).model_copy(
+        update={"fork": Fork(run=parent.run, version=version, sha256="ab")}
+    )
+    new = MemoryLog(PARTITIONED)
+    rewards = read_rewards(log, run.envs, [STYLE])
+    return copy_rewarded(log, new, parent, run, "file:///new", [STYLE], rewards), new
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_its_batches_are_those_of_a_run_that_had_the_rewards_from_the_start(seed: int):
+    log = wander(seed, WEIGHTED, "exact", right)
+    judge(log, style)
+    then = batches(wander(seed, WEIGHTED, "style", style))
+    assert len(then) >= 4 and then[0].advantages.tolist() != batches(log)[0].advantages.tolist()
+    result, new = fork(log)
+    assert [encode(batch) for batch in batches(new)] == [encode(batch) for batch in then]
+    assert result.batches == len(then)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_the_same_rewards_it_goes_on_as_the_parent_from_every_version(seed: int):
+    log = wander(seed, WEIGHTED, "style", style)
+    judge(log, style)
+    for batch in batches(log):
+        _, new = fork(log, version=batch.number)
+        first = [encode(each) for each in batches(log)[batch.number :]]
+        assert [encode(each) for each in batches(new)] == first
+
+
+def test_the_books_balance_and_the_parts_go_on_with_the_forks_own_versions():
+    log = wander(1, WEIGHTED, "exact", right)
+    judge(log, style)
+    result, new = fork(log)
+    newest = max(
+        record.version
+        for record in found(new, "policy-versions", "policy-version")
+        if isinstance(record, PolicyVersion)
+    )
+    parts = [buffer.part(result.run), batcher.part(result.run)]
+    assert [replay(new, part)[0].difference for part in parts] == ["", ""]
+    account = audit(new, list(RUN.envs), "lead", parts)
+    assert account.balanced and account.published == result.rollouts, account.problems
+    assert result.run.fork is not None and result.run.fork.scorers == ["style@2"]
+    assert {env.replicas for env in result.run.envs.values()} == {0}
+    with running(new, result.run):
+        for version in range(1, newest + 3):
+            announce(new, version)
+        for env in RUN.envs:
+            send_groups(new, env, range(500, 520), newest + 2, size=3)
+        later = wait_for_batches(new, result.batches + 1)
+    assert [batch.number for batch in later] == list(range(len(later)))
+    assert [replay(new, part)[0].difference for part in parts] == ["", ""]
+    account = audit(new, list(RUN.envs), "lead", parts)
+    assert account.balanced, account.problems
+
+
+def test_such_a_fork_can_be_forked_again():
+    log = wander(2, WEIGHTED, "exact", right)
+    judge(log, style)
+    first, new = fork(log)
+    _, again = fork(new, parent=first.run)
+    assert [encode(batch) for batch in batches(again)] == [encode(batch) for batch in batches(new)]
+
+
+def test_a_reward_that_has_failed_fails_its_rollout():
+    log = wander(3, WEIGHTED, "exact", right)
+    judge(log, None)
+    _, new = fork(log)
+    assert batches(new) == []
+    fates = [fate for fate in found(new, "fates", "fate") if isinstance(fate, Fate)]
+    causes = {fate.cause for fate in fates if fate.fate == "failed"}
+    assert causes == {"x", "reward 'style': no judge"}
+
+
+def test_envs_go_on_behind_the_parents_problems_once_they_are_started():
+    log = wander(4, WEIGHTED, "exact", right)
+    for env in RUN.envs:
+        progress = EnvProgress(producer=f"{env}-0", next_problem=400, published_groups=40)
+        publish(log, Output(f"journal.env-{env}-0", f"{env}-0", progress))
+    judge(log, style)
+    result, new = fork(log)
+    found_progress = [last_record(new, f"journal.env-{env}-0", EnvProgress) for env in RUN.envs]
+    assert all(p is not None and p.next_problem == 400 for p in found_progress)
+    assert sum(p.published_groups for p in found_progress if p) == result.groups
+
+
+def test_a_rollout_without_the_reward_and_a_scorer_that_judged_nothing_are_refused():
+    log = wander(5, WEIGHTED, "exact", right)
+    with pytest.raises(ConfigError, match="no rollout has a reward of that scorer"):
+        read_rewards(log, RUN.envs, [STYLE])
+    judge(log, style)
+    more = rollout("copy", "late", 0, 0)
+    publish(log, Output("rollouts.copy", more.group_id, more))
+    with pytest.raises(ConfigError, match="1 rollouts of env copy have no reward of it"):
+        read_rewards(log, RUN.envs, [STYLE])
+    for text in ("style", "@2", "style@", "style@2,"):
+        with pytest.raises(ConfigError, match="give NAME@VERSION"):
+            parse_scorers(text)
+    assert parse_scorers("style@2, right@a@b") == [STYLE, ScorerVersion("right", "a@b")]
+
+
+def test_two_scorers_may_not_give_the_same_name():
+    rewards = [Reward(rollout="g0-0", name="style", value=value) for value in (0.0, 1.0)]
+    with pytest.raises(ConfigError, match="two scorers give 'style'"):
+        with_new_rewards(rollout(), rewards, {})
+
+
+def test_rescore_and_fork_go_together():
+    """The rewards of a function, through the records, are those that a live run would have given."""
+    log = wander(0, WEIGHTED, "exact", right)
+
+    def by_text(problem: Problem, completion: Any, rewards: Any) -> float:
+        return len(completion.text) + len(completion.turns) + rewards["exact"]
+
+    for env in RUN.envs:
+        scorer = Scorer(name="style", version="2", function=by_text, env=None, limit_s=30.0)
+        asyncio.run(rescore(log, env, scorer, {}))
+    _, new = fork(log)
+    for env, weight in (("copy", 0.5), ("add", 1.0)):
+        before = {record.rollout_uid: record for record in rollouts(log, env)}
+        for record in rollouts(new, env):
+            old = before[record.rollout_uid]
+            if record.failure:
+                assert record == old
+                continue
+            value = len(record.turns[-1].message) + 2 + old.rewards["exact"]
+            assert record.rewards == {"style": value} and record.reward == weight * value
+            assert np.array_equal(record.turns[1].tokens, old.turns[1].tokens)
