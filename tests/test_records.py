@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgpack
@@ -12,6 +13,7 @@ from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split_batch
+from streamrl.log import topics
 from streamrl.log.codec import decode, encode
 from streamrl.records import (
     RECORDS,
@@ -246,7 +248,8 @@ def golden(file: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(("file", "name"), KEPT)
 def test_golden_bytes(file: str, name: str):
     record = MADE[file]()[name]
-    kept = golden(file)[name]
+    kept = golden(file).get(name)
+    assert kept is not None, f"run `python -m tests.test_records`: golden/{file} lacks {name}"
     assert encode(record) == kept, (
         f"the bytes of {name} have changed: additive changes only, with a default"
     )
@@ -261,8 +264,13 @@ def test_every_field_is_in_golden_bytes(name: str):
         for file in MADE
         if name in golden(file)
     ]
+    assert maps, f"add {name} to examples() and run `python -m tests.test_records`"
     seen = {field for fields in maps for field in fields}
-    assert [field for field in RECORDS[name].__struct_fields__ if field not in seen] == []
+    unseen = [field for field in RECORDS[name].__struct_fields__ if field not in seen]
+    assert unseen == [], (
+        f"give the {name} of examples() or whole() these fields with other values than their"
+        " defaults, and run `python -m tests.test_records`"
+    )
     if name == "rollout":
         (turn,) = maps[-1]["turns"]
         assert turn.keys() == set(Turn.__struct_fields__) and turn[
@@ -348,8 +356,23 @@ def test_version_spans_are_compact():
 @pytest.mark.parametrize("name", RECORDS)
 def test_the_documentation_names_every_field(name: str):
     page = (Path(__file__).parents[1] / "docs" / "records.md").read_text()
-    section = page.split(f"### {name}\n")[1].split("\n### ")[0]
-    assert [field for field in RECORDS[name].__struct_fields__ if f"`{field}`" not in section] == []
+    _, heading, after = page.partition(f"### {name}\n")
+    section = after.partition("\n### ")[0]
+    missing = [field for field in RECORDS[name].__struct_fields__ if f"`{field}`" not in section]
+    assert heading and not missing, (
+        f"write `### {name}` with its fields into docs/records.md; missing: {', '.join(missing)}"
+    )
+
+
+def test_the_documentation_says_what_lies_in_every_topic():
+    page = (Path(__file__).parents[1] / "docs" / "records.md").read_text()
+    for kind in topics.kinds().values():
+        wanted = set(kind.records) - {"batch-part"}  # which earlier versions wrote
+        row = next(
+            (line for line in page.splitlines() if re.match(rf"\| `{kind.name}\b", line)), ""
+        )
+        missing = sorted(name for name in wanted if f"(#{name})" not in row)
+        assert not missing, f"docs/records.md: the row of `{kind.name}` lacks {', '.join(missing)}"
 
 
 def test_free_form_fields_have_a_depth():

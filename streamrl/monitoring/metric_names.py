@@ -9,7 +9,9 @@ streamrl.monitoring.metric_names` prints the table of docs/metrics.md.
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from streamrl.config import topology
@@ -439,5 +441,19 @@ _PATTERNS = tuple(
 )
 
 
+def with_table(page: str) -> str:
+    """The text of docs/metrics.md with the table made anew. An empty line or the end of the page
+    follows the table.
+    """
+    header = table().splitlines()[0]
+    before, _, rest = page.partition(header)
+    _, blank, after = rest.partition("\n\n")
+    return before + table() + (blank or "\n") + after
+
+
 if __name__ == "__main__":
-    print(table())
+    if sys.argv[1:] == ["--write"]:
+        path = Path(__file__).parents[2] / "docs" / "metrics.md"
+        path.write_text(with_table(path.read_text()))
+    else:
+        print(table())

@@ -114,8 +114,17 @@ def stands_on_the_page(role: Role) -> set[str]:
 def test_a_room_names_the_topics_that_the_page_gives_its_role_and_no_others(role: Role):
     named = named_in(role.room)
     page = stands_on_the_page(role)
-    assert named <= page
-    assert page - named <= {*SHARED, *ELSEWHERE.get(role.name, ())}
+    where = f"{role.name.upper()} in streamrl/config/topology.py"
+    surplus = sorted(named - page)
+    assert not surplus, (
+        f"streamrl/{role.room} names {', '.join(surplus)}: add them to what {where} consumes,"
+        " reads back or produces, or leave them alone there"
+    )
+    unused = sorted(page - named - {*SHARED, *ELSEWHERE.get(role.name, ())})
+    assert not unused, (
+        f"streamrl/{role.room} does not name topology.{', topology.'.join(unused)}: read or write"
+        f" them there, or take them off {where}"
+    )
 
 
 def test_a_topic_that_the_page_does_not_give_is_found():

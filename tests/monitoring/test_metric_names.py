@@ -15,6 +15,7 @@ from streamrl.monitoring.metric_names import (
     prometheus_name,
     series_name,
     table,
+    with_table,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -94,9 +95,15 @@ def test_a_curve_has_the_part_behind_its_name_where_each_part_has_one():
 
 def test_the_page_has_the_whole_list():
     assert table() in PAGE.read_text(), (
-        "run `python -m streamrl.monitoring.metric_names` and put what it prints into"
+        "run `python -m streamrl.monitoring.metric_names --write`: it puts the table into"
         " docs/metrics.md"
     )
+
+
+@pytest.mark.parametrize("behind", ["\n", "\n\n## Sinks\n"])
+def test_the_table_is_written_where_it_stood(behind: str):
+    old = "\n".join([*table().splitlines()[:2], "| `gone` | 1 | no longer measured |"])
+    assert with_table(f"# Metrics\n\n{old}{behind}") == f"# Metrics\n\n{table()}{behind}"
 
 
 def test_every_name_in_the_sources_is_in_the_list():
@@ -119,4 +126,7 @@ def test_every_name_in_the_sources_is_in_the_list():
         if not find_metric(re.sub(r"\{[^}]*\}", "x", n))
         and not any(b.startswith(n) for b in beginnings)
     ]
-    assert sorted(unknown) == []
+    assert sorted(unknown) == [], (
+        "add a line for each of these to MEASURES in streamrl/monitoring/metric_names.py, and run"
+        " `python -m streamrl.monitoring.metric_names --write`"
+    )
