@@ -1,5 +1,5 @@
-"""Batcher: scored groups in, batches out. Every env gets its share of the tokens, and a demand that
-tells it how much more is wanted.
+"""Batcher: scored groups in, batches out. Every env gets its share of the tokens, and is told by
+its demand how many more tokens are wanted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from streamrl.batcher.balance import cost_named
 from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.curriculum import CurriculumRules, CurriculumState
 from streamrl.batcher.demand import absent_producers
+from streamrl.batcher.report import report
 from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.config import topology
 from streamrl.config.run_file import Fork, RunFile
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
-from streamrl.processor.definition import Processor, ProcessorReport, run_settings
+from streamrl.processor.definition import Processor, run_settings
 from streamrl.records import PolicyVersion, ScoredGroup
 
 
@@ -32,11 +33,11 @@ def step(
     time_s: float,
     before: int | None = None,
 ) -> tuple[BatcherState, list[Output]]:
-    """Fold the events in, one by one. How a poll was cut does not matter, but for the demand, which
-    is published once a step.
+    """Fold the events into the state, one by one. So it does not matter how they were polled,
+    except for the demand, which is published once a step.
 
-    `before`: build no batch of this number or a later one (a fork looks at what such a batch was
-    made of).
+    `before`: build no batch of this number or a later one. A fork uses it to see what such a batch
+    is made of.
     """
     builder = BatchBuilder(config, state, time_s)
     for event in events:
@@ -46,7 +47,8 @@ def step(
             case ScoredGroup() as group:
                 builder.on_group(event, group)
             case _:
-                continue  # a version of another learner, or one that was announced before
+                # It is a version of another learner, or one that was announced before.
+                continue
         builder.build_batches(before)
     builder.report_shortage()
     builder.publish_demand()
@@ -56,7 +58,7 @@ def step(
 def reconcile(
     config: BatcherConfig, state: BatcherState, removed: Offsets, time_s: float
 ) -> tuple[BatcherState, list[Output]]:
-    """Bring the state in line with this configuration, and let go of what retention has deleted:
+    """Bring the state in line with this configuration, and drop what retention has deleted:
     everything below the offsets of `removed`.
     """
     builder = BatchBuilder(config, state, time_s)
@@ -65,8 +67,9 @@ def reconcile(
 
 
 def paused(config: BatcherConfig, state: BatcherState) -> frozenset[str]:
-    """An env of which enough is held is not read on, as what comes later is newer. But every env is
-    read for what the next batch lacks.
+    """The topics that are not read now. An env of which enough is held is not read, because what
+    comes later is newer. An env that the next batch lacks is always read, and if the batch lacks
+    tokens of any env, all are.
     """
     if REMAINDER in state.short:
         return frozenset()
@@ -76,7 +79,9 @@ def paused(config: BatcherConfig, state: BatcherState) -> frozenset[str]:
 
 
 def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
-    """Is there a producer whose grants are to be taken back, although nothing comes?"""
+    """Whether grants have to be taken back from a producer, or given back to one, although no
+    record comes.
+    """
     return any(
         absent_producers(config, env, queue, time_s) != queue.away
         for env, queue in state.queues.items()
@@ -84,30 +89,10 @@ def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
     )
 
 
-def report(config: BatcherConfig, state: BatcherState, time_s: float) -> ProcessorReport:
-    """What is held, and which share is short, by how much and for how long."""
-    waited_s = time_s - state.short_since_s if state.short else 0.0
-    values = {
-        "batcher/blocked_s": waited_s,
-        "batcher/next_batch": float(state.next_batch),
-        "batcher/version": float(state.version),
-    }
-    for share, tokens in state.short.items():
-        values[f"batcher/missing_tokens/{share or 'rest'}"] = float(tokens)
-    for env, queue in state.queues.items():
-        values[f"batcher/held_tokens/{env}"] = float(queue.tokens)
-    warnings = list[str]()
-    if waited_s >= config.shortage_after_s:
-        for share, tokens in state.short.items():
-            who = "the envs together" if share == REMAINDER else share
-            waits = f"batch {state.next_batch} has waited {waited_s:.0f} s for {who}"
-            warnings.append(f"{waits}, {tokens} tokens short")
-    return ProcessorReport(values, tuple(warnings))
-
-
 def first_state(fork: Fork | None) -> BatcherState:
-    """The state that a run begins with. The first batch of a fork has the number of the version it
-    begins with; its shares are owed what they were there, and its curriculum is where it was.
+    """The state that a run begins with. The first batch of a fork has the number of the version
+    that it begins with, and the fork inherits what each share is owed and the stage of the
+    curriculum.
     """
     if fork is None:
         return BatcherState()
@@ -119,44 +104,48 @@ def first_state(fork: Fork | None) -> BatcherState:
 
 
 def curriculum(run: RunFile) -> CurriculumRules:
+    """The rules of the curriculum, by the run file."""
     settings = {**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs), "version": 1}
     return msgspec.convert(settings, CurriculumRules)
 
 
 def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
-    """Raises ConfigError for a balance that nobody knows."""
+    """The batcher of the run. Raises ConfigError if `batcher.balance` is unknown."""
     cost_named(run.batcher.balance)
-    granting = {
-        name: env
-        for name, env in run.envs.items()
-        if run.batcher.admission != "demand" and env.replicas
-    }
+    rules = run.batcher
+    advantage = rules.advantage
+    if not advantage:
+        first_env = next(iter(run.envs))
+        advantage = NORMALIZER_OF.get(run.buffer_of(first_env).advantage, "none")
+    # The producers of these envs are granted groups. Others begin groups by the demand alone.
+    granted = {}
+    if rules.admission != "demand":
+        granted = {name: env for name, env in run.envs.items() if env.replicas}
     config = BatcherConfig(
         fractions={name: env.fraction for name, env in run.envs.items()},
         learner=run.learner.name,
-        total_token_budget=run.batcher.total_token_budget,
-        max_seq_len=run.batcher.max_seq_len,
-        row_count=run.batcher.rows,
+        total_token_budget=rules.total_token_budget,
+        max_seq_len=rules.max_seq_len,
+        row_count=rules.rows,
         max_age=run.buffer.max_age,
-        lookahead=run.batcher.lookahead,
-        spill=run.batcher.on_shortage == "spill",
+        lookahead=rules.lookahead,
+        spill=rules.on_shortage == "spill",
         max_window_tokens=run.buffer.max_window_tokens,
-        shortage_after_s=run.batcher.shortage_after_s,
-        advantage=run.batcher.advantage
-        or NORMALIZER_OF.get(run.buffer_of(next(iter(run.envs))).advantage, "none"),
+        shortage_after_s=rules.shortage_after_s,
+        advantage=advantage,
         curriculum=curriculum(run),
-        processes=run.batcher.processes,
-        balance=run.batcher.balance,
+        processes=rules.processes,
+        balance=rules.balance,
         hidden=run.model.hidden_size,
-        admission=run.batcher.admission,
-        eta=run.buffer.max_age if run.batcher.eta < 0 else run.batcher.eta,
+        admission=rules.admission,
+        eta=run.buffer.max_age if rules.eta < 0 else rules.eta,
         producers={
             name: [topology.producer(name, i) for i in range(env.replicas)]
-            for name, env in granting.items()
+            for name, env in granted.items()
         },
         group_tokens={
             name: run.buffer_of(name).group_size * 2 * env.max_tokens
-            for name, env in granting.items()
+            for name, env in granted.items()
         },
         rules_version=2,
         max_ages={
@@ -165,7 +154,7 @@ def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
             if env.buffer.max_age is not None
         },
         group_limits_s={
-            name: env.rollout_timeout_s + 2 * env.env_timeout_s for name, env in granting.items()
+            name: env.rollout_timeout_s + 2 * env.env_timeout_s for name, env in granted.items()
         },
     )
     inputs = {
@@ -187,4 +176,5 @@ def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    """Run the batcher until `stop` is set."""
     processor.run_processor(log, part(run), stop)

@@ -16,26 +16,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from streamrl.config import topology
-from streamrl.config.choices import NAME
-from streamrl.config.run_file import RunFile, changed
-from streamrl.errors import ConfigError, VersionMismatch
-from streamrl.learner import checkpoints, distributed
-from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.config.run_file import RunFile
+from streamrl.learner import distributed
 from streamrl.learner.distributed import ProcessRank
-from streamrl.learner.inputs import follow, newest_lineages, read_announcements, take_until_stopped
+from streamrl.learner.inputs import (
+    TrainingInput,
+    follow,
+    newest_lineages,
+    read_announcements,
+    take_until_stopped,
+)
 from streamrl.learner.mesh import enable_compilation_cache, make_deterministic
 from streamrl.learner.publisher import VersionPublisher
-from streamrl.learner.recompute import recompute_version
+from streamrl.learner.start import clone_lead_checkpoint, learner_settings, newest_checkpoint
 from streamrl.learner.trainer import ResumePoint, checkpoint_directory, open_trainer
 from streamrl.log.protocol import Log
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.part import OpenPart, open_part
-from streamrl.records import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -55,24 +57,21 @@ def main(
     A second learner begins with the lead's state at version `at`, or by default as the run began. A
     learner that has a checkpoint resumes from it. `rank` is given if this is one of several
     processes.
+
+    Raises ConfigError for settings that a learner cannot have, VersionMismatch for a checkpoint of
+    another run, and what training and publishing raise.
     """
     learner = name or run.learner.name
     own = learner_settings(run, learner, at, overrides)
     make_deterministic()
-    enable_compilation_cache(
-        run.directory / "compiled"
-    )  # before anything is compiled: JAX asks once
+    # JAX looks for the cache only once, before it compiles anything.
+    enable_compilation_cache(run.directory / "compiled")
     if rank is not None:
         distributed.initialize(rank)
-    if (devices := distributed.device_count()) != run.batcher.processes:
-        logger.warning(
-            "batches are divided for %d processes, this learner has %d devices; set"
-            " batcher.processes",
-            run.batcher.processes,
-            devices,
-        )
+    check_device_count(run)
     with open_writing_part(log, topology.learner_identity(learner), stop) as part:
-        distributed.barrier("alone")  # only now the announcements are final
+        # The writer fences an earlier process, so from here on its announcements are final.
+        distributed.barrier("alone")
         history = list(read_announcements(log, learner))
         announced = newest_lineages(history)
         found = newest_checkpoint(run, learner, history)
@@ -101,95 +100,47 @@ def main(
                     max(announced),
                 )
             log.mark_ready()
-            idle_since = time.monotonic()
-            coming = publisher.until_failure(
-                follow(
-                    log,
-                    own.learner.uses_scorer_pool,
-                    policy.position.offset,
-                    policy.position.scores,
-                )
+            position = policy.position
+            inputs = publisher.until_failure(
+                follow(log, own.learner.uses_scorer_pool, position.offset, position.scores)
             )
-            for taken in (
-                take_until_stopped(stop, coming)
-                if rank is None
-                else distributed.synchronized(coming, stop)
-            ):
-                publisher.train(taken, time.monotonic() - idle_since)
-                idle_since = time.monotonic()
+            if rank is None:
+                inputs = take_until_stopped(stop, inputs)
+            else:
+                inputs = distributed.synchronized(inputs, stop)
+            train(publisher, inputs)
             publisher.save_last_checkpoint()
+
+
+def train(publisher: VersionPublisher, inputs: Iterable[TrainingInput]) -> None:
+    """The loop: train on one input after the other, and publish the versions."""
+    idle_since_s = time.monotonic()
+    for taken in inputs:
+        publisher.train(taken, time.monotonic() - idle_since_s)
+        idle_since_s = time.monotonic()
+
+
+def check_device_count(run: RunFile) -> None:
+    """Warn if the batches are divided among another number of devices than this learner has."""
+    devices = distributed.device_count()
+    if devices != run.batcher.processes:
+        logger.warning(
+            "batches are divided for %d processes, this learner has %d devices; set"
+            " batcher.processes",
+            run.batcher.processes,
+            devices,
+        )
 
 
 def open_writing_part(
     log: Log, identity: str, stop: threading.Event
 ) -> AbstractContextManager[OpenPart[RetryingWriter] | None]:
-    """The learner's part, in the one of its processes that writes; None in the others.
+    """The learner's part in the one of its processes that writes; None in the others.
 
-    What the writer cannot commit while the broker is away it commits later: hours of training are
-    in it.
+    A commit that fails because the broker is away is tried again, because a version may have taken
+    hours of training.
     """
     if not distributed.is_rank_zero():
         return nullcontext()
     writer = RetryingWriter(log, identity, topology.POLICY_VERSIONS, stop=stop)
     return open_part(log, identity, writer)
-
-
-def newest_checkpoint(
-    run: RunFile, learner: str, history: Sequence[PolicyVersion]
-) -> TrainingPosition | None:
-    """The checkpoint that training goes on from, if there is one. `history`: all versions that the
-    learner has announced. Raises VersionMismatch for a checkpoint of another run.
-    """
-    newest = max((record.version for record in history), default=-1)
-    directory = checkpoint_directory(run, learner)
-    found = checkpoints.latest(directory, newest)
-    if distributed.is_rank_zero():
-        checkpoints.remove_leftovers(directory, newest)
-    if found is None:
-        return None
-    if (found.version, found.sha256) not in {(known.version, known.sha256) for known in history}:
-        where = checkpoints.path_of(directory, found.version)
-        raise VersionMismatch(
-            f"checkpoint {where} has weights that {learner} never announced: "
-            f"it is of another run; delete {directory}"
-        )
-    return found
-
-
-def learner_settings(
-    run: RunFile, learner: str, at: int | None, overrides: Sequence[str]
-) -> RunFile:
-    """The run file with this learner's own settings. Raises ConfigError."""
-    if not NAME.fullmatch(learner):
-        raise ConfigError(f"--name {learner}: not a name of lowercase letters, digits and '-'")
-    if learner == run.learner.name and (overrides or at is not None):
-        raise ConfigError(
-            f"--at and --set are for a second learner: give it a --name; {learner} is the lead, and"
-            " the run file says how it learns"
-        )
-    for override in overrides:
-        if not override.startswith("learner.") or override.startswith("learner.name="):
-            raise ConfigError(
-                f"--set {override}: a second learner can have settings learner.* of its own, and a"
-                " --name; all else is the run's"
-            )
-    own = changed(run, overrides)
-    if own.learner.uses_scorer_pool and own.learner.reference != run.learner.reference:
-        raise ConfigError(
-            "--set learner.reference: the pool, if the run has one, scores under the run's own; add"
-            " --set learner.reference.by=learner"
-        )
-    return own
-
-
-def clone_lead_checkpoint(run: RunFile, log: Log, learner: str, version: int) -> ResumePoint:
-    """A checkpoint of the lead's policy and optimizer at `version`, for other learners to begin
-    with. It is computed once.
-    """
-    directory = checkpoint_directory(run, learner) / "start"
-    found = checkpoints.latest(directory, version)
-    if found is not None and found.version == version:
-        return ResumePoint(directory, found)
-    with recompute_version(run, log, version) as policy:
-        policy.save(directory, keep=1)
-        return ResumePoint(directory, policy.position)

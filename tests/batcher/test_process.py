@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from streamrl.batcher.process import paused, report, step
+from streamrl.batcher.process import paused, step
+from streamrl.batcher.report import report
 from streamrl.batcher.state import BatcherState
 from streamrl.log.protocol import Output
 from streamrl.records import Batch, Demand, Fate

@@ -267,24 +267,6 @@ def test_a_second_learner_can_begin_where_the_lead_was(made: Recording, tmp_path
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "at", "overrides", "says"),
-    [
-        (None, 2, (), "--at and --set are for a second learner"),
-        ("lead", None, ("learner.loss=ppo",), "--at and --set are for a second learner"),
-        ("second", None, ("batcher.max_seq_len=8",), "a second learner can have settings learner"),
-        ("second", None, ("learner.name=x",), "a second learner can have settings learner"),
-        ("second", None, ("learner.los=ppo",), "did you mean 'loss'"),
-        ("../x", None, (), "not a name of lowercase letters"),
-    ],
-)
-def test_a_learner_that_makes_no_sense_is_refused(
-    made: Recording, name: str | None, at: int | None, overrides: tuple[str, ...], says: str
-):
-    with pytest.raises(ConfigError, match=says):
-        process.learner_settings(made.run, name or "lead", at, overrides)
-
-
 def test_versions_are_compared_one_by_one():
     def computed(*hashes: str) -> Callable[[], list[checkpoints.TrainingPosition]]:
         return lambda: [

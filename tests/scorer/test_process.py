@@ -22,6 +22,7 @@ from streamrl.learner import process as learner
 from streamrl.learner.examples import expand, to_ragged
 from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import recompute_version, retrain_all
+from streamrl.learner.start import learner_settings
 from streamrl.learner.update import Updater
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, end_offset
@@ -319,10 +320,10 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
         ConfigError,
         match="^--set learner.reference: the pool, if the run has one, scores under the run's own",
     ):
-        learner.learner_settings(run, "second", None, ("learner.reference.every=1",))
+        learner_settings(run, "second", None, ("learner.reference.every=1",))
     with pytest.raises(ConfigError, match="^--set learner.reference: the pool"):
-        learner.learner_settings(made["learner"][0], "second", None, ("learner.reference.by=pool",))
-    assert learner.learner_settings(
+        learner_settings(made["learner"][0], "second", None, ("learner.reference.by=pool",))
+    assert learner_settings(
         run, "second", None, ("learner.loss=grpo", "learner.correction.weights=token")
     ).learner.uses_scorer_pool
     with learning(run, log, "second") as life:

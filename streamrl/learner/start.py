@@ -1,0 +1,83 @@
+"""Where a learner begins: its settings, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamrl.config.choices import NAME
+from streamrl.config.run_file import RunFile, changed
+from streamrl.errors import ConfigError, VersionMismatch
+from streamrl.learner import checkpoints, distributed
+from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.recompute import recompute_version
+from streamrl.learner.trainer import ResumePoint, checkpoint_directory
+from streamrl.log.protocol import Log
+from streamrl.records import PolicyVersion
+
+
+def learner_settings(
+    run: RunFile, learner: str, at: int | None, overrides: Sequence[str]
+) -> RunFile:
+    """The run file with this learner's own settings.
+
+    `learner`: its name; `at`, `overrides`: as for `process.main`. Raises ConfigError for a name
+    that cannot be used, for settings that are not a learner's, and for settings of the lead.
+    """
+    if not NAME.fullmatch(learner):
+        raise ConfigError(f"--name {learner}: not a name of lowercase letters, digits and '-'")
+    if learner == run.learner.name and (overrides or at is not None):
+        raise ConfigError(
+            f"--at and --set are for a second learner: give it a --name; {learner} is the lead, and"
+            " the run file says how it learns"
+        )
+    for override in overrides:
+        if not override.startswith("learner.") or override.startswith("learner.name="):
+            raise ConfigError(
+                f"--set {override}: a second learner can have settings learner.* of its own, and a"
+                " --name; all else is the run's"
+            )
+    own = changed(run, overrides)
+    if own.learner.uses_scorer_pool and own.learner.reference != run.learner.reference:
+        raise ConfigError(
+            "--set learner.reference: the pool, if the run has one, scores under the run's own; add"
+            " --set learner.reference.by=learner"
+        )
+    return own
+
+
+def newest_checkpoint(
+    run: RunFile, learner: str, history: Sequence[PolicyVersion]
+) -> TrainingPosition | None:
+    """The newest checkpoint of the learner, or None. Rank zero removes leftovers of incomplete
+    ones.
+
+    `history`: all versions that the learner has announced. Raises VersionMismatch if the checkpoint
+    has weights that are not among them.
+    """
+    newest = max((record.version for record in history), default=-1)
+    directory = checkpoint_directory(run, learner)
+    found = checkpoints.latest(directory, newest)
+    if distributed.is_rank_zero():
+        checkpoints.remove_leftovers(directory, newest)
+    if found is None:
+        return None
+    if (found.version, found.sha256) not in {(known.version, known.sha256) for known in history}:
+        where = checkpoints.path_of(directory, found.version)
+        raise VersionMismatch(
+            f"checkpoint {where} has weights that {learner} never announced: "
+            f"it is of another run; delete {directory}"
+        )
+    return found
+
+
+def clone_lead_checkpoint(run: RunFile, log: Log, learner: str, version: int) -> ResumePoint:
+    """A checkpoint of the lead's policy and optimizer at `version`, from which this learner begins.
+    It is computed once and then kept.
+    """
+    directory = checkpoint_directory(run, learner) / "start"
+    found = checkpoints.latest(directory, version)
+    if found is not None and found.version == version:
+        return ResumePoint(directory, found)
+    with recompute_version(run, log, version) as policy:
+        policy.save(directory, keep=1)
+        return ResumePoint(directory, policy.position)

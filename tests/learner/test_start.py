@@ -1,0 +1,69 @@
+"""Where a learner begins: with which settings, and from which checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamrl.config import run_file
+from streamrl.errors import ConfigError, VersionMismatch
+from streamrl.learner import start
+from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.start import learner_settings, newest_checkpoint
+from streamrl.learner.trainer import checkpoint_directory
+from streamrl.records import PolicyVersion
+
+RUN = run_file.parse({"run": "r", "envs": {"copy-digits": {}}})
+
+
+def announced(version: int, sha256: str) -> PolicyVersion:
+    return PolicyVersion(learner="lead", version=version, uri="", size_bytes=1, sha256=sha256)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "overrides", "says"),
+    [
+        (None, 2, (), "--at and --set are for a second learner"),
+        ("lead", None, ("learner.loss=ppo",), "--at and --set are for a second learner"),
+        ("second", None, ("batcher.max_seq_len=8",), "a second learner can have settings learner"),
+        ("second", None, ("learner.name=x",), "a second learner can have settings learner"),
+        ("second", None, ("learner.los=ppo",), "did you mean 'loss'"),
+        ("../x", None, (), "not a name of lowercase letters"),
+    ],
+)
+def test_a_learner_that_makes_no_sense_is_refused(
+    name: str | None, at: int | None, overrides: tuple[str, ...], says: str
+):
+    with pytest.raises(ConfigError, match=says):
+        learner_settings(RUN, name or "lead", at, overrides)
+
+
+def test_a_second_learner_has_its_own_settings_and_the_lead_those_of_the_run():
+    own = learner_settings(RUN, "second", None, ("learner.learning_rate=0.5",))
+    assert own.learner.learning_rate == 0.5
+    assert learner_settings(RUN, "lead", None, ()).learner == RUN.learner
+
+
+def test_a_checkpoint_of_weights_that_were_never_announced_is_of_another_run(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Also where the version is announced, but with other weights."""
+    asked = list[tuple[Path, int]]()
+
+    def latest(directory: Path, newest: int) -> TrainingPosition:
+        asked.append((directory, newest))
+        return TrainingPosition(2, 7, "ab")
+
+    monkeypatch.setattr(start.checkpoints, "latest", latest)
+    history = [announced(1, "x"), announced(2, "ab"), announced(3, "z")]
+    found = newest_checkpoint(RUN, "lead", history)
+    assert found is not None and (found.version, found.offset) == (2, 7)
+    assert asked == [(checkpoint_directory(RUN, "lead"), 3)]
+    with pytest.raises(VersionMismatch, match="has weights that lead never announced"):
+        newest_checkpoint(RUN, "lead", [announced(2, "other"), announced(3, "ab")])
+
+
+def test_a_learner_without_a_checkpoint_has_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(start.checkpoints, "latest", lambda directory, newest: None)
+    assert newest_checkpoint(RUN, "lead", []) is None
