@@ -45,6 +45,10 @@ from streamrl.config.topology import GENERATION
 from streamrl.errors import ConfigError, one_line, unknown
 
 RECORDED = "recorded"  # Context of a validation: the run exists already.
+GONE = {"inference.stick_margin": 8, "orchestrator.restart_window_s": 300.0}
+"""Settings of earlier versions, and the value that always applies now. Runs of those versions have
+them in their run file and in their log.
+"""
 
 
 def one_of(*shipped: str) -> AfterValidator:
@@ -455,9 +459,6 @@ class Inference(Section):
     replicas: int = Field(default=1, ge=0)  # Servers of the pool `generation`.
     # Further pools that envs can choose, with the number of their servers (docs/pools.md).
     pools: dict[str, Annotated[int, Field(ge=0)]] = {}
-    # A conversation stays on its server while that has at most so many sequences in flight more
-    # than the least busy one.
-    stick_margin: int = Field(default=8, ge=0)
     # Python of the environment with vllm. Empty: .venv-inference here or beside the environment
     # that this runs in, otherwise this Python.
     python: str = ""
@@ -572,9 +573,8 @@ class Orchestrator(Section):
     # Time limit from the moment a server is ready. 0: no limit. With a target it is a failure to
     # reach the limit first.
     max_wall_s: float = Field(default=0.0, ge=0)
-    # Restarts of one part within restart_window_s. One more ends the run.
+    # Restarts of one part within 300 s. One more ends the run.
     restart_limit: int = Field(default=20, ge=0)
-    restart_window_s: float = 300.0  # Window in which restarts are counted.
     # Pause before a restart. It doubles at each restart in a row, up to 10 s.
     backoff_s: float = Field(default=0.2, ge=0)
     # Where metrics go, such as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}].
@@ -762,11 +762,27 @@ def recorded(data: dict[str, Any], where: str) -> RunFile:
 
 def parse(data: dict[str, Any], where: str = "run file", context: str = "") -> RunFile:
     try:
-        return RunFile.model_validate(data, context=context)
+        return RunFile.model_validate(_without_gone(data, where, context), context=context)
     except ValidationError as error:
         raise ConfigError(
             f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())
         ) from None
+
+
+def _without_gone(data: dict[str, Any], where: str, context: str) -> dict[str, Any]:
+    """The settings without those that are gone. Raises ConfigError if one of them has another value
+    than the one that applies, but not for a run that exists already.
+    """
+    for key, value in GONE.items():
+        name, _, setting = key.partition(".")
+        section = data.get(name)
+        if isinstance(section, dict) and setting in section:
+            if section[setting] != value and context != RECORDED:
+                raise ConfigError(
+                    f"{where}: the setting {key} is gone, {value:g} always applies; leave it out"
+                )
+            data = {**data, name: {k: v for k, v in section.items() if k != setting}}
+    return data
 
 
 def _set(data: dict[str, Any], override: str) -> None:

@@ -27,6 +27,7 @@ from streamrl.envs.report import EnvReport
 from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client
+from streamrl.inference.registry import STICK_MARGIN
 from streamrl.log.protocol import Log, TopicPartition, partitions_of, read
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.journal import last_record
@@ -82,7 +83,7 @@ def make_client(run: RunFile, settings: run_file.Env) -> Client:
     return Client(
         settings.pool,
         api_key=reveal(run.inference.api_key, "inference.api_key"),
-        stick_margin=run.inference.stick_margin,
+        stick_margin=STICK_MARGIN,
         heartbeat_s=run.inference.heartbeat_s,
     )
 

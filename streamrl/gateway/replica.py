@@ -24,6 +24,7 @@ from streamrl.gateway.server import Server
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
+from streamrl.inference.registry import STICK_MARGIN
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
 from streamrl.records import Record
@@ -144,7 +145,7 @@ def make_client(run: RunFile, env: str) -> Client:
     return Client(
         run.envs[env].pool,
         api_key=reveal(run.inference.api_key, "inference.api_key"),
-        stick_margin=run.inference.stick_margin,
+        stick_margin=STICK_MARGIN,
         heartbeat_s=run.inference.heartbeat_s,
     )
 

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # A server without a record for this long is not asked. It is at least SILENT_BEATS heartbeats.
 SILENT_S = 10.0
 SILENT_BEATS = 3
+STICK_MARGIN = 8  # sequences that a conversation's server may have more than the least busy one
 # EMA weight of a new load report. At 1.0 all clients would stampede to the same least-loaded
 # server.
 LOAD_EMA = 0.2

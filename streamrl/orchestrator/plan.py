@@ -25,6 +25,7 @@ BROKER = "broker"
 BROKER_PART = Part(BROKER, BROKER, BROKER)  # not a role, as the run may use an existing cluster
 LONG_LIFE_S = 30.0  # a part that ran for so long was healthy, so its back-off begins anew
 MAX_BACKOFF_S = 10.0
+RESTART_WINDOW_S = 300.0  # the window in which `orchestrator.restart_limit` counts
 FATAL = {
     Fenced.exit_code: "another process has its identity; stop that one first",
     ConfigError.exit_code: "its settings do not work, and a restart does not change them",
@@ -136,12 +137,12 @@ def fatal_reason(
     if last.exit_code in FATAL:
         return FATAL[last.exit_code]
     recent = sum(
-        end.time_s > time_s - limits.restart_window_s and end.exit_code not in uncounted
+        end.time_s > time_s - RESTART_WINDOW_S and end.exit_code not in uncounted
         for end in part.ends
     )
     if recent > limits.restart_limit:
         often = (
-            f"ended {recent} times within {limits.restart_window_s:.0f} s, last with"
+            f"ended {recent} times within {RESTART_WINDOW_S:.0f} s, last with"
             f" {describe_exit(last.exit_code)}"
         )
         return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"

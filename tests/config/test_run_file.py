@@ -378,6 +378,17 @@ def test_a_missing_file_and_broken_yaml_are_one_line(tmp_path: Path):
         run_file.load(broken)
 
 
+def test_a_setting_that_is_gone_is_refused_unless_it_says_what_applies():
+    text = QUICKSTART.read_text()
+    data = {**yaml.safe_load(text), "inference": {"stick_margin": 3}}
+    with pytest.raises(
+        ConfigError, match=r"^r.yaml: the setting inference.stick_margin is gone, 8 always applies"
+    ):
+        run_file.parse(data, "r.yaml")
+    assert run_file.recorded(data, "r.yaml").inference.replicas == 1
+    assert run_file.parse({**data, "inference": {"stick_margin": 8}}, "r.yaml").inference.port == 0
+
+
 @pytest.mark.parametrize(("budget", "length", "rows"), [(2560, 64, 45), (16_384, 2048, 10)])
 def test_rows_hold_the_budget_and_a_tenth_more(budget: int, length: int, rows: int):
     assert run_file.Batcher(total_token_budget=budget, max_seq_len=length).rows == rows
