@@ -21,13 +21,24 @@ from streamrl.cli.shared import connect, console, load_run, open_recording
         " made it."
     ),
 )
-def audit(run: str, by_version: bool) -> None:
+@click.option(
+    "--scorer",
+    metavar="NAME@VERSION",
+    help="Instead: which rollouts, batches and policy versions had rewards of this scorer.",
+)
+def audit(run: str, by_version: bool, scorer: str | None) -> None:
     """Account for every rollout: published = fates + in flight. RUN may be the directory of an
     export.
     """
+    from streamrl.recordings.fork_rewards import parse_scorers
     from streamrl.recordings.show import show_audit
+    from streamrl.recordings.show_scorer import show_scorer
 
     with open_recording(run) as (settings, log):
+        if scorer is not None:
+            for each in parse_scorers(scorer):
+                show_scorer(settings, log, each, console())
+            return
         code = show_audit(settings, log, by_version, console())
     sys.exit(code)
 

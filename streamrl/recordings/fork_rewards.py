@@ -64,7 +64,7 @@ def parse_scorers(text: str) -> list[ScorerVersion]:
     for part in text.split(","):
         name, _, version = part.strip().partition("@")
         if not (name and version):
-            raise ConfigError(f"--rewards {text}: give NAME@VERSION, as `streamrl rescore` says it")
+            raise ConfigError(f"{text}: give NAME@VERSION, as `streamrl rescore` says it")
         found.append(ScorerVersion(name, version))
     return found
 
