@@ -17,10 +17,11 @@ from rich.text import Text
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
+from streamrl.errors import TopicMissing
 from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, end_offset, partition_count, read
+from streamrl.log.protocol import Log, TopicPartition, end_offset, partitions_of, read
 from streamrl.monitoring.display import STATE_STYLES, clock, quoted
 from streamrl.monitoring.run_view import (
     SILENT_S,
@@ -78,11 +79,28 @@ def show_status(run: RunFile, console: Console | None = None) -> None:
 def read_view(run: RunFile, log: Log) -> RunView:
     """The state of a run, from all records of its topics."""
     seen = new_view(run)
-    for topic, schemas in TOPICS.items():
-        for partition in range(partition_count(log, topic)):
-            messages = read(log, topic, partition)
-            seen = update_view(seen, (to_event(message, schemas) for message in messages))
+    for topic, partition in view_partitions(log):
+        messages = read(log, topic, partition)
+        seen = update_view(seen, (to_event(message, TOPICS[topic]) for message in messages))
     return seen
+
+
+def view_partitions(log: Log) -> list[TopicPartition]:
+    """The partitions from which the state of a run is folded.
+
+    A run that an earlier streamrl began lacks the topics that have come since, and they are passed
+    over. Raises TopicMissing for any topic as long as the run has no policy version: its topics are
+    still being made then.
+    """
+    has_begun = end_offset(log, *topology.sole_partition(topology.POLICY_VERSIONS)) > 0
+    found = list[TopicPartition]()
+    for topic in TOPICS:
+        try:
+            found += partitions_of(log, [topic])
+        except TopicMissing:
+            if not has_begun:
+                raise
+    return found
 
 
 def lag(log: Log, identity: str) -> int | None:

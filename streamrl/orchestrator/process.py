@@ -15,7 +15,7 @@ from streamrl.errors import StreamrlError
 from streamrl.local_kafka import connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, partitions_of
+from streamrl.log.protocol import Log
 from streamrl.monitoring import report
 from streamrl.monitoring.display import Display, Frame
 from streamrl.monitoring.http import NO_OVERRIDE, ListenOverride, remove_targets, serving
@@ -30,6 +30,7 @@ from streamrl.monitoring.run_view import (
 )
 from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.sinks.base import SinkContext
+from streamrl.monitoring.status import view_partitions
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.gauges import gauges
 from streamrl.orchestrator.liveness import Liveness
@@ -113,7 +114,7 @@ def watch(
     began_s = time.time()
     began = time.monotonic()
     seen = deciding_view(run, began_s)
-    begin = log.beginning_offsets(partitions_of(log, TOPICS))
+    begin = log.beginning_offsets(view_partitions(log))
     if target := run.orchestrator.target:
         begin[topology.sole_partition(topology.BATCHES)] = batches_begin(log, target)
     history = log.end_offsets(begin)

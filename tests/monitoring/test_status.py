@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from streamrl.config.run_file import RunFile, parse
+from streamrl.errors import TopicMissing
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
@@ -130,6 +131,15 @@ def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
         "held         20           @1 0.250 [0.062, 0.750]",
     ):
         assert text in shown, text
+
+
+def test_a_run_of_an_earlier_version_lacks_topics_that_came_later(run: RunFile):
+    log = MemoryLog({name: count for name, count in TOPICS.items() if name != "evals"})
+    with pytest.raises(TopicMissing, match="evals"):  # its topics are still being made
+        read_view(run, log)
+    version = PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0")
+    log.append([to_message(Output("policy-versions", "lead", version))], marker=False)
+    assert read_view(run, log).version == 7
 
 
 ATTACK = "[/models/x] cannot be loaded \x1b]0;owned\x07 [link=http://evil]here[/link]"

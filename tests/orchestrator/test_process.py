@@ -22,7 +22,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.orchestrator import process
 from streamrl.orchestrator.supervisor import last_line
-from streamrl.records import Server
+from streamrl.records import PolicyVersion, Server
 from tests.monitoring.sinks.readers import tensorboard_points
 from tests.orchestrator.test_parts import Said
 from tests.support.processes import MARK, left_after, marked
@@ -238,6 +238,22 @@ def test_a_wrong_address_is_one_line(run_file: Path, mark: str):
         failed.returncode == 3 and failed.stderr.count("\n") == 1 and "127.0.0.1:1" in failed.stderr
     )
     assert left_after(mark) == []
+
+
+def test_a_run_of_an_earlier_version_is_watched_without_the_topics_that_came_later(tmp_path: Path):
+    """It is over at once: no more than one step was asked for."""
+    run = parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}},
+            "orchestrator": {"max_steps": 1},
+        }
+    )
+    log = MemoryLog(dict.fromkeys(set(topology.ORCHESTRATOR.consumes) - {topology.EVALS}, 1))
+    version = PolicyVersion(learner="lead", version=1, uri="x", size_bytes=1, sha256="0")
+    log.append([to_message(Output("policy-versions", "lead", version))], marker=False)
+    assert process.watch(run, log, threading.Event(), Said()).exit_code == 0
 
 
 def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,8 @@ from streamrl.log.codec import decode, encode
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log, Message, read
+from streamrl.monitoring.report import collect
+from streamrl.monitoring.status import read_view
 from streamrl.processor import restore as restoring
 from streamrl.processor.definition import Processor
 from streamrl.processor.journal import entries
@@ -92,6 +94,13 @@ def test_it_is_audited(earlier: FileLog):
     account = audit(earlier, list(run.envs), run.learner.name, list(parts_of(run).values()))
     assert account.balanced and account.problems == []
     assert {name: account.total(name) for name in (*KINDS, "in flight")} == FATES
+
+
+def test_its_state_and_its_report_are_read(earlier: FileLog):
+    """A topic that has come since is missing here, and nobody who reads it may end of that."""
+    run = run_of(earlier)
+    assert read_view(run, earlier).version == VERSIONS - 1
+    assert collect(run, earlier).newest == VERSIONS - 1
 
 
 def test_it_is_replayed(earlier: FileLog):
