@@ -16,13 +16,19 @@ from streamrl.config.run_file import RunFile
 from streamrl.gateway.process import main
 from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Log, Output, read
 from streamrl.records import ModelCall, Record
 from tests.support.sampling_stub import SamplingStub, Say, by_checksum
 from tests.support.waiting import patience
 
 ENV = "agent"
 BEAT_S = 0.5
+TOPICS = {
+    topology.turns(ENV): 2,
+    topology.rewards(ENV): 2,
+    topology.SERVERS: 1,
+    topology.METRICS: 1,
+}
 
 
 def run_of(directory: Path, sessions: dict[str, Any] | None = None, **gateway: Any) -> RunFile:
@@ -40,11 +46,10 @@ def run_of(directory: Path, sessions: dict[str, Any] | None = None, **gateway: A
 class Gateways:
     """A log, a server that samples, and the replicas that a test starts."""
 
-    def __init__(self, run: RunFile, stub: SamplingStub) -> None:
+    def __init__(self, run: RunFile, stub: SamplingStub, log: Log | None = None) -> None:
         self.run = run
         self.stub = stub
-        topics = {topology.turns(ENV): 2, topology.rewards(ENV): 2}
-        self.log = MemoryLog({**topics, topology.SERVERS: 1, topology.METRICS: 1})
+        self.log = log or MemoryLog(TOPICS)
         self._replicas: dict[str, tuple[threading.Event, threading.Thread]] = {}
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True)
@@ -73,7 +78,8 @@ class Gateways:
         for url in list(self._replicas):
             self.stop(url)
         self._over.set()
-        self._beating.join()
+        self._beating.join(patience(20))
+        assert not self._beating.is_alive()
 
     def begin(self, url: str, session: str = "s0", **fields: Any) -> dict[str, Any]:
         """Begin a session. Returns its key and where to call."""
@@ -105,9 +111,12 @@ class Gateways:
 
 
 @contextmanager
-def gateways(directory: Path, say: Say = by_checksum, **settings: Any) -> Iterator[Gateways]:
+def gateways(
+    directory: Path, say: Say = by_checksum, log: Log | None = None, **settings: Any
+) -> Iterator[Gateways]:
+    """`log`: of a broker, instead of one in memory."""
     with SamplingStub(say=say) as stub:
-        found = Gateways(run_of(directory, **settings), stub)
+        found = Gateways(run_of(directory, **settings), stub, log)
         try:
             yield found
         finally:

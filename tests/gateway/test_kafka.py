@@ -1,0 +1,48 @@
+"""Replicas on a real broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from streamrl.config import topology
+from streamrl.log.codec import to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Output
+from streamrl.records import Reward, SessionEnd
+from tests.gateway.test_replicas import RETRY, Agent
+from tests.support.gateways import ENV, TOPICS, gateways
+from tests.support.kafka import make_topics
+
+
+def test_a_session_goes_on_over_replicas_and_transactions_of_others(
+    tmp_path: Path, broker: str, run_name: str
+):
+    make_topics(broker, {f"{run_name}.{topic}": count for topic, count in TOPICS.items()})
+    log = KafkaLog({"bootstrap.servers": broker}, run_name)
+    with gateways(tmp_path, log=log) as gateway:
+        urls = [gateway.start(), gateway.start()]
+        agent = Agent(gateway, urls[0])
+        assembler = log.writer("assembler")
+        said = ["q0"]
+        for turn in range(4):
+            url = urls[turn % 2]
+            said += [agent.text(url, *said), f"q{turn + 1}"]
+            # the assembler ends another session, in a transaction
+            other = Agent(gateway, url, f"other-{turn}")
+            end = Output(topology.turns(ENV), f"other-{turn}", SessionEnd(session=f"other-{turn}"))
+            assembler.commit([to_message(end)])
+            assert other.send(urls[1 - turn % 2], "q").status_code == 409
+        last = agent.text(urls[0], *said)
+        assert agent.text(urls[1], *said, **RETRY) == last
+        gateway.stop(urls[0])
+        bearer = {"authorization": f"Bearer {agent.key}"}
+        rewarded = httpx.post(f"{urls[1]}/rl/set_reward", json={"reward": 0.5}, headers=bearer)
+        assert rewarded.status_code == 200, rewarded.text
+        calls = gateway.calls()
+        (reward,) = gateway.records(topology.rewards(ENV))
+        assembler.close()
+    assert [call.continues for call in calls] == ["", *(call.call for call in calls[:-1])]
+    assert len(calls) == gateway.stub.sampled == 5 and not any(call.fork for call in calls)
+    assert isinstance(reward, Reward) and reward.value == 0.5
