@@ -165,12 +165,9 @@ class Server:
         return name
 
     async def _body_of(self, request: Request) -> dict[str, Any]:
-        """The JSON of a request. Its content type has to be JSON's: a web page cannot send that to
-        another server without having asked.
+        """The JSON of a request, if it has a body. Its content type has to be JSON's: a web page
+        cannot send that to another server without having asked.
         """
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestRefused(415, "send JSON, with the header Content-Type: application/json")
         limit = self._run.gateway.max_body_mb * 1_000_000
         text = bytearray()
         async for chunk in request.stream():
@@ -181,6 +178,9 @@ class Server:
                     f"the body has more than {self._run.gateway.max_body_mb:g} MB"
                     " (gateway.max_body_mb)",
                 )
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if text and kind != "application/json":
+            raise RequestRefused(415, "send JSON, with the header Content-Type: application/json")
         return parsed(bytes(text))
 
 

@@ -120,7 +120,7 @@ class SessionIndex:
         try:
             session.add(call)
         except InvalidCall as error:
-            logger.warning("session %s of %s: %s", call.session, env, one_line(error))
+            logger.warning("session %r of %s: %s", call.session, env, one_line(error))
 
     def _end(self, name: tuple[str, str]) -> None:
         self.sessions.pop(name, None)

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from streamrl.log.codec import encode
 from streamrl.records import SessionStart
 from tests.gateway.conftest import Shared
 from tests.support.gateways import Gateways, gateways
@@ -56,6 +57,19 @@ def test_a_conversation_goes_on_token_for_token(tmp_path: Path):
     before = len(first.prompt) + len(first.tokens)
     assert answer.usage and answer.usage.prompt_tokens == before + len(second.prompt)
     assert answer.usage.completion_tokens == len(second.tokens)
+
+
+def test_a_long_session_costs_the_log_what_it_says(tmp_path: Path):
+    """Not what it says times the number of its calls."""
+    with gateways(tmp_path, lambda prompt, choice: "yes") as gateway:
+        api = client(gateway, gateway.start())
+        conversation: Any = list(ASKED)
+        for turn in range(30):
+            answer = api.chat.completions.create(model="policy", messages=conversation)
+            conversation.append({"role": "assistant", "content": answer.choices[0].message.content})
+            conversation.append({"role": "user", "content": f"turn {turn:02}"})
+        sizes = [len(encode(call)) for call in gateway.calls()]
+    assert len(sizes) == 30 and abs(sizes[-1] - sizes[1]) < 10
 
 
 def test_an_agent_with_tools_goes_on_from_its_calls(tmp_path: Path):

@@ -205,6 +205,7 @@ def test_only_json_and_only_names_of_this_machine(shared: Shared):
     url = f"{shared.url}/rl/start_session"
     plain = post(url, content=b'{"task_id": "1"}', headers={"content-type": "text/plain"})
     assert plain.status_code == 415
+    assert "task_id" in post(url).text  # nothing was sent
     assert post(url, json={"task_id": "1"}, headers={"host": "evil.example"}).status_code == 400
     assert httpx.get(f"{shared.url}/health").json() == {"status": "ok"}
     models = httpx.get(f"{shared.url}/v1/models", headers={"x-api-key": shared.key})
