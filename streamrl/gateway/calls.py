@@ -147,7 +147,13 @@ class Calls:
         ordinal = session.next_ordinal(body)
         if ordinal and not is_new:
             ordinal -= 1
-        return Asked(session, request, body, ordinal, place_of(session.tree, request))
+        return Asked(
+            session=session,
+            request=request,
+            body=body,
+            ordinal=ordinal,
+            place=place_of(session.tree, request),
+        )
 
     def _sampling(self, asked: Asked) -> asyncio.Task[list[ModelCall]]:
         task = asyncio.create_task(

@@ -56,12 +56,18 @@ class Replica:
         recorder = Recorder(producer, self._follower)
         sampler = Sampler(run, self._clients)
         keys = make_keys(run)
-        self._calls = Calls(run, self._index, self._follower, recorder, sampler)
-        api = SessionsApi(run, self._index, self._follower, recorder, keys)
+        self._calls = Calls(
+            run=run, index=self._index, follower=self._follower, recorder=recorder, sampler=sampler
+        )
+        api = SessionsApi(
+            run=run, index=self._index, follower=self._follower, recorder=recorder, keys=keys
+        )
         self._counted = Counter[str]()
         self._added_s = 0.0
         self._loop = Future[asyncio.AbstractEventLoop]()
-        self.app = Server(run, keys, self._calls, api, self._clients).app(self._lifespan)
+        self.app = Server(
+            run=run, keys=keys, calls=self._calls, sessions=api, clients=self._clients
+        ).app(self._lifespan)
 
     def follow(self, is_over: Callable[[], bool], mark_ready: Callable[[], None]) -> None:
         """Read the log until `is_over`. The replica is ready once it has read what lay there when

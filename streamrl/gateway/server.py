@@ -90,7 +90,13 @@ class Server:
                 refused = error
             except StreamrlError as error:
                 logger.warning("%s: %s", request.url.path, describe_error(error))
-                refused = RequestRefused(503, f"the log cannot be reached: {error}", "", "", 1)
+                refused = RequestRefused(
+                    status=503,
+                    why=f"the log cannot be reached: {error}",
+                    field="",
+                    code="",
+                    retry_after_s=1,
+                )
             except ClientDisconnect:
                 refused = RequestRefused(400, "the body ended too early")
             except Exception as error:

@@ -265,13 +265,21 @@ def copy_rewarded(
     envs = {name: env.model_copy(update={"replicas": 0}) for name, env in run.envs.items()}
     stopped = run.model_copy(update={"fork": run.fork.model_copy(update=changes), "envs": envs})
     trained = groups_before(old, version)
-    copy = RewardedCopy(old, new, parent, stopped, rewards, trained)
+    copy = RewardedCopy(
+        old=old, new=new, parent=parent, run=stopped, rewards=rewards, trained=trained
+    )
     copy.copy()
     writer = new.writer("fork")
     _copy(writer.commit, env_progress(old, parent, run, copy.groups_of_producers()))
     writer.close()
     batches = sum(1 for _ in read_batches(new))
-    return ForkResult(stopped, len(copy.producers), copy.rollouts, batches > 0, batches)
+    return ForkResult(
+        run=stopped,
+        groups=len(copy.producers),
+        rollouts=copy.rollouts,
+        has_batch=batches > 0,
+        batches=batches,
+    )
 
 
 def groups_before(old: Log, version: int) -> dict[GroupKey, None]:

@@ -163,7 +163,13 @@ class SubprocessPool:
         allow_reading: bool,
     ) -> None:
         self._calls = [
-            SubprocessCall(function, timeout_s, memory_mib, prepare, allow_reading)
+            SubprocessCall(
+                function=function,
+                timeout_s=timeout_s,
+                memory_mib=memory_mib,
+                prepare=prepare,
+                allow_reading=allow_reading,
+            )
             for _ in range(processes)
         ]
         # last in, first out: a process that has started is taken before one that has not
