@@ -219,7 +219,7 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
 def steps_of_ours(
     publisher: VersionPublisher, coming: Iterator[TrainingInput], batches: Sequence[Batch]
 ) -> list[float]:
-    """Seconds of each step. What is under way behind the last of them belongs to all of them alike."""
+    """Seconds of each step. What runs after the last of them belongs to all of them alike."""
     seconds = list[float]()
     for _ in batches:
         started = time.perf_counter()

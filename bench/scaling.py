@@ -2,7 +2,7 @@
 those of a curve are measured in turns.
 
     python -m bench.scaling [--curve envs --curve partitions ...] [--rounds 3] [--seconds 2]
-    python -m bench.scaling --table       what was measured last: the table as Markdown, and the picture again
+    python -m bench.scaling --table       the last measurement: its table as Markdown, its picture
 
 Writes bench/results/scaling.json and docs/images/scaling.png. bench/README.md says how and why.
 """

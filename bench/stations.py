@@ -1,9 +1,13 @@
 """The two ends of the data path, each a process: who makes rollouts, and who takes batches. They
 take orders on stdin, a JSON object a line.
 
-    python -m bench.stations generator SETTINGS.json      {"rate": rollouts/s, or null for as many as are wanted; 0 pauses}
-    python -m bench.stations trainer SETTINGS.json        {"report": true}: latencies since the last report, in s
-    python -m bench.stations follower-0 SETTINGS.json     another trainer of the same batches, which nobody follows
+    python -m bench.stations generator SETTINGS.json
+    python -m bench.stations trainer SETTINGS.json
+    python -m bench.stations follower-0 SETTINGS.json
+
+The generator takes {"rate": rollouts/s}, where null is as many as are wanted and 0 pauses. The
+trainer takes {"report": true} and prints the latencies since the last report, in s. A follower is
+another trainer of the same batches, which nobody follows.
 
 Both count what they have done in a file of eight bytes that anybody may map.
 """

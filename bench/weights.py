@@ -189,7 +189,7 @@ class Agents:
 
 
 class Copiers:
-    """What an agent does up to vLLM: hears of a version, pulls it, verifies it. `count` at a time."""
+    """`count` agents up to vLLM: each hears of a version, pulls it and verifies it."""
 
     def __init__(self, run: RunFile, log: Log, directory: Path, count: int) -> None:
         self._store, self._announced = (

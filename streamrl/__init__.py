@@ -7,8 +7,8 @@ stand on four floors, and no room imports from one that stands after it:
 2. `config/` (what a run is), `log/` (bytes in order), `processor/` (exactly once), `local_kafka/`
    (a Kafka without Docker), `monitoring/` (what a run says of itself).
 3. The loop, a room a role: `weights/`, `inference/`, `sessions/` (the model calls of an agent as a
-   tree), `envs/`, `gateway/` and `assembler/` (agents that sample over HTTP), `buffer/`, `batcher/`,
-   `learner/`, `scorer/`, `evaluator/`.
+   tree), `envs/`, `gateway/` and `assembler/` (agents that sample over HTTP), `buffer/`,
+   `batcher/`, `learner/`, `scorer/`, `evaluator/`.
 4. `orchestrator/` starts and watches them, `recordings/` runs a recorded run again, `dashboard/`
    shows one in a browser, `cli/` is the command.
 """

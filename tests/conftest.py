@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[1]
 COMPILED = ROOT / ".streamrl" / "compiled"
 COMPILED_BYTES = 1 << 30  # above it, a session begins with none
 # Most of the time of a learner in a test, and of a broker or a server that has just started, goes
-# into compiling what is run a few times only: neither XLA nor Java optimises here, and vLLM does not
-# compile the one function that it still would. Without its fusion emitters XLA compiles a training
-# step in a quarter of the time, to the same loss. The learner of a whole run (tests/loop) is
-# compiled as a user's is.
+# into compiling what is run a few times only: neither XLA nor Java optimises here, and vLLM does
+# not compile the one function that it still would. Without its fusion emitters XLA compiles a
+# training step in a quarter of the time, to the same loss. The learner of a whole run (tests/loop)
+# is compiled as a user's is.
 QUICK_TO_COMPILE = {
     "JAX_COMPILATION_CACHE_DIR": str(COMPILED),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

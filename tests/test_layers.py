@@ -1,4 +1,6 @@
-"""Which room may touch what: read from the sources, so that a wrong import fails before it works."""
+"""Which room may touch what: read from the sources, so that a wrong import fails before it
+works.
+"""
 
 from __future__ import annotations
 

@@ -175,7 +175,9 @@ class Chain:
             self.fold_batcher([])
 
     def go(self, batches: int = BATCHES, patience: int = 60_000) -> int:
-        """Returns the number of batches made; stops at that many, or when patience is at its end."""
+        """Returns the number of batches made; stops at that many, or when patience is at
+        its end.
+        """
         for _ in range(patience):
             if self.pools.next_batch >= batches:
                 break

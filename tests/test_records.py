@@ -1,4 +1,6 @@
-"""Records on the wire: round trips, and the golden bytes that every later version must still read."""
+"""Records on the wire: round trips, and the golden bytes that every later version must
+still read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The settings of a run file as tables, from `streamrl/config/run_file.py`: name, type and default from the
-models, the meaning from the comments.
+"""The settings of a run file as tables, from `streamrl/config/run_file.py`: name, type and default
+from the models, the meaning from the comments.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def table(place: Place) -> str:
 
 
 def meaning(model: type[Section], name: str, field: FieldInfo) -> str:
-    """What is said of a setting: the comment beside it, otherwise what the section says that it is."""
+    """The meaning of a setting: the comment beside it, otherwise the docstring of the section."""
     inner = section_of(field.annotation)[0]
     return comments(model).get(name) or (
         first_sentence(inner.__doc__) if inner and inner.__doc__ else ""
@@ -163,7 +163,7 @@ def escaped(text: str) -> str:
 
 
 def without_meaning() -> list[str]:
-    """Settings of which nothing is said: no comment, and no sentence of the section that they are."""
+    """The settings without a meaning: with no comment and with no docstring of a section."""
     return [
         f"{place.path}.{name}".lstrip(".")
         for place in places(Place("", RunFile))

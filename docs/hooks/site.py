@@ -1,8 +1,10 @@
 """Hooks of MkDocs: what of the site is made when it is built, from the code and from files outside
 docs/.
 
-- README.md is the first page; files that a page links to and that lie outside docs/ (SECURITY.md, a run file, a source) are pages too.
-- `<!-- settings -->` and `<!-- commands -->` in a page are replaced by what `settings.py` and `commands.py` make of the code.
+- README.md is the first page; files that a page links to and that lie outside docs/ (SECURITY.md, a
+  run file, a source) are pages too.
+- `<!-- settings -->` and `<!-- commands -->` in a page are replaced by what `settings.py` and
+  `commands.py` make of the code.
 - Each room of the package has a page of its docstrings (mkdocstrings).
 
 In docs/, on GitHub and in an editor, links are those of the repository; here they are turned into

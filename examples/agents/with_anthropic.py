@@ -1,4 +1,4 @@
-"""An agent that uses the anthropic SDK. Two lines are there for the gateway: base_url and api_key."""
+"""An agent that uses the anthropic SDK. Only base_url and api_key are there for the gateway."""
 
 from anthropic import Anthropic, DefaultHttpxClient
 

@@ -74,7 +74,7 @@ class SessionAssembler:
         session.last_s = self.time_s
 
     def on_end(self, event: Event, end: SessionEnd) -> None:
-        """A session ends. The end of one that is over says nothing new: it may be our own record."""
+        """A session ends. If it is over already, this changes nothing: it may be our own record."""
         session = self._sessions_of(event).open.get(end.session)
         if session is None or session.end is not None:
             return
@@ -237,7 +237,7 @@ class SessionAssembler:
 
 
 def is_check_due(state: AssemblerState, time_s: float) -> bool:
-    """Has it been a while since the limits of time were looked at? Also if the clock was set back."""
+    """Whether the limits of time are to be looked at again. They are if the clock was set back."""
     return abs(time_s - state.checked_s) >= CHECK_S
 
 

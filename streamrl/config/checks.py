@@ -62,8 +62,8 @@ def _env_problems(run: RunFile) -> Iterator[str]:
         reads_tools = env.sessions or env.kind.startswith("verifiers:")
         if env.tool_syntax != "json" and not reads_tools:
             yield (
-                f"envs.{name}.tool_syntax is for envs of kind verifiers:... and for sessions; others"
-                " read what the policy says themselves"
+                f"envs.{name}.tool_syntax is for envs of kind verifiers:... and for sessions;"
+                " others read what the policy says themselves"
             )
         if env.sessions and env.replicas:
             yield (

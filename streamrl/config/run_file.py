@@ -169,7 +169,8 @@ class Buffer(Section):
     min_group_size: int = Field(default=2, ge=1)
     # Staleness limit: a rollout trains at most so many policy versions after its oldest token.
     max_age: int = Field(default=1, ge=0)
-    # Number of processes. Shard i of n takes every n-th partition of rollouts.<env>; fixed for a run.
+    # Number of processes; fixed for a run. Shard i of n takes every n-th partition of
+    # rollouts.<env>.
     shards: int = Field(default=1, ge=1)
     # Limit of the tokens held for one env, and of 64 times as many bytes. Beyond it the oldest
     # groups close. Each shard has an equal part of it.
@@ -641,7 +642,7 @@ class Fork(Section):
     balance: dict[str, float] = {}
     stage: int = 0  # Stage of the curriculum that the parent had reached (batcher/curriculum.py).
     rewards: dict[str, list[float]] = {}  # Rewards of the parent's last batches by env.
-    # Scorers whose rewards its first rollouts have, each as NAME@VERSION (`streamrl fork --rewards`).
+    # Scorers whose rewards its first rollouts have: NAME@VERSION each (`streamrl fork --rewards`).
     scorers: list[str] = []
 
 

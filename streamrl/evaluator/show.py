@@ -150,7 +150,7 @@ def evaluate(
 
 
 def table(found: Iterable[Evaluation]) -> Table:
-    """A table with a row for each evaluation and version. Of several results the last one counts."""
+    """A table with a row for each evaluation and version. Of several results the last counts."""
     last = {(evaluation.name, evaluation.version): evaluation for evaluation in found}
     ks = sorted({p.k for evaluation in last.values() for p in evaluation.pass_at})
     made = Table(

@@ -50,7 +50,7 @@ class Liveness:
         self._over.set()
 
     def on_start(self, name: str) -> None:
-        """Forget the address and the answers of the process before, as the part is started again."""
+        """Forget the address and the answers of the part's last process: it is started again."""
         if name in self.lives:
             targets_file(self._run, self._names[name]).unlink(missing_ok=True)
             self.lives[name] = ProbeState()

@@ -123,7 +123,7 @@ def _kill_session(leader: subprocess.Popen[bytes], attempts: int = 500) -> None:
 
 
 def kill_tagged(token: str) -> None:
-    """Send SIGKILL to all other processes with this token and to their groups until none is left."""
+    """Send SIGKILL to all other processes with this token, and their groups, until none is left."""
     import psutil
 
     groups: set[int] = set()

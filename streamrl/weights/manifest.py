@@ -132,7 +132,7 @@ def is_plain_filename(name: str) -> bool:
 
 
 def differences(expected: Iterable[WeightFile], found: Iterable[WeightFile]) -> list[str]:
-    """The differences between a copy and what is expected, file by file. Empty if there are none."""
+    """The differences between a copy and what is expected, by file. Empty if there are none."""
     there = {file.name: file for file in found}
     problems: list[str] = []
     for file in expected:

@@ -83,7 +83,7 @@ def pinned_for_eval(newest: int, keep: int, every: int) -> set[int]:
 
 
 class Store:
-    """The versions of one learner under `root`, a directory URI. All its errors are WeightErrors."""
+    """The versions of one learner under `root`, a directory URI. All errors are WeightErrors."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")

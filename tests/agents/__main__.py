@@ -1,5 +1,5 @@
-"""`python -m tests.agents`: three agents of other people's SDKs are trained, one after another, each
-in a run of its own. Prints a row each. Exit code 1 if one has not learned, or a call was lost.
+"""`python -m tests.agents`: three agents of other people's SDKs are trained, one after another,
+each in a run of its own. Prints a row each. Exit code 1 if one has not learned, or a call was lost.
 """
 
 from __future__ import annotations

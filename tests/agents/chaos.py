@@ -1,6 +1,6 @@
-"""`python -m tests.agents.chaos`: sessions of 20 calls, while the gateway's replicas, the assembler,
-the server, the agents and the broker are killed at random moments. Exit code 1 if a call or a
-session was lost or doubled, or if a token differs from the same session without a kill.
+"""`python -m tests.agents.chaos`: sessions of 20 calls, while the gateway's replicas, the
+assembler, the server, the agents and the broker are killed at random moments. Exit code 1 if a call
+or a session was lost or doubled, or if a token differs from the same session without a kill.
 
 The server is a stub whose answers are a function of the prompt, so what each session has to be is
 known. Everything else is real: processes, broker, HTTP.

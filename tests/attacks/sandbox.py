@@ -204,7 +204,8 @@ def without(call: int) -> Callable[[Path], str]:
         filtered = f"""
 import asyncio, struct
 from streamrl.envs.sandbox import limits, programs
-lines = [(limits.LOAD, 0, 0, limits.NUMBER), (limits.EQUAL, 0, 1, {call}), (limits.RETURN, 0, 0, 0x00050000 | 38)]
+lines = [(limits.LOAD, 0, 0, limits.NUMBER), (limits.EQUAL, 0, 1, {call})]
+lines.append((limits.RETURN, 0, 0, 0x00050000 | 38))
 lines.append((limits.RETURN, 0, 0, limits.ALLOW))
 limits.install_seccomp(b"".join(struct.pack("=HBBI", *line) for line in lines))
 try:
@@ -226,8 +227,8 @@ except limits.NoSandbox as error:
 
 
 def of_an_env(directory: Path) -> str:
-    """Can another process of this user read the environment of one that has called `hide_memory`, as
-    envs do?
+    """Can another process of this user read the environment of one that has called `hide_memory`,
+    as envs do?
     """
     code = (
         "from streamrl.envs.sandbox import limits; limits.hide_memory(); print('ready',"
@@ -255,15 +256,17 @@ import sys
 def look():
     frame = sys._getframe()
     while frame:
-        if any(''.join(['4177', '909133']) in repr(value) for value in [*frame.f_locals.values()]): print('HARM: expected values in a frame')
+        if any(''.join(['4177', '909133']) in repr(value) for value in [*frame.f_locals.values()]):
+            print('HARM: expected values in a frame')
         frame = frame.f_back
 """
 OBJECTS = """
 import gc
 def look():
     for thing in gc.get_objects():
-        if type(thing) in (str, bytes, list, dict, tuple) and ''.join(['4177', '909133']) in repr(thing)[:10000]:
-            print('HARM: expected values in memory')
+        if type(thing) in (str, bytes, list, dict, tuple):
+            if ''.join(['4177', '909133']) in repr(thing)[:10000]:
+                print('HARM: expected values in memory')
 """
 MEMORY = """
 def look():
@@ -277,8 +280,10 @@ def look():
 """
 EVERY_PIPE = """
 import os
+lines = ('{"test": 0, "passed": true}', '{"test": 1, "passed": true}', '{"value": 4177909133}',
+         '{"value": 9091}', '{"callable": true}')
 for descriptor in range(64):
-    for line in ('{"test": 0, "passed": true}', '{"test": 1, "passed": true}', '{"value": 4177909133}', '{"value": 9091}', '{"callable": true}'):
+    for line in lines:
         try: os.write(descriptor, line.encode() + b'\\n')
         except OSError: pass
 def solve(x): return 0
@@ -307,7 +312,8 @@ atexit.register(lambda: os._exit(0))
 OWNER = """
 import fcntl, os, time
 r, w = os.pipe()
-for steps in ((fcntl.F_SETOWN, VICTIM), (fcntl.F_SETSIG if hasattr(fcntl, 'F_SETSIG') else 10, 9), (fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)):
+for steps in ((fcntl.F_SETOWN, VICTIM), (fcntl.F_SETSIG if hasattr(fcntl, 'F_SETSIG') else 10, 9),
+              (fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)):
     try: fcntl.fcntl(r, *steps); print('HARM: fcntl', steps)
     except PermissionError: pass
 os.write(w, b'x')
@@ -317,7 +323,9 @@ MEMORIES = """
 import mmap, os
 held = []
 def more():
-    try: held.append(os.open(f'/proc/self/fd/{os.memfd_create("x")}', os.O_RDWR)); print('HARM: memfd')
+    try:
+        held.append(os.open(f'/proc/self/fd/{os.memfd_create("x")}', os.O_RDWR))
+        print('HARM: memfd')
     except OSError: pass
     for flags in (mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
         held.append(mmap.mmap(-1, 32 << 20, flags)); held[-1].write(bytes(32 << 20))
@@ -328,29 +336,35 @@ except (MemoryError, OSError): pass
 """
 LIMITS = """
 import os, resource
-for of, what in ((VICTIM, resource.RLIMIT_NOFILE), (os.getppid(), resource.RLIMIT_NOFILE), (0, resource.RLIMIT_AS)):
+for of, what in ((VICTIM, resource.RLIMIT_NOFILE), (os.getppid(), resource.RLIMIT_NOFILE),
+                 (0, resource.RLIMIT_AS)):
     try: resource.prlimit(of, what, (8, 8)); print('HARM: a limit was set of', of)
     except (PermissionError, ValueError): pass
 try: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)); print('HARM: no limit any more')
 except (PermissionError, ValueError): pass
-for attempt in (lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19), lambda: os.sched_setaffinity(os.getppid(), {0}),
+for attempt in (lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19),
+                lambda: os.sched_setaffinity(os.getppid(), {0}),
                 lambda: os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))):
     try: attempt(); print('HARM: another process is slowed down')
     except PermissionError: pass
 """
 METADATA = """
 import os
-for attempt in (lambda: os.setxattr(FILE, 'user.note', b'x'), lambda: os.utime(FILE, (0, 0)), lambda: os.chmod(FILE, 0),
-                lambda: os.fchmod(os.open(os.__file__, os.O_RDONLY), os.stat(os.__file__).st_mode), lambda: os.truncate(FILE, 0),
-                lambda: os.remove(FILE), lambda: os.rename(FILE, FILE + '2'), lambda: os.link(FILE, FILE + '3'), lambda: open(FILE, 'a'),
+for attempt in (lambda: os.setxattr(FILE, 'user.note', b'x'), lambda: os.utime(FILE, (0, 0)),
+                lambda: os.chmod(FILE, 0),
+                lambda: os.fchmod(os.open(os.__file__, os.O_RDONLY), os.stat(os.__file__).st_mode),
+                lambda: os.truncate(FILE, 0), lambda: os.remove(FILE),
+                lambda: os.rename(FILE, FILE + '2'), lambda: os.link(FILE, FILE + '3'),
+                lambda: open(FILE, 'a'),
                 lambda: open('/dev/shm/streamrl-attack', 'w'), lambda: open(FILE + '4', 'x')):
     try: attempt(); print('HARM: a file was changed')
     except PermissionError: pass
 """
 READING = """
 import os, sys
-for path in (FILE, f'/proc/{VICTIM}/environ', f'/proc/{os.getppid()}/environ', f'/proc/{os.getppid()}/mem', '/proc/self/environ', '/proc/self/mem',
-             '/etc/passwd', '/proc/1/cmdline', '/dev/kmsg'):
+for path in (FILE, f'/proc/{VICTIM}/environ', f'/proc/{os.getppid()}/environ',
+             f'/proc/{os.getppid()}/mem', '/proc/self/environ', '/proc/self/mem', '/etc/passwd',
+             '/proc/1/cmdline', '/dev/kmsg'):
     try: print('HARM:', path, open(path, 'rb').read(100))
     except OSError: pass
 for path in ('/tmp', '/root', '/home', '/proc'):
@@ -359,8 +373,10 @@ for path in ('/tmp', '/root', '/home', '/proc'):
 """
 NETWORK = """
 import os, socket, subprocess, threading
-for attempt in (lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX), lambda: socket.socketpair(), lambda: os.fork(),
-                lambda: subprocess.run(['/bin/true']), lambda: os.execv('/bin/true', ['true']), lambda: threading.Thread(target=print).start(),
+for attempt in (lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX),
+                lambda: socket.socketpair(), lambda: os.fork(),
+                lambda: subprocess.run(['/bin/true']), lambda: os.execv('/bin/true', ['true']),
+                lambda: threading.Thread(target=print).start(),
                 lambda: os.kill(VICTIM, 9), lambda: os.killpg(os.getpgid(os.getppid()), 0)):
     try: attempt(); print('HARM: it is not alone')
     except (PermissionError, RuntimeError, BlockingIOError): pass

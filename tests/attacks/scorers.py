@@ -124,7 +124,8 @@ def running(text: str) -> Callable[[Path], str]:
 READS = """
 import os
 found = os.environ.get('STREAMRL_KAFKA_PASSWORD', '')
-for path in (FILE, f'/proc/{ENV}/environ', f'/proc/{os.getppid()}/environ', f'/proc/{os.getppid()}/mem', '/proc/self/environ', '/etc/passwd'):
+for path in (FILE, f'/proc/{ENV}/environ', f'/proc/{os.getppid()}/environ',
+             f'/proc/{os.getppid()}/mem', '/proc/self/environ', '/etc/passwd'):
     try: found += path + open(path, 'rb').read(60).decode('latin-1')
     except OSError: pass
 for descriptor in range(3, 64):
@@ -134,9 +135,11 @@ for descriptor in range(3, 64):
 ACTS = """
 import os, resource, socket, subprocess
 found = ''
-for name, attempt in (('program', lambda: subprocess.run(['/bin/true'])), ('fork', os.fork), ('socket', socket.socket),
-                      ('kill', lambda: os.kill(ENV, 0)), ('parent', lambda: os.kill(os.getppid(), 9)), ('memory', lambda: bytearray(2 << 30)),
-                      ('write', lambda: open(FILE, 'w')), ('limit', lambda: resource.prlimit(ENV, resource.RLIMIT_NOFILE, (8, 8)))):
+for name, attempt in (('program', lambda: subprocess.run(['/bin/true'])), ('fork', os.fork),
+                      ('socket', socket.socket), ('kill', lambda: os.kill(ENV, 0)),
+                      ('parent', lambda: os.kill(os.getppid(), 9)),
+                      ('memory', lambda: bytearray(2 << 30)), ('write', lambda: open(FILE, 'w')),
+                      ('limit', lambda: resource.prlimit(ENV, resource.RLIMIT_NOFILE, (8, 8)))):
     try: attempt(); found += name + ' '
     except (OSError, MemoryError): pass
 """
@@ -199,10 +202,8 @@ def without_verdict(directory: Path) -> str:
     async def judge() -> str:
         verify = MathVerify(timeout_s=0.5, processes=1)
         try:
-            return (
-                "it was given"
-                f" {await verify(Problem([], '42'), Completion('$' + '9^{' * 6 + '9' + '}' * 6 + '$', True), {})}"
-            )
+            tower = Completion("$" + "9^{" * 6 + "9" + "}" * 6 + "$", True)
+            return f"it was given {await verify(Problem([], '42'), tower, {})}"
         except (CallFailed, RuntimeError):
             return ""
         finally:

@@ -200,7 +200,9 @@ def by_number(rules: CurriculumRules, progress: CurriculumState, batch: int) -> 
 
 
 def test_what_a_share_that_ends_is_owed_goes_to_the_others():
-    """Balances add up to nothing before and after; otherwise every later batch would be too small."""
+    """Balances add up to nothing before and after; otherwise every later batch would be too
+    small.
+    """
     assert rebase_deficit(HARD, {"copy": 6.0, "add": -4.0, REMAINDER: -2.0}) == {
         "add": 2.0,
         REMAINDER: -2.0,

@@ -395,7 +395,7 @@ def test_a_failed_generation_lets_its_group_close():
     assert groups(out)[0].uids == ["g0-1"]
 
 
-def test_why_a_generation_failed_is_a_line_of_bounded_length_and_in_earlier_runs_what_the_env_said():
+def test_why_a_generation_failed_is_a_line_of_bounded_length_and_earlier_what_the_env_said():
     said = "gone \x1b]0;owned\x07 " + "x" * 1000
     events = [
         version_event(0),

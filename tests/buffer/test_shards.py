@@ -1,5 +1,5 @@
-"""A buffer in shards: what each reads and holds, and a run of two that ends, restarts, is audited and
-replayed as a run of one.
+"""A buffer in shards: what each reads and holds, and a run of two that ends, restarts, is audited
+and replayed as a run of one.
 """
 
 from __future__ import annotations

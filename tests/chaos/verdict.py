@@ -291,7 +291,9 @@ def number_of(group_id: str) -> int:
 
 
 def events(log: Log, topic: str, schema: str) -> Iterator[Event]:
-    """All of a topic, partition by partition, but for what `tests/support/rubbish.py` has put there."""
+    """All of a topic, partition by partition, but for what `tests/support/rubbish.py` has put
+    there.
+    """
     for partition in range(log.topics()[topic]):
         for message in read(log, topic, partition):
             if not is_rubbish(message):

@@ -95,7 +95,9 @@ class WatchedProducer:
 
 
 class UntransactedLog(WatchedLog):
-    """The control: what a part without transactions would do. The harness must find fault with it."""
+    """The control: what a part without transactions would do. The harness must find fault
+    with it.
+    """
 
     def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         return UntransactedWriter(self.settings, self.prefix, identity, self._note)

@@ -142,7 +142,8 @@ def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer
         ("learner.loss=grp", r"^[^:]*: learner.loss: 'grp' is not known; did you mean 'grpo'\?$"),
         (
             "learner.loss=reinforce",
-            f"'reinforce' is not known; shipped: {', '.join(choices.LOSSES)}; your own: MODULE:NAME",
+            f"'reinforce' is not known; shipped: {', '.join(choices.LOSSES)};"
+            " your own: MODULE:NAME",
         ),
         ("learner.kl=k33", r"learner.kl: 'k33' is not known; did you mean 'k3'\?"),
         ("buffer.advantage=rlo", r"buffer.advantage: 'rlo' is not known; did you mean 'rloo'\?"),

@@ -47,7 +47,9 @@ CORE_EXTRAS = {
 
 
 def services() -> dict[str, dict[str, tuple[str, ...]]]:
-    """What is started in each image: the commands of compose and of Kubernetes, by image and part."""
+    """What is started in each image: the commands of compose and of Kubernetes, by image
+    and part.
+    """
     found: dict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
     for name, service in resolved("cpu", "gpu", "scorer", "evaluator")["services"].items():
         if name != "kafka":

@@ -4,7 +4,7 @@ Python are run, data is checked.
 A comment before a block says what is not to be seen:
 
     <!-- needs: live run -->    it is not run here but counted (`TAGS` says what the words mean)
-    <!-- file: greet.py -->     the reader is to save it under that name: so it is, in the directory of the page's other blocks
+    <!-- file: greet.py -->     it is saved under that name, where the page's other blocks run
     <!-- exit: 1 -->            its exit code
 
 """

@@ -44,7 +44,9 @@ def make(address: str) -> RunFile:
 
 
 def place(run: RunFile, directory: Path) -> None:
-    """Make `directory` one that a reader could be in: the run in runs/, a run file, the examples."""
+    """Make `directory` one that a reader could be in: the run in runs/, a run file, the
+    examples.
+    """
     (directory / "runs" / run.run).mkdir(parents=True)
     (directory / "runs" / run.run / "run.yaml").write_text(
         yaml.safe_dump(run.model_dump(mode="json"))

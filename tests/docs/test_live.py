@@ -121,7 +121,9 @@ def said(directory: Path) -> str:
 
 
 def follow(block: Block, run: Live, directory: Path, done: list[str]) -> None:
-    """Do what it says, as a reader of the page; what another page has had done is not done again."""
+    """Do what it says, as a reader of the page; what another page has had done is not done
+    again.
+    """
     if block.language == "python":
         interpreter = (
             str(run.run.inference.interpreter) if block.needs == "torch" else sys.executable

@@ -173,7 +173,8 @@ def test_a_problem_follows_from_seed_and_index_alone(kind: str):
 def test_another_process_poses_the_same_problems():
     script = """if True:
         from streamrl.envs.catalog import make_env
-        for kind, params in (("copy-digits", {}), ("add-digits", {}), ("reasoning-gym", {"task": "chain_sum"})):
+        params = {"copy-digits": {}, "add-digits": {}, "reasoning-gym": {"task": "chain_sum"}}
+        for kind, params in params.items():
             print([make_env(kind, 1, params, "envs.x").problem(i).messages for i in range(20)])
     """
     root = Path(__file__).parents[2]

@@ -41,7 +41,9 @@ def test_ranks_share_each_epoch(size: int, world_size: int):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_replicas_come_to_the_same_by_their_numbers(world_size: int):
-    """Four epochs of ten problems, taken by ProblemCursor as an env does, whatever the pace of each."""
+    """Four epochs of ten problems, taken by ProblemCursor as an env does, whatever the pace of
+    each.
+    """
     epochs = EpochOrder(3, 10)
     for rank in range(world_size):
         cursor = ProblemCursor(EnvProgress(producer=f"x-{rank}", next_problem=rank), world_size)

@@ -32,7 +32,9 @@ def test_it_is_the_share_of_the_draws_of_k_that_have_a_right_one(samples: int, p
 
 
 def test_it_is_unbiased():
-    """The mean over all outcomes of 6 answers, each right with 0.3, is the chance that one of 2 is."""
+    """The mean over all outcomes of 6 answers, each right with 0.3, is the chance that one
+    of 2 is.
+    """
     chances = [0.3**c * 0.7 ** (6 - c) * len(list(combinations(range(6), c))) for c in range(7)]
     assert sum(p * pass_at_k(6, c, 2) for c, p in enumerate(chances)) == pytest.approx(1 - 0.7**2)
 

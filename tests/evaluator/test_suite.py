@@ -172,7 +172,9 @@ def test_only_what_is_missing_is_asked_for_again():
 
 
 def test_a_problem_without_enough_answers_has_fewer_and_is_left_out_of_larger_k():
-    """The first problem gets one answer of three, in as many rounds as there are; the second all."""
+    """The first problem gets one answer of three, in as many rounds as there are; the
+    second all.
+    """
     policy = Policy([WHOLE, *[[(VERSION + 1, 3)]] * 2, *[WHOLE] * 3, *[[(VERSION + 1, 3)]] * 4])
     made, answers = taken(policy, problems=2, samples=3, k=[1, 2])
     counts = sorted(len(a.rollouts) for a in answers)

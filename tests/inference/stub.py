@@ -61,7 +61,9 @@ class Stub(ThreadingHTTPServer):
         self.server_close()
 
     def kill(self) -> None:
-        """It answers nobody any more; whoever waits for an answer sees the end of its connection."""
+        """It answers nobody any more; whoever waits for an answer sees the end of its
+        connection.
+        """
         self.mode = "held"
         self.killed.set()
 

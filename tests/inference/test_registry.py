@@ -211,7 +211,9 @@ class World:
             registry.on_server(name, record, self.now)
 
     def group(self, registry: Registry, size: int, turns: int) -> None:
-        """`size` rollouts in one request, which go on by themselves; then another group, for ever."""
+        """`size` rollouts in one request, which go on by themselves; then another group,
+        for ever.
+        """
         left = [size]
 
         def done() -> None:

@@ -161,10 +161,10 @@ def test_the_line_of_the_log_that_says_why():
     log = """(APIServer pid=7) INFO 11-21 05:35:59 [api_utils.py:286] non-default args
 (EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750] Traceback (most recent call last):
 (EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750]     raise ValueError(
-(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750] ValueError: Not enough memory for the KV cache.
-(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750] ValueError: Not enough memory for the cache.
+(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}
 """
-    assert vllm_server.last_error(log) == "ValueError: Not enough memory for the KV cache."
+    assert vllm_server.last_error(log) == "ValueError: Not enough memory for the cache."
     assert vllm_server.last_error("a line\n\nKilled\n") == "Killed"
     assert vllm_server.last_error("") == "nothing was logged"
 

@@ -132,7 +132,9 @@ def test_what_is_said_of_tokens_goes_to_rows_and_back():
 
 
 def test_the_sequences_of_a_rollout_that_forked_have_its_number():
-    """Rollout a is two sequences, in two rows; b lies behind the first one. Prompts of one token."""
+    """Rollout a is two sequences, in two rows; b lies behind the first one. Prompts of one
+    token.
+    """
     made = assemble([group(sizes=(2, 1, 3), prompt=1)], 0, 0, row_count=2, max_seq_len=6)
     assert made is not None and rollout_numbers(made) is None
     forked = structs.replace(made, uids=["a", "b", "a"], rows=np.array([0, 0, 1], np.int32))

@@ -54,7 +54,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def programs(
     small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, list[Program]]]:
-    """All at once: most of their time they import. The two processes take one row each at a time."""
+    """All at once: most of their time they import. The two processes take one row each at a
+    time.
+    """
     directory = tmp_path_factory.mktemp("gradients")
 
     def launch(out: str, *arguments: object, devices: int = 1) -> Program:

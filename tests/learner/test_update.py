@@ -224,7 +224,9 @@ def bits(state: object) -> list[bytes]:
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_the_next_one_goes_on(training: Training):
-    """Neither the parameters nor the optimiser; and the state that it hands back can be trained on."""
+    """Neither the parameters nor the optimiser; and the state that it hands back can be
+    trained on.
+    """
     training.step(batch())
     before = bits((training.state.model, training.state.opt_state[2]))
     spoilt = batch()

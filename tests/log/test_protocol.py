@@ -1,5 +1,5 @@
-"""A read whose end is known comes to an end, whatever the log does meanwhile; and what is asked of a
-log (`log/protocol.py`).
+"""A read whose end is known comes to an end, whatever the log does meanwhile; and what is asked of
+a log (`log/protocol.py`).
 """
 
 from __future__ import annotations

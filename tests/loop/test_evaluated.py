@@ -30,7 +30,8 @@ SCORES = """
 import sys, json, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
 tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
-assert tokenizer.apply_chat_template([{"role": "user", "content": "47="}])["input_ids"] == [1, 8, 11, 15]
+asked = [{"role": "user", "content": "47="}]
+assert tokenizer.apply_chat_template(asked)["input_ids"] == [1, 8, 11, 15]
 for ids in json.load(sys.stdin):
     logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     print(json.dumps([logprobs[i, token].item() for i, token in enumerate(ids[1:])]))

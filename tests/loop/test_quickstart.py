@@ -64,7 +64,7 @@ def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_every_part_and_the_broker_killed_it_reaches_its_target_and_the_pages_on_replay_and_fork_hold(
+def test_with_every_part_and_the_broker_killed_it_reaches_its_target_and_the_pages_hold(
     tmp_path: Path,
 ):
     with live(tmp_path, quickstart()) as run:

@@ -228,7 +228,9 @@ def stands(path: str, table: Sequence[str]) -> bool:
 
 
 def test_every_setting_stands_in_one_of_the_tables():
-    """A new one fails here: say what changing it does to a run that is gone on with, and show it."""
+    """A new one fails here: say what changing it does to a run that is gone on with, and
+    show it.
+    """
     of_envs = [f"envs.*.{name}" for name in (*ENV, *ENV_OTHERS)]
     whole = [*REFUSED, *FOLDED, *LEARNER, *STARTED_WITH, *of_envs[: len(ENV)]]
     sections = [name for name in OWN_TEST if name != "envs"] + of_envs[len(ENV) :]
@@ -291,7 +293,9 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
 
 @pytest.mark.parametrize("path", FOLDED)
 def test_buffer_and_batcher_go_on_under_the_setting(log: Log, path: str):
-    """Restored under the settings of before, they close groups and build a batch under the new one."""
+    """Restored under the settings of before, they close groups and build a batch under the
+    new one.
+    """
     now = run_file.changed(RUN, FOLDED[path])
     assert now != RUN and list(refusals(RUN, now)) == []
     written = outputs_of_the_next_life(log, now)

@@ -1,4 +1,6 @@
-"""A restored state is brought in line with today's configuration, and with what is left in the log."""
+"""A restored state is brought in line with today's configuration, and with what is left in
+the log.
+"""
 
 from __future__ import annotations
 

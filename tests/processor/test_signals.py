@@ -1,4 +1,6 @@
-"""Signals at the worst moments, in processes of their own: what goes wrong here waits without end."""
+"""Signals at the worst moments, in processes of their own: what goes wrong here waits
+without end.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ def opened(name):
 
 
 log = KafkaLog({"bootstrap.servers": sys.argv[1]}, "silent")
-new, old, asking = opened("new"), opened("old"), opened("asking")  # nobody has told the first who coordinates its group
+new = opened("new")  # nobody has told it who coordinates its group
+old = opened("old")
+asking = opened("asking")
 for writer in (old, asking):
     while not writer.commit_offsets({("in", 0): 0}):
         pass

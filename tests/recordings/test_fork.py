@@ -286,7 +286,9 @@ def test_the_parts_go_on_from_there_and_the_books_are_in_order(parent: MemoryLog
 
 
 def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then():
-    """Two of three visits are by versions up to the fork's; and none where the problems are others."""
+    """Two of three visits are by versions up to the fork's; and none where the problems are
+    others.
+    """
     filtered = changed(RUN, ["envs.copy.pass_rate={high: 0.9}", "envs.add.pass_rate={high: 0.9}"])
     log = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1})
     announce(log, 0)

@@ -333,7 +333,9 @@ def test_two_scorers_may_not_give_the_same_name():
 
 
 def test_rescore_and_fork_go_together():
-    """The rewards of a function, through the records, are those that a live run would have given."""
+    """The rewards of a function, through the records, are those that a live run would have
+    given.
+    """
     log = wander(0, WEIGHTED, "exact", right)
 
     def by_text(problem: Problem, completion: Any, rewards: Any) -> float:

@@ -13,7 +13,9 @@ def index_of(*rollouts: object) -> GroupIndex:
 
 
 def test_a_fork_has_what_batch_k_may_take():
-    """At version 5 with max_age 2: versions 3 to 5, and of a group with any such member all of it."""
+    """At version 5 with max_age 2: versions 3 to 5, and of a group with any such member all
+    of it.
+    """
     found = index_of(*(rollout("copy", f"g{version}", version=version) for version in range(8)))
     assert [name for _, name in found.inherited(5, max_age=2)] == ["g3", "g4", "g5"]
     assert [name for _, name in found.inherited(5, max_age=0)] == ["g5"]

@@ -1,4 +1,6 @@
-"""New rewards for recorded rollouts: what is judged, what is refused, and what a second call does."""
+"""New rewards for recorded rollouts: what is judged, what is refused, and what a second
+call does.
+"""
 
 from __future__ import annotations
 

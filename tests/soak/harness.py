@@ -268,7 +268,9 @@ class Soak:
 
 
 def all_read(log: KafkaLog, run: RunFile) -> bool:
-    """Has the buffer taken every rollout? Behind the last one lies the marker of its transaction."""
+    """Has the buffer taken every rollout? Behind the last one lies the marker of its
+    transaction.
+    """
     done = log.committed_offsets("buffer")
     return all(
         end_offset(log, topology.rollouts(env), p) - done.get((topology.rollouts(env), p), 0) <= 1

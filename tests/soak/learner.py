@@ -54,7 +54,9 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
 
 
 def publish(run: RunFile, writer: Writer, announced: dict[int, str], here: Checkpoint) -> None:
-    """Write this version and announce it, if it is not announced already; then it must be the same."""
+    """Write this version and announce it, if it is not announced already; then it must be
+    the same.
+    """
     store = Store(f"{run.store}/{run.learner.name}")
 
     def write(directory: Path) -> None:

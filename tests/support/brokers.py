@@ -3,7 +3,8 @@
 
 With Docker:
 
-    STREAMRL_TEST_BROKER=container .venv/bin/pytest tests/log/test_contract.py tests/deploy/test_compose.py
+    export STREAMRL_TEST_BROKER=container
+    .venv/bin/pytest tests/log/test_contract.py tests/deploy/test_compose.py
 
 the first is what every log promises, the second the loop. Tests of the local broker itself, and of
 runs that have one of their own, start a local one either way.

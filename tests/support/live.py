@@ -2,8 +2,8 @@
 learner's own logprobs to hold them to.
 
 Starting vLLM takes most of a minute, so one agent is shared by the tests of a file: the fixture
-`live`. It ends with them, because a server that nobody asks still wakes up all the time. It moves on from version to version; a test takes the next number with `announce` and never
-assumes one.
+`live`. It ends with them, because a server that nobody asks still wakes up all the time. It moves
+on from version to version; a test takes the next number with `announce` and never assumes one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Live:
     def announce(
         self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()
     ) -> int:
-        """Write the next version and announce it; its number. `spoil` and `hide` as in `prepare`."""
+        """Write the next version and announce it; its number. `spoil` and `hide` as in
+        `prepare`.
+        """
         return self.tell(self.prepare(spoil, hide))
 
     def tell(self, record: PolicyVersion) -> int:

@@ -58,7 +58,9 @@ def path_of(stored: WeightRef) -> Path:
 
 
 def mine_alone(store: Store) -> WeightRef:
-    """Version 1, of files that this user alone may write to, whatever it gives others by default."""
+    """Version 1, of files that this user alone may write to, whatever it gives others by
+    default.
+    """
     stored = write(store, 1)
     for path in path_of(stored).iterdir():
         path.chmod(0o644)
