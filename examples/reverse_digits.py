@@ -18,12 +18,12 @@ class ReverseDigits(SingleTurnEnv):
         self.seed = seed
         self.digits = digits
 
-    def problem(self, index: int) -> Problem:
-        # The same seed and index must give the same problem in every process, so there is no
+    def problem(self, number: int) -> Problem:
+        # The same seed and number must give the same problem in every process, so there is no
         # global randomness here.
-        draw = random.Random(f"{self.seed} {index}")
-        number = "".join(draw.choices("0123456789", k=self.digits))
-        return Problem([{"role": "user", "content": f"{number}="}], answer=number[::-1])
+        draw = random.Random(f"{self.seed} {number}")
+        shown = "".join(draw.choices("0123456789", k=self.digits))
+        return Problem([{"role": "user", "content": f"{shown}="}], answer=shown[::-1])
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         expected = problem.answer

@@ -2,7 +2,7 @@
 
     class ReverseDigits(SingleTurnEnv):
         def __init__(self, seed: int, digits: int = 2) -> None: ...
-        def problem(self, index: int) -> Problem: ...
+        def problem(self, number: int) -> Problem: ...
         def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]: ...
 
 An env derives from the class that says how it talks with the policy:
@@ -98,13 +98,13 @@ class BaseEnv(ABC):
     """What all kinds of env have in common. An env derives from one of the kinds below."""
 
     @abstractmethod
-    def problem(self, index: int) -> Problem:
-        """Problem number `index`, which is 0 or more. The same seed and index give the same problem
-        in every process.
+    def problem(self, number: int, /) -> Problem:
+        """The problem of that number, which is 0 or more. The same seed and number give the same
+        problem in every process.
         """
 
-    def dataset_index(self, index: int) -> DatasetIndex | None:
-        """Which problem of a finite set `index` stands for, and in which epoch; each problem is
+    def dataset_index(self, number: int, /) -> DatasetIndex | None:
+        """Which problem of a finite set `number` stands for, and in which epoch; each problem is
         posed once an epoch (`dataset_order.py`).
 
         None means that the env poses no problem twice. Problems of an env that has such a set can

@@ -114,7 +114,7 @@ class Engine:
         entries = zip(ids[1:], answer["prompt_logprobs"][1:], strict=True)
         return np.array([entry[str(token)]["logprob"] for token, entry in entries], np.float32)
 
-    def load(self) -> Load:
+    def read_load(self) -> Load:
         """The load, from the Prometheus metrics and the guard's clock."""
         running = "vllm:num_requests_running"
         waiting = "vllm:num_requests_waiting"

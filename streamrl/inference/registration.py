@@ -105,7 +105,7 @@ def heartbeat(host: VllmHost, entry: Registration, meter: Meter, answered_s: flo
     InferenceError if vLLM has not answered for UNRESPONSIVE_S.
     """
     try:
-        load = host.load()
+        load = host.read_load()
     except InferenceError as error:
         if time.monotonic() - answered_s > UNRESPONSIVE_S:
             raise

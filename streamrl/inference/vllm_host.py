@@ -36,7 +36,7 @@ class LoadResult(NamedTuple):
     announce_delay_s: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the load, by the names in `metric_names.py`."""
+        """The metrics of this result, by the names in `metric_names.py`."""
         values = {
             "inference/heard_s": self.announce_delay_s,
             "inference/pull_s": self.pull_s,
@@ -98,7 +98,7 @@ class VllmHost:
         copy = self._directory / str(version.version)
         directory = pull(version, self._run.store, copy, link=True)
         pulled_s = time.monotonic()
-        swap = self._load(directory, version.version)
+        swap = self._swap_or_start(directory, version.version)
         loaded_s = time.monotonic()
         found = self._probe(version)
         self._delete_copies_but(directory)
@@ -119,9 +119,9 @@ class VllmHost:
         """Why vLLM has ended, by its log."""
         return self._process.cause() if self._process else ""
 
-    def load(self) -> Load | None:
-        """The load, or None before vLLM is up. Raises InferenceError if vLLM does not answer."""
-        return self._engine.load() if self._engine else None
+    def read_load(self) -> Load | None:
+        """The load of the server, or None before vLLM is up. Raises InferenceError if vLLM does not answer."""
+        return self._engine.read_load() if self._engine else None
 
     def vllm_metrics(self) -> bytes:
         """vLLM's Prometheus page. Raises InferenceError if it is not up or does not answer."""
@@ -136,7 +136,8 @@ class VllmHost:
         if self._engine:
             self._engine.close()
 
-    def _load(self, directory: Path, version: int) -> Swap | None:
+    def _swap_or_start(self, directory: Path, version: int) -> Swap | None:
+        """Swap the weights of a running vLLM, or start one with them. None if it was started."""
         if self._engine is not None:
             return self._engine.swap(directory, version)
         self._process = vllm_server.start(

@@ -173,7 +173,7 @@ def standing_still(directory: Path) -> str:
     over = threading.Event()
 
     class Hangs(SingleTurnEnv):
-        def problem(self, index: int) -> Problem:
+        def problem(self, number: int) -> Problem:
             return Problem([])
 
         def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:

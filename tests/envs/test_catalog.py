@@ -31,8 +31,8 @@ PARAMS = {**{kind: {} for kind in ENVS}, "reasoning-gym": GYM, "dataset": {"file
 
 
 class Adding(SingleTurnEnv):
-    def problem(self, index: int) -> Problem:
-        return Problem([], index)
+    def problem(self, number: int) -> Problem:
+        return Problem([], number)
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         return {}
@@ -51,7 +51,7 @@ class OfAnotherKind(Adding):
 
 
 class Half(AgentLoopEnv):
-    def problem(self, index: int) -> Problem:
+    def problem(self, number: int) -> Problem:
         return Problem([])
 
     async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
@@ -137,8 +137,8 @@ def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
     file.write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom"
         " streamrl.envs.api import Problem, SingleTurnEnv\n@dataclass\nclass Mine(SingleTurnEnv):\n"
-        "    seed: int\n    word: str = 'a'\n    def problem(self, index): return Problem([],"
-        " self.word * index)\n    def rewards(self, problem, completion): return {}\n"
+        "    seed: int\n    word: str = 'a'\n    def problem(self, number): return Problem([],"
+        " self.word * number)\n    def rewards(self, problem, completion): return {}\n"
     )
     assert make_env(f"{file}:Mine", 0, {"word": "b"}, "envs.x").problem(3).answer == "bbb"
     assert make_env("copy-digits", 0, {}, "envs.x").problem(0).answer

@@ -28,10 +28,10 @@ class Few(SingleTurnEnv):
 
     def __init__(self, seed: int = 0) -> None: ...
 
-    def problem(self, index: int) -> Problem:
-        if index == 3:
+    def problem(self, number: int) -> Problem:
+        if number == 3:
             raise KeyError("three")
-        return Problem([{"role": "user", "content": f"{index % 10}="}])
+        return Problem([{"role": "user", "content": f"{number % 10}="}])
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         return {}

@@ -230,8 +230,8 @@ def test_failures_say_nothing_about_the_size_of_a_group_and_slow_it_down(
 def test_a_problem_that_cannot_be_posed_is_published_as_failed_and_the_next_is_posed(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def problem(self: CopyDigits, index: int) -> Problem:
-        if index == 1:
+    def problem(self: CopyDigits, number: int) -> Problem:
+        if number == 1:
             raise KeyError("no such word")
         return Problem([{"role": "user", "content": "47="}], "47")
 

@@ -47,7 +47,7 @@ def test_a_refused_reload_ends_the_swap(stub: Stub):
 
 def test_answers(stub: Stub):
     engine = Engine(stub.url)
-    assert engine.load() == Load(
+    assert engine.read_load() == Load(
         in_flight=7, generated_tokens=77, spent={"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0}
     )
     assert engine.version() == 3

@@ -70,7 +70,7 @@ class Host:
     def cause(self) -> str:
         return "RuntimeError: out of memory"
 
-    def load(self) -> Load | None:
+    def read_load(self) -> Load | None:
         if self.silent:
             raise InferenceError("vLLM does not answer /metrics")
         return Load(3, 77, {"idle_s": 1.5}) if self.url else None

@@ -30,7 +30,7 @@ class StandIn:
     def __init__(self, load: Load | InferenceError | None = None) -> None:
         self._load = load
 
-    def load(self) -> Load | None:
+    def read_load(self) -> Load | None:
         if isinstance(self._load, InferenceError):
             raise self._load
         return self._load

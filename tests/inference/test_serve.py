@@ -47,7 +47,7 @@ class Told:
     def alive(self) -> bool:
         return True
 
-    def load(self) -> None:
+    def read_load(self) -> None:
         if not self.answers and self.asked:
             self._stop.set()
 

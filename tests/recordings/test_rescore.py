@@ -39,16 +39,16 @@ TOPICS = {"rollouts.copy": 1, "rewards.copy": 1}
 class Doubles(SingleTurnEnv):
     """Problem n is `12=`, and its answer is n."""
 
-    def problem(self, index: int) -> Problem:
-        return Problem([{"role": "user", "content": "12="}], answer=index)
+    def problem(self, number: int) -> Problem:
+        return Problem([{"role": "user", "content": "12="}], answer=number)
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         raise AssertionError("a rescored rollout gets no reward of its env")
 
 
 class OtherWords(Doubles):
-    def problem(self, index: int) -> Problem:
-        return Problem([{"role": "user", "content": "13="}], answer=index)
+    def problem(self, number: int) -> Problem:
+        return Problem([{"role": "user", "content": "13="}], answer=number)
 
 
 def answer(problem: Problem, completion: Completion, rewards: Mapping[str, float]) -> float:

@@ -17,8 +17,8 @@ class AddDigits(SingleTurnEnv):
         self.seed = seed
         self.numbers = numbers
 
-    def problem(self, index: int) -> Problem:
-        draw = random.Random(f"add {self.seed} {index}")
+    def problem(self, number: int) -> Problem:
+        draw = random.Random(f"add {self.seed} {number}")
         digits = draw.choices(range(10), k=self.numbers)
         question = "+".join(map(str, digits)) + "="
         return Problem([{"role": "user", "content": question}], str(sum(digits) % 10))

@@ -48,8 +48,8 @@ class Calculator(MultiTurnEnv):
         self.operators = operators
         self.syntax: CallSyntax = syntax
 
-    def problem(self, index: int) -> Problem:
-        draw = random.Random(f"calculate {self.seed} {index}")
+    def problem(self, number: int) -> Problem:
+        draw = random.Random(f"calculate {self.seed} {number}")
         first = "".join(draw.choices("123456789", k=self.digits))
         second = "".join(draw.choices("123456789", k=self.digits))
         expression = f"{first}{draw.choice(self.operators)}{second}"

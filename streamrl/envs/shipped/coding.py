@@ -80,15 +80,15 @@ class Coding(MultiTurnEnv):
         # more programs at once than processors would only time out
         self._free = Semaphore(os.cpu_count() or 1)
 
-    def dataset_index(self, index: int) -> DatasetIndex | None:
-        return self._order(index) if self._order else None
+    def dataset_index(self, number: int) -> DatasetIndex | None:
+        return self._order(number) if self._order else None
 
-    def problem(self, index: int) -> Problem:
-        posed = self.dataset_index(index)
+    def problem(self, number: int) -> Problem:
+        posed = self.dataset_index(number)
         if posed:
             prompt, tests = self._problems[posed.problem]
         else:
-            prompt, tests = self._made_here(index)
+            prompt, tests = self._made_here(number)
         return Problem([{"role": "user", "content": prompt}], tests)
 
     async def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message] | None:
@@ -118,9 +118,9 @@ class Coding(MultiTurnEnv):
             weights={"gained": 0.0},
         )
 
-    def _made_here(self, index: int) -> tuple[str, list[str]]:
+    def _made_here(self, number: int) -> tuple[str, list[str]]:
         """The prompt and the tests of a small problem."""
-        draw = random.Random(f"code {self.seed} {index}")
+        draw = random.Random(f"code {self.seed} {number}")
         task = draw.choice([*TASKS])
         a = draw.randint(2, 9)
         b = draw.randint(2, 9)

@@ -21,10 +21,10 @@ class CopyDigits(SingleTurnEnv):
         self.seed = seed
         self.digits = digits
 
-    def problem(self, index: int) -> Problem:
-        draw = random.Random(f"copy {self.seed} {index}")
-        number = "".join(draw.choices("0123456789", k=self.digits))
-        return Problem([{"role": "user", "content": f"{number}="}], number)
+    def problem(self, number: int) -> Problem:
+        draw = random.Random(f"copy {self.seed} {number}")
+        shown = "".join(draw.choices("0123456789", k=self.digits))
+        return Problem([{"role": "user", "content": f"{shown}="}], shown)
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         return {"positions": positions_right(problem.answer, completion)}

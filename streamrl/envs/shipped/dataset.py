@@ -57,12 +57,12 @@ class Dataset(SingleTurnEnv):
         self._order = EpochOrder(seed, len(self._samples))
         self._verify = MathVerify(timeout_s)
 
-    def dataset_index(self, index: int) -> DatasetIndex:
-        return self._order(index)
+    def dataset_index(self, number: int) -> DatasetIndex:
+        return self._order(number)
 
-    def problem(self, index: int) -> Problem:
-        epoch, number = self.dataset_index(index)
-        sample = self._samples[number]
+    def problem(self, number: int) -> Problem:
+        posed = self.dataset_index(number)
+        sample = self._samples[posed.problem]
         messages = sample.messages
         if self.instruction:
             *before, last = messages
@@ -71,7 +71,7 @@ class Dataset(SingleTurnEnv):
         return Problem(
             messages=messages,
             answer=sample.answer,
-            metadata={**sample.kept, "line": sample.line, "epoch": epoch},
+            metadata={**sample.kept, "line": sample.line, "epoch": posed.epoch},
             tokens=sample.tokens,
         )
 

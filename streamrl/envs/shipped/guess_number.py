@@ -31,9 +31,9 @@ class GuessNumber(MultiTurnEnv):
         self.highest = highest
         self.guesses = guesses
 
-    def problem(self, index: int) -> Problem:
-        number = random.Random(f"guess {self.seed} {index}").randint(self.lowest, self.highest)
-        return Problem([{"role": "user", "content": f"{self.lowest}-{self.highest}"}], number)
+    def problem(self, number: int) -> Problem:
+        secret = random.Random(f"guess {self.seed} {number}").randint(self.lowest, self.highest)
+        return Problem([{"role": "user", "content": f"{self.lowest}-{self.highest}"}], secret)
 
     def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message] | None:
         said = [str(message["content"]) for message in messages if message["role"] == "assistant"]

@@ -28,7 +28,7 @@ class Question(NamedTuple):
 
 class MultipleChoice(SingleTurnEnv):
     """The reward is `correct`: whether the last letter that stands alone is the right one. The
-    order of the choices follows from seed and index.
+    order of the choices follows from seed and number.
     """
 
     def __init__(self, seed: int, file: str = "", choices: int = 4) -> None:
@@ -39,12 +39,12 @@ class MultipleChoice(SingleTurnEnv):
         self._questions = read(Path(file)) if file else []
         self._order = EpochOrder(seed, len(self._questions)) if file else None
 
-    def dataset_index(self, index: int) -> DatasetIndex | None:
-        return self._order(index) if self._order else None
+    def dataset_index(self, number: int) -> DatasetIndex | None:
+        return self._order(number) if self._order else None
 
-    def problem(self, index: int) -> Problem:
-        draw = random.Random(f"choice {self.seed} {index}")
-        posed = self.dataset_index(index)
+    def problem(self, number: int) -> Problem:
+        draw = random.Random(f"choice {self.seed} {number}")
+        posed = self.dataset_index(number)
         question = self._questions[posed.problem] if posed else self._sum(draw)
         order = draw.sample(range(len(question.choices)), len(question.choices))
         lines = [question.question]

@@ -99,10 +99,10 @@ class ReasoningGym(SingleTurnEnv):
         dataset(task, self._settings, self._first)  # refuses settings that it does not take
         self.scorers = Scorers(**(scoring or {}))
 
-    def problem(self, index: int) -> Problem:
-        found = entry(self._task, self._settings, self._first, index)
+    def problem(self, number: int) -> Problem:
+        found = entry(self._task, self._settings, self._first, number)
         message = {"role": "user", "content": found["question"]}
-        return Problem([message], {**found, "index": index})
+        return Problem([message], {**found, "index": number})
 
     async def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         score = await self.scorers(
@@ -156,33 +156,33 @@ def dataset(task: str, settings: str, first: int, chunk: int = 0) -> Any:
 
 
 @lru_cache(maxsize=64)
-def entry(task: str, settings: str, first: int, index: int) -> dict[str, Any]:
-    """The library's own record of problem `index`."""
+def entry(task: str, settings: str, first: int, number: int) -> dict[str, Any]:
+    """The library's own record of problem `number`."""
     # some tasks draw from the global generators: list_functions from Python's, codeio from numpy's
-    random.seed(first + index)
-    np.random.seed((first + index) % 2**32)
-    return dataset(task, settings, first, index // CHUNK)[index % CHUNK]
+    random.seed(first + number)
+    np.random.seed((first + number) % 2**32)
+    return dataset(task, settings, first, number // CHUNK)[number % CHUNK]
 
 
-def prepared(task: str, settings: str, first: int, index: int, question: str) -> None:
+def prepared(task: str, settings: str, first: int, number: int, question: str) -> None:
     """Make the problem again, before the answer is there, so that scoring finds it in the cache."""
-    made = entry(task, settings, first, index)["question"]
+    made = entry(task, settings, first, number)["question"]
     if made != question:
         raise ValueError(
-            f"{task} makes another problem {index} in another process; "
+            f"{task} makes another problem {number} in another process; "
             "start the env with PYTHONHASHSEED set"
         )
     dataset(task, settings, first)
 
 
-def score(task: str, settings: str, first: int, index: int, question: str, answer: str) -> float:
+def score(task: str, settings: str, first: int, number: int, question: str, answer: str) -> float:
     """The score that the task's verifier gives. It is 0 if the verifier stumbles over an answer
     that it cannot parse, as several do over a wrong one.
 
     The score depends on the settings of the task, not on the chunk. This replaces functions of the
     library, which is safe because the process ends with the call.
     """
-    found = entry(task, settings, first, index)
+    found = entry(task, settings, first, number)
     verifier = dataset(task, settings, first)
     for name, module in [*sys.modules.items()]:
         if name.startswith("reasoning_gym."):

@@ -75,11 +75,11 @@ class Verifiers(AgentLoopEnv):
             raise ConfigError(f"{where}: the training set of {module} is empty")
         self._order = EpochOrder(seed, len(self._rows))
 
-    def dataset_index(self, index: int) -> DatasetIndex:
-        return self._order(index)
+    def dataset_index(self, number: int) -> DatasetIndex:
+        return self._order(number)
 
-    def problem(self, index: int) -> Problem:
-        row = self._rows[self.dataset_index(index).problem]
+    def problem(self, number: int) -> Problem:
+        row = self._rows[self.dataset_index(number).problem]
         prompt = row["prompt"]
         if isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]

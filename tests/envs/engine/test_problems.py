@@ -16,7 +16,7 @@ class Posing(SingleTurnEnv):
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, number: int) -> Problem:
         if isinstance(self.value, Exception):
             raise self.value
         return self.value

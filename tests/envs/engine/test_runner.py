@@ -49,7 +49,7 @@ class Asking(MultiTurnEnv):
         self.replied = reply
         self.completions: list[Completion] = []
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, number: int) -> Problem:
         return PROBLEM
 
     def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | None:
@@ -319,7 +319,7 @@ class Slow(SingleTurnEnv):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, number: int) -> Problem:
         return Problem([])
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:

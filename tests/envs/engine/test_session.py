@@ -38,7 +38,7 @@ class Leader(AgentLoopEnv):
         self.how = how
         self.judged = judged
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, number: int) -> Problem:
         return Problem(ASKED)
 
     async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:

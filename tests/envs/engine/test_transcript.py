@@ -23,7 +23,7 @@ class Rewarding(SingleTurnEnv):
     def __init__(self, value: object) -> None:
         self.value = value
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, number: int) -> Problem:
         raise NotImplementedError
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:

@@ -174,7 +174,7 @@ def test_token_ids_are_the_prompt_and_train_as_such(tmp_path: Path):
 
 def test_an_env_that_replies_takes_no_token_ids():
     class Talks(MultiTurnEnv):
-        def problem(self, index: int) -> Problem:
+        def problem(self, number: int) -> Problem:
             return Problem([], "", tokens=[1, 2])
 
         def reply(self, problem: Problem, messages: object) -> None: ...
