@@ -1,4 +1,4 @@
-"""Buffer and batcher over a log in memory, given one poison among good rollouts of two envs, and
+"""Assembler, buffer and batcher over a log in memory, given one poison among good rollouts of two envs, and
 what became of each.
 """
 
@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from streamrl.batcher import process as batcher
-from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.log import memory
+from streamrl.log import memory, topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, partitions_of, read
@@ -24,21 +22,12 @@ from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.dead_letters import letters
 from streamrl.recordings.replay import replay
+from streamrl.recordings.show import parts_of
 from streamrl.records import Batch, Fate, PolicyVersion
 from tests.support.build import rollout
 
 ENVS = ("copy", "add")  # the poison is copy's
 VOCAB = 1_000  # token ids that the policy has
-ONE = (
-    "policy-versions",
-    "batches",
-    "demand",
-    "fates",
-    "metrics",
-    "journal.buffer",
-    "journal.batcher",
-)
-BY_ENV = ("rollouts", "groups", "dead-letters.rollouts", "dead-letters.groups")
 VERSIONS = 4
 MEMORY_MIB = 32  # that the parts and the log may take
 # and so many times what was sent: read, held, scored, put aside, and copied on the way
@@ -54,10 +43,9 @@ class Outcome(NamedTuple):
 
 def log_for(run: RunFile) -> MemoryLog:
     counts = {
-        **dict.fromkeys(ONE, 1),
-        **{f"{kind}.{env}": 1 for kind in BY_ENV for env in run.envs},
+        topic.name.removeprefix(f"{run.run}."): topic.partitions for topic in topics.plan(run)
     }
-    return MemoryLog({**counts, "dead-letters.policy-versions": 1, "dead-letters.batches": 1})
+    return MemoryLog(counts)
 
 
 def announcement(version: int) -> Message:
@@ -110,7 +98,7 @@ def given(run: RunFile, poison: Sequence[Message], compressed: bool) -> Outcome:
     `compressed`: a message on its way was small enough for a broker, and is not cut in chunks.
     """
     log = log_for(run)
-    parts = (buffer.part(run), batcher.part(run))
+    parts = list(parts_of(run).values())
     log.append([announcement(0)], marker=False)
     for part in parts:
         take_all(log, part, 0.0)

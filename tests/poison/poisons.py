@@ -14,9 +14,9 @@ from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Message, Output
-from streamrl.records import Metric, PolicyVersion, Rollout
+from streamrl.records import Metric, ModelCall, PolicyVersion, Record, Reward, Rollout
 from tests.poison.chain import VOCAB
-from tests.support import rubbish
+from tests.support import rubbish, sessions
 from tests.support.build import group, rollout, turns
 
 MIB = 1 << 20
@@ -45,6 +45,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+# An env whose rollouts agents make; the others go on beside it.
+AGENTS: dict[str, Any] = {
+    "envs": {
+        sessions.ENV: {"replicas": 0, "sessions": {"idle_s": 100, "reward_wait_s": 100}},
+    }
+}
+
+
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     both = {
         name: merged(below[name], value) if isinstance(value, dict) and name in below else value
@@ -55,6 +63,39 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def rollouts(*records: Rollout) -> list[Message]:
     return [to_message(Output("rollouts.copy", record.group_id, record)) for record in records]
+
+
+def in_turns(*records: Record) -> list[Message]:
+    """In the topic of an env whose rollouts agents make, each with its session as the key."""
+    return [
+        to_message(
+            Output(topology.turns(sessions.ENV), str(getattr(record, "session", "")), record)
+        )
+        for record in records
+    ]
+
+
+def in_rewards(*records: Reward) -> list[Message]:
+    return [
+        to_message(Output(topology.rewards(sessions.ENV), record.rollout, record))
+        for record in records
+    ]
+
+
+def session(call: ModelCall, value: float = 1.0) -> list[Message]:
+    """A whole session with this call."""
+    name = call.session
+    records = in_turns(sessions.start(name), call, sessions.end(name))
+    return [*records, *in_rewards(sessions.reward(name, value))]
+
+
+def not_a_number() -> list[Message]:
+    """A call with a logprob that is not a number, which our own code cannot make."""
+    good, *_ = in_turns(sessions.call("a", [1], [2]))
+    assert good.value is not None
+    fields = msgpack.unpackb(good.value, strict_map_key=False)
+    fields["logprobs"] = msgpack.ExtType(1, msgpack.packb(["<f4", [1]]) + b"\0\0\xc0\x7f")
+    return [good._replace(value=msgpack.packb(fields))]
 
 
 def changed(change: Callable[[dict[str, Any]], object], uid: int = 0) -> list[Message]:
@@ -293,6 +334,49 @@ DATA_PATH = [
     *(
         Poison(kind, "rollouts", f"invalid: ...{cause}", unreadable(kind))
         for kind, (cause, _) in rubbish.KINDS.items()
+    ),
+    Poison(
+        "call of no session",
+        "turns",
+        "dead letter: ...no open session",
+        lambda: in_turns(sessions.call("a", [1], [2])),
+        AGENTS,
+    ),
+    Poison("logprob NaN", "turns", "dead letter: ...is not finite", not_a_number, AGENTS),
+    Poison(
+        "session under another key",
+        "turns",
+        "dead letter: ...its key is",
+        lambda: [message._replace(key=b"x") for message in in_turns(sessions.start("s"))],
+        AGENTS,
+    ),
+    Poison(
+        "null",
+        "turns",
+        "dead letter: the record is empty",
+        lambda: [in_turns(sessions.start("s"))[0]._replace(value=None)],
+        AGENTS,
+    ),
+    Poison(
+        "call that continues nothing",
+        "turns",
+        "passed over",
+        lambda: session(sessions.call("a", [1], [2], "x")),
+        AGENTS,
+    ),
+    Poison(
+        "reward of 1e30",
+        "rewards",
+        "passed over",
+        lambda: session(sessions.call("a", [1], [2]), 1e30),
+        AGENTS,
+    ),
+    Poison(
+        "reward of nobody",
+        "rewards",
+        "dead letter: ...waits for this reward",
+        lambda: in_rewards(sessions.reward("nobody")),
+        AGENTS,
     ),
 ]
 
