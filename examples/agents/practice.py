@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import random
+import re
 import sys
 import time
 import urllib.error
@@ -65,7 +66,10 @@ def practise(agent, gateway, task, group):
 
 
 def positions_right(expected, said):
-    """The share of the positions of a text that are right; what stands behind its end is wrong."""
+    """The share of the positions of a text that are right; what stands behind its end is wrong. A
+    special token, such as <user>, takes one position.
+    """
+    said = re.findall(r"<\w+>|.", said, re.DOTALL)
     right = sum(a == b for a, b in zip(expected, said, strict=False))
     return right / max(len(expected), len(said), 1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, wait
@@ -16,25 +15,25 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
 from streamrl.gateway.calls import Calls
+from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import Keys, local_secret
 from streamrl.gateway.recorder import Recorder
 from streamrl.gateway.sampling import Sampler
 from streamrl.gateway.server import Server
-from streamrl.gateway.session_index import SessionIndex
+from streamrl.gateway.session_index import Session, SessionIndex
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
 from streamrl.inference.registry import STICK_MARGIN
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
-from streamrl.records import Record
+from streamrl.records import Demand, Record
 from streamrl.records import Server as InferenceServer
 
 logger = logging.getLogger(__name__)
 
-SCHEMAS = ("session-start", "model-call", "session-end", "server")
+SCHEMAS = ("session-start", "model-call", "session-end", "server", "demand")
 WAIT_S = 0.1
-EXPIRE_S = 1.0  # sessions that have been idle for too long are looked for so often
 
 
 class Replica:
@@ -46,11 +45,11 @@ class Replica:
         self._run = run
         self._log = log
         self._sessions = partitions_of(log, [topology.turns(env) for env in run.session_envs])
-        servers = partitions_of(log, [topology.SERVERS])
-        self._begins = log.beginning_offsets([*self._sessions, *servers])
-        self._began = log.end_offsets([*self._sessions, *servers])
-        self._index = SessionIndex()
-        self._expired_s = 0.0
+        others = partitions_of(log, [topology.SERVERS, topology.DEMAND])
+        self._begins = log.beginning_offsets([*self._sessions, *others])
+        self._began = log.end_offsets([*self._sessions, *others])
+        self._limits = {env: make_limit(run, env) for env in run.session_envs}
+        self._index = SessionIndex(self._on_session_end)
         self._clients = {run.envs[env].pool: make_client(run, env) for env in run.session_envs}
         self._follower = Follower(log, self._sessions, self._apply)
         recorder = Recorder(producer, self._follower)
@@ -60,7 +59,13 @@ class Replica:
             run=run, index=self._index, follower=self._follower, recorder=recorder, sampler=sampler
         )
         api = SessionsApi(
-            run=run, index=self._index, follower=self._follower, recorder=recorder, keys=keys
+            run=run,
+            index=self._index,
+            follower=self._follower,
+            recorder=recorder,
+            keys=keys,
+            limits=self._limits,
+            clients=self._clients,
         )
         self._counted = Counter[str]()
         self._added_s = 0.0
@@ -119,6 +124,9 @@ class Replica:
             if message.topic == topology.SERVERS:
                 self._apply_server(message)
                 continue
+            if message.topic == topology.DEMAND:
+                self._apply_demand(message)
+                continue
             event = to_event(message, SCHEMAS)
             if isinstance(event.record, Record):
                 env = topology.subject_of(message.topic)
@@ -126,7 +134,6 @@ class Replica:
             elif event.record is not None:
                 place = f"{message.topic}[{message.partition}]@{message.offset}"
                 logger.warning("%s is not read: %s", place, event.record.cause)
-        self._expire()
 
     def _apply_server(self, message: Message) -> None:
         event = to_event(message, SCHEMAS)
@@ -135,15 +142,22 @@ class Replica:
             for client in self._clients.values():
                 client.on_server(event.key, event.record, is_old)
 
-    def _expire(self) -> None:
-        now = time.time()
-        if now - self._expired_s < EXPIRE_S:
-            return
-        self._expired_s = now
-        for env in self._run.session_envs:
-            sessions = self._run.envs[env].sessions
-            if sessions is not None:
-                self._index.expire(env, now - sessions.idle_s)
+    def _apply_demand(self, message: Message) -> None:
+        record = to_event(message, SCHEMAS).record
+        if isinstance(record, Demand) and record.environment in self._limits:
+            self._limits[record.environment].demand = record
+
+    def _on_session_end(self, session: Session) -> None:
+        calls = session.tree.calls.values()
+        tokens = sum(len(call.prompt) + len(call.tokens) for call in calls)
+        self._limits[session.env].on_session_end(tokens)
+
+
+def make_limit(run: RunFile, env: str) -> SessionLimit:
+    """The flow control of an env. Until a session has ended, it is taken to be of two answers."""
+    settings = run.envs[env]
+    assert settings.sessions is not None
+    return SessionLimit(settings.sessions.max_open, mean_tokens=2.0 * settings.max_tokens)
 
 
 def make_client(run: RunFile, env: str) -> Client:

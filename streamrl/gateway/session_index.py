@@ -7,6 +7,7 @@ any replica can handle any call.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from streamrl.errors import one_line
 from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
@@ -67,9 +68,14 @@ class Session:
 class SessionIndex:
     """The sessions of all envs, by (env, session)."""
 
-    def __init__(self, max_ended: int = MAX_ENDED) -> None:
+    def __init__(
+        self,
+        on_end: Callable[[Session], None] = lambda session: None,  # told of each that ends
+        max_ended: int = MAX_ENDED,
+    ) -> None:
         self.sessions: dict[tuple[str, str], Session] = {}
         self._ended: dict[tuple[str, str], None] = {}  # the oldest first
+        self._on_end = on_end
         self._max_ended = max_ended
 
     def apply(self, env: str, record: Record, time_s: float) -> None:
@@ -90,16 +96,6 @@ class SessionIndex:
     def open_sessions(self, env: str) -> int:
         """The number of sessions of an env that have not ended."""
         return sum(1 for name, _ in self.sessions if name == env)
-
-    def expire(self, env: str, before_s: float) -> None:
-        """End the sessions whose last record was written before that time."""
-        late = [
-            name
-            for name, session in self.sessions.items()
-            if session.env == env and session.last_s < before_s
-        ]
-        for name in late:
-            self._end(name)
 
     def _begin(self, env: str, start: SessionStart, time_s: float) -> None:
         name = (env, start.session)
@@ -123,7 +119,9 @@ class SessionIndex:
             logger.warning("session %r of %s: %s", call.session, env, one_line(error))
 
     def _end(self, name: tuple[str, str]) -> None:
-        self.sessions.pop(name, None)
+        session = self.sessions.pop(name, None)
+        if session is not None:
+            self._on_end(session)
         self._ended.pop(name, None)
         self._ended[name] = None
         while len(self._ended) > self._max_ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,16 +13,18 @@ import msgspec
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.gateway.calls import limited
+from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SESSION_ID, Keys, SessionName
 from streamrl.gateway.recorder import Recorder
 from streamrl.gateway.requests import Body, RequestRefused, objects, refuse, string
 from streamrl.gateway.session_index import SessionIndex
+from streamrl.inference.client import Client
 from streamrl.log.protocol import Output
 from streamrl.records import Record, Reward, SessionEnd, SessionStart
 
 MAX_METADATA_BYTES = 1 << 18
-RETRY_AFTER_S = 5
+RETRY_AFTER_S = 1
 # What responses prefix a call's id with.
 ID_PREFIXES = ("chatcmpl-", "resp_", "msg_")
 
@@ -37,12 +39,16 @@ class SessionsApi:
         follower: Follower,
         recorder: Recorder,
         keys: Keys,
+        limits: Mapping[str, SessionLimit],
+        clients: Mapping[str, Client],
     ) -> None:
         self._run = run
         self._index = index
         self._follower = follower
         self._recorder = recorder
         self._keys = keys
+        self._limits = limits
+        self._clients = clients
 
     async def start(self, body: Body, base_url: str, is_retry: bool) -> dict[str, Any]:
         """Begin a session, or begin again to work on one (`resume`). Raises RequestRefused."""
@@ -58,7 +64,7 @@ class SessionsApi:
             raise RequestRefused(409, f"session {session} has ended; give another session_id")
         known = self._index.sessions.get(name)
         if known is None:
-            self._refuse_too_many(env)
+            self._refuse_for_now(env)
         elif known.start.problem_id != start.problem_id:
             raise RequestRefused(
                 409, f"session {session} is about task {known.start.problem_id!r}", "task_id"
@@ -160,14 +166,15 @@ class SessionsApi:
             return sessions.rewards[0]
         return "reward"
 
-    def _refuse_too_many(self, env: str) -> None:
-        sessions = self._run.envs[env].sessions
-        limit = sessions.max_open if sessions else 0
-        if self._index.open_sessions(env) >= limit:
+    def _refuse_for_now(self, env: str) -> None:
+        """Raises RequestRefused where a session has to wait for others, or for a server."""
+        cause = self._limits[env].refusal(self._index.open_sessions(env))
+        if cause:
+            raise RequestRefused(429, f"{env}: {cause}", retry_after_s=RETRY_AFTER_S)
+        pool = self._run.envs[env].pool
+        if not self._clients[pool].has_server():
             raise RequestRefused(
-                429,
-                f"{limit} sessions of {env} are open (envs.{env}.sessions.max_open); end one first",
-                retry_after_s=RETRY_AFTER_S,
+                503, f"no server of pool {pool} is ready yet", retry_after_s=RETRY_AFTER_S
             )
 
 

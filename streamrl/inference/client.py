@@ -126,6 +126,10 @@ class Client:
         """The last record of each server, of all pools."""
         return self.registry.servers
 
+    def has_server(self) -> bool:
+        """Is a server of the pool ready to be asked?"""
+        return self.registry.choose(self._clock(), 1, (), "") is not None
+
     async def ready(self, n: int = 1, avoid: Collection[str] = (), last: str = "") -> Server:
         """Wait for a server to ask for `n` completions, and log every REPORT_S what it waits for.
         Cancel it, or put a timeout around it.

@@ -78,8 +78,9 @@ def test_the_gateways_key_opens_sessions_and_a_sessions_key_does_not(
 ):
     monkeypatch.setenv("GW_KEY", "gw-secret")
     with gateways(tmp_path, api_key="env:GW_KEY") as gateway:
-        url = gateway.start() + "/rl/start_session"
-        opened = post(url, "gw-secret", json={"task_id": 7})
+        gateway_url = gateway.start()
+        url = gateway_url + "/rl/start_session"
+        opened = gateway.opened(gateway_url, {"task_id": 7}, "gw-secret")
         assert opened.status_code == 200
         assert [
             post(url, key, json={"task_id": 7}).status_code

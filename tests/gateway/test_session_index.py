@@ -79,15 +79,12 @@ def test_calls_of_a_session_whose_beginning_is_gone_are_left_out():
     assert not folded(call("a")).sessions
 
 
-def test_a_session_without_a_record_for_too_long_has_ended():
-    index = folded(START, time_s=10.0)
-    index.apply("e", call("a"), 20.0)
-    index.expire("e", 20.0)
-    assert index.open_sessions("e") == 1
-    index.expire("f", 21.0)
-    assert index.open_sessions("e") == 1
-    index.expire("e", 20.5)
-    assert index.open_sessions("e") == 0 and index.has_ended("e", "s")
+def test_whoever_counts_sizes_is_told_of_each_session_that_ends():
+    ended = list[str]()
+    index = SessionIndex(lambda session: ended.append(session.start.session))
+    for record in (START, call("a"), END, END):
+        index.apply("e", record, 0.0)
+    assert ended == ["s"]
 
 
 @st.composite

@@ -19,7 +19,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Output, read
 from streamrl.records import ModelCall, Record
 from tests.support.sampling_stub import SamplingStub, Say, by_checksum
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 ENV = "agent"
 BEAT_S = 0.5
@@ -27,6 +27,7 @@ TOPICS = {
     topology.turns(ENV): 2,
     topology.rewards(ENV): 2,
     topology.SERVERS: 1,
+    topology.DEMAND: 1,
     topology.METRICS: 1,
 }
 
@@ -84,9 +85,22 @@ class Gateways:
     def begin(self, url: str, session: str = "s0", **fields: Any) -> dict[str, Any]:
         """Begin a session. Returns its key and where to call."""
         body = {"task_id": "7", "session_id": session, **fields}
-        answer = httpx.post(f"{url}/rl/start_session", json=body, timeout=patience(20))
+        answer = self.opened(url, body)
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def opened(self, url: str, body: dict[str, Any], key: str = "") -> httpx.Response:
+        """What start_session answers, once the replica has heard of a server."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+        def answered() -> httpx.Response | None:
+            start = f"{url}/rl/start_session"
+            found = httpx.post(start, json=body, headers=headers, timeout=patience(20))
+            return None if found.status_code == 503 else found
+
+        answer = until(answered, 20, "no server has been heard of")
+        assert answer is not None
+        return answer
 
     def records(self, topic: str = "") -> list[Record]:
         """Everything in a topic, partition by partition."""
