@@ -69,7 +69,7 @@ class Section(BaseModel):
 class Reward(Section):
     """A reward function of a run."""
 
-    kind: str  # `math-verify`, FILE.py:NAME or MODULE:NAME.
+    kind: str  # `math-verify`, `judge`, FILE.py:NAME or MODULE:NAME.
     params: dict[str, Any] = {}  # Arguments of the constructor, if `kind` names a class.
 
 

@@ -29,7 +29,10 @@ ENVS = {
     "coding": "streamrl.envs.shipped.coding:Coding",
     "reasoning-gym": "streamrl.envs.shipped.reasoning_gym:ReasoningGym",
 }
-REWARDS = {"math-verify": "streamrl.envs.shipped.math_verify:MathVerify"}
+REWARDS = {
+    "math-verify": "streamrl.envs.shipped.math_verify:MathVerify",
+    "judge": "streamrl.envs.shipped.judge:Judge",
+}
 # This stands before MODULE or FILE.py of an environment of the library verifiers.
 VERIFIERS = "verifiers:"
 

@@ -1,0 +1,79 @@
+"""A model behind any OpenAI endpoint, asked one question at a time, and again where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import openai
+
+from streamrl.errors import describe_error
+
+T = TypeVar("T")
+
+# Another attempt would be refused in the same way.
+REFUSED = (400, 401, 403, 404, 422)
+
+
+class NoUsableAnswer(Exception):
+    """The model has not answered, or with nothing that can be used; the message says how."""
+
+
+@dataclass
+class ChatEndpoint:
+    """Asks a model, and reads its answers."""
+
+    base_url: str
+    model: str
+    api_key: str
+    attempts: int  # for a question
+    timeout_s: float  # of one attempt
+    pause_s: float  # before the second attempt; each later one waits twice as long
+    options: dict[str, Any]  # of the request, as temperature and max_tokens
+    _client: openai.AsyncOpenAI | None = field(default=None, init=False)
+
+    async def ask(self, question: str, read: Callable[[str], T]) -> T:
+        """What `read` makes of the model's answer.
+
+        An answer for which it raises ValueError counts as none. Raises NoUsableAnswer once all
+        attempts have failed.
+        """
+        cause = ""
+        for attempt in range(self.attempts):
+            if attempt:
+                await asyncio.sleep(self.pause_s * 2 ** (attempt - 1))
+            try:
+                return read(await self._answer(question))
+            except openai.APIStatusError as error:
+                cause = describe_error(error)
+                if error.status_code in REFUSED:
+                    break
+            except (openai.OpenAIError, ValueError) as error:
+                cause = describe_error(error)
+        raise NoUsableAnswer(f"{self.model} at {self.base_url}: {cause}")
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _answer(self, question: str) -> str:
+        if self._client is None:
+            self._client = openai.AsyncOpenAI(
+                base_url=self.base_url,
+                api_key=self.api_key or "none",  # the library wants one
+                max_retries=0,
+                timeout=self.timeout_s,
+            )
+        options: Any = self.options
+        completion: Any = await self._client.chat.completions.create(
+            model=self.model, messages=[{"role": "user", "content": question}], **options
+        )
+        try:
+            text = completion.choices[0].message.content
+        except (AttributeError, IndexError, TypeError) as error:
+            raise ValueError("its answer is no chat completion") from error
+        if not isinstance(text, str):
+            raise ValueError("its answer has no text")
+        return text
