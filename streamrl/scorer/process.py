@@ -15,18 +15,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ConfigError, ModelError
+from streamrl.errors import ConfigError
 from streamrl.learner import model
-from streamrl.learner.examples import expand, to_ragged
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import follow_batches_until, read_scores, wait_for_version
-from streamrl.learner.masking import mask_untrainable
 from streamrl.learner.mesh import enable_compilation_cache, make_deterministic
 from streamrl.learner.reference import ReferenceModel, static_reference_dir
 from streamrl.learner.scores import ScoreAssembler
@@ -34,7 +29,8 @@ from streamrl.learner.update import Updater
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Output
 from streamrl.processor.part import open_part
-from streamrl.records import Batch, Scores
+from streamrl.records import Scores
+from streamrl.scorer.scoring import score, to_metrics
 from streamrl.weights.store import pull
 
 logger = logging.getLogger(__name__)
@@ -60,7 +56,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
         for batch, offset in follow_batches_until(log, start, stop):
             if batch.number % workers != worker or scored.has(batch.number):
                 continue
-            # by now the learner has made the model
+            # There is a batch, so the learner has made the model by now.
             reference = reference or ReferenceModel(run, model.vocab_size(initial_model_dir(run)))
             if not ensure_reference(run, log, reference, batch.number, stop):
                 break
@@ -139,44 +135,3 @@ def ensure_reference(
         reference.load(wanted, pull(announced, run.store, Path(copied) / "reference", link=True))
     logger.info("from batch %d on the reference is version %d", number, wanted)
     return True
-
-
-def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLogprobs:
-    """Logprobs of the batch's tokens under the reference, by the learner's own function. Raises
-    ModelError if they are finite for no token.
-
-    Sequences that cannot be trained on are masked, as the learner masks them. A token whose logprob
-    is not finite gets that of the policy that sampled it, so its divergence is 0. A batch that does
-    not fit its rows gets 0 throughout, because the learner does not train on it.
-    """
-    try:
-        known = mask_untrainable(batch, reference.model.Vocab.size).batch
-    except ValueError as error:
-        logger.warning("nothing is scored: %s", error)
-        return BatchLogprobs(np.zeros(len(batch.tokens), np.float32), 0)
-    found = to_ragged(known, updater.scores(reference.model, expand(known)))
-    finite = np.isfinite(found)
-    if len(found) and not finite.any():
-        raise ModelError(
-            f"batch {batch.number}: logprobs under the reference (version {reference.version}) are"
-            " not finite; look at its weights"
-        )
-    return BatchLogprobs(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
-
-
-class BatchLogprobs(NamedTuple):
-    """The logprobs of a batch under the reference."""
-
-    logprobs: np.ndarray  # (sum of lengths,) float32, 0 where not sampled
-    not_finite: int  # tokens of which it said nothing
-
-
-def to_metrics(batch: Batch, version: int, idle_s: float, score_s: float) -> dict[str, float]:
-    tokens: Any = batch.prompt_lengths[batch.groups].sum() + batch.lengths.sum()
-    values = {
-        "idle_s": idle_s,
-        "score_s": score_s,
-        "tokens_per_s": float(tokens) / score_s,
-        "reference_version": float(version),
-    }
-    return {f"scorer/{name}": value for name, value in values.items()}

@@ -1,0 +1,61 @@
+"""The logprobs of a batch under the reference, by the learner's own function."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamrl.errors import ModelError
+from streamrl.learner.examples import expand, to_ragged
+from streamrl.learner.masking import mask_untrainable
+from streamrl.learner.reference import ReferenceModel
+from streamrl.learner.update import Updater
+from streamrl.records import Batch
+
+logger = logging.getLogger(__name__)
+
+
+class BatchLogprobs(NamedTuple):
+    """The logprobs of a batch under the reference."""
+
+    logprobs: np.ndarray  # (sum of lengths,) float32, 0 where not sampled
+    not_finite: int  # the number of tokens whose logprob was not finite
+
+
+def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLogprobs:
+    """The logprobs of the batch's tokens under the reference. Raises ModelError if they are finite
+    for no token.
+
+    Sequences that cannot be trained on are masked, as the learner masks them. A token whose logprob
+    is not finite gets that of the policy that sampled it, so its divergence is 0. A batch that does
+    not fit its rows gets 0 throughout, because the learner does not train on it.
+    """
+    try:
+        known = mask_untrainable(batch, reference.model.Vocab.size).batch
+    except ValueError as error:
+        logger.warning("nothing is scored: %s", error)
+        return BatchLogprobs(np.zeros(len(batch.tokens), np.float32), 0)
+    found = to_ragged(known, updater.scores(reference.model, expand(known)))
+    finite = np.isfinite(found)
+    if len(found) and not finite.any():
+        raise ModelError(
+            f"batch {batch.number}: logprobs under the reference (version {reference.version}) are"
+            " not finite; look at its weights"
+        )
+    return BatchLogprobs(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
+
+
+def to_metrics(batch: Batch, version: int, idle_s: float, score_s: float) -> dict[str, float]:
+    """The metrics of a batch, by the names in `metric_names.py`. `version`: that of the reference;
+    `idle_s`: how long the worker waited for the batch; `score_s`: how long scoring took.
+    """
+    tokens: Any = batch.prompt_lengths[batch.groups].sum() + batch.lengths.sum()
+    values = {
+        "idle_s": idle_s,
+        "score_s": score_s,
+        "tokens_per_s": float(tokens) / score_s,
+        "reference_version": float(version),
+    }
+    return {f"scorer/{name}": value for name, value in values.items()}
