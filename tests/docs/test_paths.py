@@ -1,4 +1,4 @@
-"""Files that the pages name are there."""
+"""Files and functions that the pages name are there."""
 
 from __future__ import annotations
 
@@ -45,6 +45,16 @@ def missing(text: str, there: set[str]) -> set[str]:
 @pytest.mark.parametrize("page", sorted(set(PAGES) - FOREIGN))
 def test_files_that_a_page_names_are_there(page: str):
     assert missing((ROOT / page).read_text(), tails()) == set()
+
+
+FUNCTION = re.compile(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.py):(\w+)`")
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - FOREIGN))
+def test_functions_that_a_page_names_are_there(page: str):
+    for file, name in FUNCTION.findall((ROOT / page).read_text()):
+        path = ROOT / file if (ROOT / file).exists() else ROOT / "streamrl" / file
+        assert re.search(rf"(def|class) {name}\b", path.read_text()), f"{page}: {file}:{name}"
 
 
 def test_a_file_that_is_not_there_is_found():

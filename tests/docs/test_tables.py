@@ -107,6 +107,22 @@ def test_the_table_of_rooms_is_that_of_the_roles(role: Role):
     assert kinds_in(produced) == set(role.produces) - OF_EVERY_PART, f"{where}: out"
 
 
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_the_table_of_topics_has_every_writer_and_reader(role: Role):
+    """Others may stand there too, such as the audit."""
+    for topic, _, _, writers, readers in rows(
+        "docs/records.md", "| topic | key | record | written by | read by |"
+    ):
+        kind = topology.kind_of(topic.strip("`"))
+        if kind in OF_EVERY_PART:
+            continue
+        name = re.compile(rf"\b{role.name}s?\b")
+        if kind in role.produces:
+            assert name.search(writers), f"docs/records.md: {role.name} writes {topic}"
+        if kind in role.consumes:
+            assert name.search(readers), f"docs/records.md: {role.name} reads {topic}"
+
+
 def test_the_table_of_rooms_has_every_room():
     page = rows("docs/architecture.md", "| room | in | out | files |")
     named = {room for cells in page for room in re.findall(r"`([a-z_]+)/`", cells[0])}
