@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from streamrl.assembler import process as assembler
 from streamrl.config import topology
+from streamrl.config.run_file import RunFile
 from streamrl.log import topics
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
@@ -29,9 +32,9 @@ ROLLOUTS = topology.rollouts(ENV)
 
 
 @contextmanager
-def running(log: MemoryLog) -> Iterator[None]:
+def running(log: MemoryLog, run: RunFile = RUN) -> Iterator[None]:
     stop = threading.Event()
-    thread = threading.Thread(target=assembler.main, args=(RUN, log, stop))
+    thread = threading.Thread(target=assembler.main, args=(run, log, stop))
     thread.start()
     try:
         yield
@@ -54,7 +57,12 @@ def made(log: MemoryLog, count: int) -> list[Rollout]:
     return until(enough, 20, f"{count} rollouts") or []
 
 
-def test_a_restart_in_the_middle_of_sessions_loses_and_doubles_nothing():
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"rewards": ["reward"]}, {"idle_s": 50}, {"reward_wait_s": 60}, {"max_open": 3}],
+)
+def test_a_restart_in_the_middle_of_sessions_loses_and_doubles_nothing(changed: dict[str, Any]):
+    """Also where the rules of sessions have been changed between the two lives."""
     log = MemoryLog({t.name.removeprefix("r."): t.partitions for t in topics.plan(RUN)})
     names = [f"s{number}" for number in range(6)]
     with running(log):
@@ -62,7 +70,7 @@ def test_a_restart_in_the_middle_of_sessions_loses_and_doubles_nothing():
             send(log, name, start(name), call("a", [1], [2], session=name))
         send(log, "s0", reward("s0"), end("s0"))
         made(log, 1)
-    with running(log):
+    with running(log, run_of(**changed)):
         for name in names[1:]:
             send(log, name, call("b", [3], [4], "a", session=name), end(name))
         for name in names[1:]:

@@ -152,6 +152,7 @@ ENV = {
 ENV_OTHERS = {
     "top_p": "refused unless it is 1: tests/config",
     "top_k": "refused unless it is off: tests/config",
+    "sessions": "the assembler goes on under others: tests/assembler/test_process.py",
     "tool_syntax": "of verifiers' envs: tests/envs/test_verifiers.py",
     "pass_rate": (
         "of envs with a finite set, whose visits are read: tests/envs/test_difficulty_filter.py"
@@ -178,6 +179,12 @@ STARTED_WITH = {
     "inference.extra_args": "['--block-size', '32']",
     "inference.heartbeat_s": 2,
     "inference.probe_tolerance": 0.01,
+    "gateway.replicas": 2,
+    "gateway.host": "127.0.0.2",
+    "gateway.port": 8800,
+    "gateway.api_key": "env:KEY",
+    "gateway.max_body_mb": 1,
+    "gateway.max_calls": 7,
     "eval.envs": "{copy: {problems: 4}}",
     "eval.every": 7,
     "orchestrator.target.env": "copy",
