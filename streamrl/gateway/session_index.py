@@ -26,9 +26,10 @@ class Session:
         self.start = start
         self.tree = CallTree()
         self.starts = 1
+        self.started_s = float("-inf")  # when the agent was started again, if it was
         self.answered: dict[str, int] = {}  # request -> number of its answers
-        # Digest of a request's body -> number of such requests that were answered since the agent
-        # was last started.
+        # Digest of a request's body -> number of such requests that were begun since the agent was
+        # last started, and have been answered.
         self.repeats: dict[str, int] = {}
         # The same for all requests that this replica has in hand, whether answered or not.
         self.asked: dict[str, int] = {}
@@ -40,7 +41,9 @@ class Session:
             return
         self.answered[call.request] = self.answered.get(call.request, 0) + 1
         body, _, ordinal = call.request.rpartition("#")
-        if ordinal.isdecimal():
+        began_s = call.time_s - call.inference_metadata.latency_s
+        # One that was in flight when the agent was killed is still to be asked for again.
+        if ordinal.isdecimal() and began_s >= self.started_s:
             self.repeats[body] = max(self.repeats.get(body, 0), int(ordinal) + 1)
 
     def next_ordinal(self, body: str) -> int:
@@ -56,11 +59,12 @@ class Session:
         if self.asked.get(body) == ordinal + 1:
             self.asked[body] = ordinal
 
-    def start_again(self) -> None:
+    def start_again(self, time_s: float) -> None:
         """The agent was killed and repeats its calls from the first one. It is given the recorded
         answers while its requests are the same.
         """
         self.starts += 1
+        self.started_s = time_s
         self.repeats.clear()
         self.asked.clear()
 
@@ -105,7 +109,7 @@ class SessionIndex:
         if session is None:
             self.sessions[name] = Session(env, start, time_s)
             return
-        session.start_again()
+        session.start_again(start.time_s)
         session.last_s = max(session.last_s, time_s)
 
     def _add(self, env: str, call: ModelCall, time_s: float) -> None:

@@ -15,7 +15,14 @@ START = SessionStart(session="s", environment="e", problem_id="p")
 END = SessionEnd(session="s")
 
 
-def call(name: str, continues: str = "", request: str = "", choice: int = 0) -> ModelCall:
+def call(
+    name: str,
+    continues: str = "",
+    request: str = "",
+    choice: int = 0,
+    began_s: float = 0.0,
+    ended_s: float = 0.0,
+) -> ModelCall:
     return ModelCall(
         session="s",
         call=name,
@@ -27,7 +34,10 @@ def call(name: str, continues: str = "", request: str = "", choice: int = 0) -> 
         tokens=np.array([2], np.uint16),
         logprobs=np.zeros(1, np.float32),
         text=name,
-        inference_metadata=InferenceMetadata(server="i", temperature=1.0),
+        inference_metadata=InferenceMetadata(
+            server="i", temperature=1.0, latency_s=ended_s - began_s
+        ),
+        time_s=ended_s,
     )
 
 
@@ -65,6 +75,14 @@ def test_an_agent_that_starts_again_counts_from_the_first_request():
     assert found.starts == 2 and list(found.tree.calls) == ["a", "b"]
     again = session(folded(START, call("a"), START, call("b", request="a#1")))
     assert again.next_ordinal("a") == 2
+
+
+def test_a_call_in_flight_when_the_agent_was_killed_is_asked_for_again():
+    again = SessionStart(session="s", environment="e", problem_id="p", time_s=5.0)
+    late = call("a", began_s=4.0, ended_s=7.0)
+    found = session(folded(START, again, late, call("b", began_s=5.0, ended_s=6.0)))
+    assert found.answered == {"a#0": 1, "b#0": 1}
+    assert (found.next_ordinal("a"), found.next_ordinal("b")) == (0, 1)
 
 
 def test_of_a_session_that_has_ended_only_that_is_kept():
