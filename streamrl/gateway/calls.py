@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import xxhash
@@ -19,15 +18,18 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SessionName
-from streamrl.gateway.recorder import Recorder
+from streamrl.gateway.recorder import Recorder, limited
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused, Told
-from streamrl.gateway.sampling import Sampler, place_of
+from streamrl.gateway.sampling import Sampler, place_of, told
 from streamrl.gateway.session_index import Session, SessionIndex
 from streamrl.inference.client import ContextFull, RequestDenied, SamplingFailed
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
-from streamrl.sessions.call_tree import CallTree, Place, answer_message
-from streamrl.sessions.messages import Message
+from streamrl.sessions.call_tree import CallTree, Place
+
+
+async def never() -> bool:
+    return False
 
 
 class Asked(NamedTuple):
@@ -78,15 +80,19 @@ class Calls:
         parse: Callable[[Told], ChatRequest],
         idempotency_key: str = "",
         is_retry: bool = False,
+        is_gone: Callable[[], Awaitable[bool]] = never,
     ) -> Answer:
         """The answers to a request of a session. Raises RequestRefused.
 
         A request without a key that is no retry is a new one, even if its body is an earlier one's:
-        an agent that asks the same twice gets two answers.
+        an agent that asks the same twice gets two answers. If it does so at once, on two replicas,
+        one of them finds the other's answers in the log, and asks again. `is_gone`: the agent has
+        left, and may have asked elsewhere.
         """
         began_s = time.monotonic()
         is_new = not (idempotency_key or is_retry)
         early = self._sample_early(name, parse) if is_new else None
+        sampling: asyncio.Task[list[ModelCall]] | None = None
         try:
             async with limited(self._run.envs[name.env].timeout_s):
                 await self._follower.catch_up()
@@ -100,20 +106,25 @@ class Calls:
             if task is None:
                 self._refuse_too_many(session, asked.request)
                 if early is None or early.asked != asked:
-                    task = self._started(name, asked, self._sampling(asked), began_s)
+                    sampling = self._sampling(asked)
                 else:
-                    task = self._started(name, asked, early.sampling, began_s)
+                    sampling = early.sampling
                     early = None
+                task = self._started(name, asked, sampling, began_s)
             else:
                 self.counts["repeated"] += 1
         finally:
             if early is not None:
                 early.sampling.cancel()
         try:
-            return await asyncio.shield(task)  # a retry may join it when this agent has left
+            answer = await asyncio.shield(task)  # a retry may join it when this agent has left
         except RequestRefused:
             session.forget_asked(asked.body, asked.ordinal)
             raise
+        is_own = sampling is None or sampling.result()[0].call == answer.calls[0].call
+        if is_own or not is_new or await is_gone():
+            return answer
+        return await self.answer(name, parse, is_gone=is_gone)
 
     def _sample_early(
         self, name: SessionName, parse: Callable[[Told], ChatRequest]
@@ -233,32 +244,6 @@ class Calls:
         return answers_to(session.tree, asked.name)
 
 
-@asynccontextmanager
-async def limited(limit_s: float) -> AsyncIterator[None]:
-    """Raises RequestRefused if the log does not answer within this time."""
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError:
-        raise RequestRefused(
-            503, f"the log has not answered within {limit_s:g} s; ask again", retry_after_s=1
-        ) from None
-
-
 def answers_to(tree: CallTree, request: str) -> Answer:
     calls = tree.answers(request)
     return Answer(calls, [tree.context(call.call) for call in calls])
-
-
-def told(tree: CallTree, call: str) -> list[Message] | None:
-    """The conversation up to a call's answer as the agent was told it; None: there is no such
-    call.
-    """
-    if call not in tree.calls:
-        return None
-    found = list[list[Message]]()
-    while call:
-        at = tree.calls[call]
-        found.append([*at.messages, answer_message(at)])
-        call = at.continues
-    return [message for part in reversed(found) for message in part]

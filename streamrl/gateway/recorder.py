@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from streamrl.errors import BrokerUnreachable
 from streamrl.gateway.follower import RETRY_INTERVAL_S, Follower, SharedRun
+from streamrl.gateway.requests import RequestRefused
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import NonTransactionalProducer, Output
 
@@ -48,3 +49,15 @@ class Recorder:
                 return await self._flush()
             except BrokerUnreachable:
                 await asyncio.sleep(RETRY_INTERVAL_S)
+
+
+@asynccontextmanager
+async def limited(limit_s: float) -> AsyncIterator[None]:
+    """Raises RequestRefused if the log does not answer within this time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise RequestRefused(
+            503, f"the log has not answered within {limit_s:g} s; ask again", retry_after_s=1
+        ) from None

@@ -16,7 +16,7 @@ from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.session_index import Session
 from streamrl.inference.client import Client, Sampled
 from streamrl.records import ModelCall
-from streamrl.sessions.call_tree import CallTree, Place
+from streamrl.sessions.call_tree import CallTree, Place, answer_message
 from streamrl.sessions.messages import Message, canonical_call
 
 SYNTAXES: tuple[CallSyntax, ...] = ("json", "brackets")
@@ -146,3 +146,17 @@ def read_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) 
     ]
     content = TOOL_CALL.sub("", text).strip() if syntax == "json" else ""
     return Reading(tool_calls, content)
+
+
+def told(tree: CallTree, call: str) -> list[Message] | None:
+    """The conversation up to a call's answer as the agent was told it; None: there is no such
+    call.
+    """
+    if call not in tree.calls:
+        return None
+    found = list[list[Message]]()
+    while call:
+        at = tree.calls[call]
+        found.append([*at.messages, answer_message(at)])
+        call = at.continues
+    return [message for part in reversed(found) for message in part]

@@ -126,6 +126,7 @@ class Server:
                 lambda told: dialect.parse(body, told),
                 request.headers.get("idempotency-key", "")[:1_000],
                 is_retry(request),
+                request.is_disconnected,
             )
             response = dialect.response(body, answer)
             headers = sampling_header(self._run.envs[name.env])

@@ -12,11 +12,10 @@ import msgspec
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.gateway.calls import limited
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SESSION_ID, Keys, SessionName
-from streamrl.gateway.recorder import Recorder
+from streamrl.gateway.recorder import Recorder, limited
 from streamrl.gateway.requests import Body, RequestRefused, objects, refuse, string
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.inference.client import Client

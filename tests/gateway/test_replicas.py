@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 from streamrl.records import SessionEnd, SessionStart
 from tests.support.gateways import Gateways, gateways
@@ -22,14 +23,14 @@ class Agent:
     def __init__(self, gateway: Gateways, url: str, session: str = "s0", **fields: Any) -> None:
         self.key = gateway.begin(url, session, **fields)["api_key"]
 
-    def send(self, url: str, *said: str, **headers: str) -> httpx.Response:
+    def send(self, url: str, *said: str, timeout_s: float = 30.0, **headers: str) -> httpx.Response:
         roles = ("user", "assistant")
         messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
         return httpx.post(
             f"{url}/v1/chat/completions",
             json={"model": "policy", "messages": messages},
             headers={"authorization": f"Bearer {self.key}", **headers},
-            timeout=patience(30),
+            timeout=patience(timeout_s),
         )
 
     def ask(self, url: str, *said: str, **headers: str) -> dict[str, Any]:
@@ -125,27 +126,43 @@ def test_of_two_replicas_with_the_same_request_the_first_in_the_log_counts(tmp_p
         urls = [gateway.start(), gateway.start()]
         agent = Agent(gateway, urls[0])
         gateway.stub.gate.clear()
-        answers = dict[str, dict[str, Any]]()
-
-        def ask(url: str, **headers: str) -> None:
-            answers[url] = agent.ask(url, "q", **headers)
-
-        slow = threading.Thread(target=ask, args=(urls[0],))
-        slow.start()
+        with pytest.raises(httpx.ReadTimeout):
+            agent.send(urls[0], "q", timeout_s=1.0)
         until(lambda: gateway.stub.sampled == 1)
-        other = threading.Thread(target=ask, args=(urls[1],), kwargs=RETRY)
+        answers = list[dict[str, Any]]()
+        other = threading.Thread(target=lambda: answers.append(agent.ask(urls[1], "q", **RETRY)))
         other.start()
         until(lambda: gateway.stub.sampled == 2)
         gateway.stub.gate.set()
-        slow.join(patience(30))
         other.join(patience(30))
-        first, _ = gateway.calls()
-        assert answers[urls[0]] == answers[urls[1]]
-        assert answers[urls[0]]["id"] == f"chatcmpl-{first.call}"
+        until(lambda: len(gateway.calls()) == 2)
+        assert answers[0]["id"] == f"chatcmpl-{gateway.calls()[0].call}"
         # the agent goes on from the call that counts
-        said = answers[urls[0]]["choices"][0]["message"]["content"]
+        said = answers[0]["choices"][0]["message"]["content"]
         agent.ask(urls[1], "q", said, "more")
-        assert gateway.calls()[-1].continues == first.call
+        first, _, more = gateway.calls()
+        assert more.continues == first.call and gateway.stub.sampled == 3
+
+
+def test_the_same_question_at_once_on_two_replicas_has_two_answers(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        urls = [gateway.start(), gateway.start()]
+        agent = Agent(gateway, urls[0])
+        gateway.stub.gate.clear()
+        found = list[str]()
+        threads = [
+            threading.Thread(target=lambda url=url: found.append(agent.ask(url, "q")["id"]))
+            for url in urls
+        ]
+        for number, thread in enumerate(threads):
+            thread.start()
+            until(lambda number=number: gateway.stub.sampled == number + 1)
+        gateway.stub.gate.set()
+        for thread in threads:
+            thread.join(patience(30))
+        first, _, second = gateway.calls()
+    assert sorted(found) == sorted(f"chatcmpl-{call.call}" for call in (first, second))
+    assert (first.request.partition("#")[2], second.request.partition("#")[2]) == ("0", "1")
 
 
 def test_an_agent_that_starts_again_gets_its_answers_again(tmp_path: Path):
