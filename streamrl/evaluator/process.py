@@ -14,9 +14,9 @@ from contextlib import suppress
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.envs.held_out import problem_fingerprint
 from streamrl.errors import ConfigError, WeightError
-from streamrl.evaluator.runner import EvalRunner, Stopped, posed_fingerprints, read_evaluations
+from streamrl.evaluator.history import check_unseen, evaluated_versions
+from streamrl.evaluator.runner import EvalRunner, Stopped
 from streamrl.evaluator.schedule import due, missed
 from streamrl.inference.vllm_host import VLLM, open_host
 from streamrl.inference.vllm_server import check
@@ -55,7 +55,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         )
         with suppress(Stopped):
             runner.prepare(list(run.eval.envs), {})
-            _check_unseen(runner, log)
+            check_unseen(runner.suites, log)
             asyncio.run(_run_until_stopped(runner, log))
 
 
@@ -70,7 +70,7 @@ async def _follow(runner: EvalRunner, log: Log) -> None:
     announced = dict[int, PolicyVersion]()
     store = Store(f"{run.store}/{run.learner.name}")
     every = run.eval.interval
-    done = _evaluated_versions(run, log)
+    done = evaluated_versions(run, log)
     reader = log.reader(log.beginning_offsets(partitions_of(log, [topology.POLICY_VERSIONS])))
     logger.info(
         "evaluates %s every %d versions of learner %r",
@@ -145,30 +145,3 @@ def _read_announcements(reader: Reader, announced: dict[int, PolicyVersion], lea
             known = announced.get(record.version)
             if known is None or record.lineage >= known.lineage:
                 announced[record.version] = record
-
-
-def _evaluated_versions(run: RunFile, log: Log) -> dict[int, None]:
-    """The versions for which all evaluations of the run file have been made."""
-    names_by_version: dict[int, dict[str, None]] = {}
-    for found in read_evaluations(log):
-        if found.learner == run.learner.name:
-            names_by_version.setdefault(found.version, {})[found.name] = None
-    wanted = run.eval.envs.keys()
-    return {version: None for version, names in names_by_version.items() if wanted <= names.keys()}
-
-
-def _check_unseen(runner: EvalRunner, log: Log) -> None:
-    """Check that training has posed none of the problems. It does not pose them as long as the run
-    file has the evaluation, but it may have posed them before. Raises ConfigError.
-    """
-    for suite in runner.suites:
-        posed = posed_fingerprints(log, suite.environment)
-        if not posed:
-            continue
-        for held in suite.problems:
-            if problem_fingerprint(held.problem) in posed:
-                raise ConfigError(
-                    f"eval.envs.{suite.name}: problem {held.number} was posed in training before"
-                    " the run file had this evaluation; choose another seed for it, or leave it to"
-                    " `streamrl eval`, which takes other problems"
-                )

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
-from streamrl.envs.held_out import possible_fingerprints
 from streamrl.errors import InferenceError
 from streamrl.evaluator.suite import (
     EvalSuite,
@@ -33,9 +32,8 @@ from streamrl.inference.client import Client
 from streamrl.inference.vllm_host import VllmHost, probe_failure
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Message, Output, Writer
-from streamrl.log.records_of import records_of
-from streamrl.records import Evaluation, PolicyVersion, Rollout, Server
+from streamrl.log.protocol import Message, Output, Writer
+from streamrl.records import Evaluation, PolicyVersion, Server
 
 logger = logging.getLogger(__name__)
 
@@ -166,17 +164,3 @@ def transactions(found: Evaluation, answers: Sequence[ProblemAnswers]) -> Iterat
     written = [to_message(Output(TOPIC, found.name, record)) for record in (*rollouts, found)]
     for start in range(0, len(written), TRANSACTION_RECORDS):
         yield written[start : start + TRANSACTION_RECORDS]
-
-
-def read_evaluations(log: Log) -> list[Evaluation]:
-    """All evaluations of the run so far, in the order they were made."""
-    return [evaluation for evaluation, _ in records_of(log, TOPIC, Evaluation)]
-
-
-def posed_fingerprints(log: Log, env: str) -> frozenset[bytes]:
-    """The fingerprints of all problems that the env has posed in training, by its rollouts."""
-    found: set[bytes] = set()
-    for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
-        if rollout.turns:
-            found.update(possible_fingerprints(rollout.turns[0]))
-    return frozenset(found)

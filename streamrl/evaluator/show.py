@@ -15,7 +15,8 @@ from rich.table import Table
 from streamrl.config import topology
 from streamrl.config.run_file import Eval, EvalEnv, RunFile
 from streamrl.errors import ConfigError
-from streamrl.evaluator.runner import EvalRunner, Stopped, posed_fingerprints, read_evaluations
+from streamrl.evaluator.history import posed_fingerprints, read_evaluations
+from streamrl.evaluator.runner import EvalRunner, Stopped
 from streamrl.inference.vllm_host import open_host
 from streamrl.inference.vllm_server import check
 from streamrl.learner.inputs import newest_lineages, read_announcements

@@ -120,7 +120,7 @@ class VllmHost:
         return self._process.cause() if self._process else ""
 
     def read_load(self) -> Load | None:
-        """The load of the server, or None before vLLM is up. Raises InferenceError if vLLM does not answer."""
+        """The load, or None before vLLM is up. Raises InferenceError if vLLM does not answer."""
         return self._engine.read_load() if self._engine else None
 
     def vllm_metrics(self) -> bytes:

@@ -1,5 +1,5 @@
-"""`streamrl audit --scorer`: what was trained on rewards of one version of a scorer, for instance one
-that turned out to be wrong.
+"""`streamrl audit --scorer`: what was trained on rewards of one version of a scorer, for instance
+one that turned out to be wrong.
 
 A reward that `streamrl rescore` gave changed nothing in its own run. It counts in a fork that was
 made with it (`fork.scorers`), for the rollouts that have it.

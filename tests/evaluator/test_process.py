@@ -20,7 +20,7 @@ from streamrl.envs.held_out import text_fingerprint
 from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, InferenceError, WeightError
 from streamrl.evaluator import process, runner, show
-from streamrl.evaluator.runner import posed_fingerprints, read_evaluations
+from streamrl.evaluator.history import posed_fingerprints, read_evaluations
 from streamrl.inference import vllm_host
 from streamrl.inference.engine import Mismatch
 from streamrl.inference.vllm_host import LoadResult

@@ -1,5 +1,5 @@
-"""Assembler, buffer and batcher over a log in memory, given one poison among good rollouts of two envs, and
-what became of each.
+"""Assembler, buffer and batcher over a log in memory, given one poison among good rollouts of two
+envs, and what became of each.
 """
 
 from __future__ import annotations
