@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +30,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.api import RewardBreakdown
 from streamrl.envs.engine.rewards import apply_weights, with_rewards
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, StreamrlError
 from streamrl.learner.inputs import VERSIONS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output, TopicPartition, portions, read
@@ -43,6 +44,7 @@ from streamrl.recordings.rescore import rewards_of_scorer
 from streamrl.records import JournalEntry, PolicyVersion, Reward, Rollout
 
 IDENTITY = "fork"  # of the writer of the first records
+STOP_FIRST = "stop the run, let `streamrl rescore` go on, and fork it again"
 
 TopicKey = tuple[str, bytes | None]
 RewardsByUid = Mapping[str, Sequence[Reward]]
@@ -127,10 +129,15 @@ def with_new_rewards(
     """The rollout with these rewards in the place of its own, weighted as in a live run. It is a
     failed one if a reward has failed. A rollout that has failed itself stays as it is.
 
-    Raises ConfigError if two scorers give a reward of the same name.
+    Raises ConfigError if two scorers give a reward of the same name, and StreamrlError if there is
+    no reward at all.
     """
     if rollout.failure or rollout.misaligned:
         return rollout
+    if not rewards:
+        raise StreamrlError(
+            f"rollout {rollout.rollout_uid!r} was published meanwhile; {STOP_FIRST}"
+        )
     values = dict[str, float]()
     for reward in rewards:
         if reward.failure:
@@ -299,10 +306,9 @@ class RewardedCopy:
         shards = buffer.shards(self.parent)
         found = [RecordedVersions(self.parent) for _ in shards]
         steps = [
-            ((step.time_s, number, step) for step in steps_of(self.old, shard))
-            for number, shard in enumerate(shards)
+            zip(repeat(number), steps_of(self.old, shard)) for number, shard in enumerate(shards)
         ]
-        for time_s, number, step in heapq.merge(*steps, key=lambda found: found[0]):
+        for number, step in heapq.merge(*steps, key=lambda numbered: numbered[1].time_s):
             taken: list[TopicKey | int] = []
             for message in step.messages:
                 if message.topic == topology.POLICY_VERSIONS:
@@ -315,7 +321,7 @@ class RewardedCopy:
                     taken.append((copied.topic, copied.key))
                     self.rollouts += 1
                     yield copied
-            schedule.append(Copied(number, time_s, taken))
+            schedule.append(Copied(number, step.time_s, taken))
 
     def _copy_of(self, message: Message) -> Message | None:
         """The fork's copy of a message with a rollout; None if it has none."""
@@ -331,7 +337,7 @@ class RewardedCopy:
             rewards = self.rewards[env].get(record.rollout_uid, ())
             weights = self.run.envs[env].reward_weights
             record = with_new_rewards(record, rewards, weights)
-        return to_message(Output(message.topic, record.group_id, record))
+        return to_message(Output(message.topic, record.group_id, record))._replace(key=message.key)
 
     # ---- the parts ---------------------------------------------------------------------------
 
@@ -422,8 +428,13 @@ class CopySource:
         self._read_to: dict[TopicPartition, int] = {}  # offset of the last message read
 
     def announcement(self, version: int) -> Message:
-        offset = self._versions[version]
-        return next(read(self._log, *VERSIONS, offset, offset + 1))
+        """The announcement of a version. Versions are asked for in ascending order."""
+        offset = self._versions.get(version)
+        if offset is None:
+            raise StreamrlError(f"version {version} was announced meanwhile; {STOP_FIRST}")
+        if VERSIONS not in self._unread:
+            self._unread[VERSIONS] = read(self._log, *VERSIONS, offset)
+        return next(message for message in self._unread[VERSIONS] if message.offset >= offset)
 
     def next_at(self, topic: str, partition: int) -> Message:
         """The next message of a partition."""

@@ -14,18 +14,19 @@ import pytest
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
+from streamrl.buffer.validation import partition_of
 from streamrl.config import topology
 from streamrl.config.run_file import Fork, RunFile, changed
 from streamrl.envs.api import Problem
 from streamrl.envs.engine.rewards import apply_weights, normalize
 from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, StreamrlError
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import encode
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
+from streamrl.log.protocol import Message, Output, TopicPartition
 from streamrl.log.records_of import records_of
-from streamrl.processor.definition import ProcessorState
+from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import last_record
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
@@ -74,8 +75,21 @@ PARTITIONED = {
     **{f"{kind}.{env}": 2 for kind in ("rollouts", "groups") for env in RUN.envs},
     **{f"rewards.{env}": 1 for env in RUN.envs},
     **{f"journal.env-{env}-0": 1 for env in RUN.envs},
+    **{f"journal.buffer-{shard}": 1 for shard in range(2)},
 }
 STYLE = ScorerVersion("style", "2")
+
+
+class KeyedLog(MemoryLog):
+    """A log that chooses partitions as Kafka's clients do: a sharded buffer looks after that."""
+
+    def _choose_partition(self, message: Message) -> TopicPartition:
+        if message.partition < 0:
+            partitions = self.topics()[message.topic]
+            partition = partition_of((message.key or b"").decode(), partitions)
+            message = message._replace(partition=partition)
+        return super()._choose_partition(message)
+
 
 Value = Callable[[str], float]  # by the uid of a rollout
 Actions = list[tuple[str, Any]]
@@ -134,12 +148,12 @@ class Recording:
     """A run whose rollouts, versions and parts come in a given order."""
 
     def __init__(self, run: RunFile) -> None:
-        self.log = MemoryLog(PARTITIONED)
-        self.parts = [buffer.part(run), batcher.part(run)]
+        self.log = KeyedLog(PARTITIONED)
+        self.parts: list[Processor[Any, Any]] = [*buffer.shards(run), batcher.part(run)]
         self.folds: list[ProcessorState[Any, Any]] = [
             ProcessorState(
                 part.initial(),
-                offsets={(t, p): 0 for t in part.inputs for p in range(self.log.topics()[t])},
+                offsets=dict.fromkeys(part.partitions(self.log), 0),
             )
             for part in self.parts
         ]
@@ -148,7 +162,7 @@ class Recording:
         self.time_s = 100.0
 
     def poll(self, which: int, count: int) -> None:
-        """Let the buffer (0) or the batcher (1) read so many records."""
+        """Let a part read so many records; the batcher is the last."""
         part = self.parts[which]
         self.time_s += 0.25
         self.readers[which].set_paused(part.paused(part.config, self.folds[which].state))
@@ -190,7 +204,7 @@ def wander(seed: int, run: RunFile, name: str, value: Value, steps: int = 400) -
                 waiting.remove(record)
                 publish(log, Output(topology.rollouts(record.environment), record.group_id, record))
         else:
-            recording.poll(which % 2, rng.randint(1, 9))
+            recording.poll(rng.randrange(len(recording.parts)), rng.randint(1, 9))
     return log
 
 
@@ -228,7 +242,7 @@ def fork(
     run = child_run_file(parent, "other", overrides).model_copy(
         update={"fork": Fork(run=parent.run, version=version, sha256="ab")}
     )
-    new = MemoryLog(PARTITIONED)
+    new = KeyedLog(PARTITIONED)
     rewards = read_rewards(log, run.envs, [STYLE])
     return copy_rewarded(log, new, parent, run, "file:///new", [STYLE], rewards), new
 
@@ -242,6 +256,21 @@ def test_its_batches_are_those_of_a_run_that_had_the_rewards_from_the_start(seed
     result, new = fork(log)
     assert [encode(batch) for batch in batches(new)] == [encode(batch) for batch in then]
     assert result.batches == len(then)
+
+
+def test_the_shards_of_a_buffer_go_on_each_by_itself():
+    sharded = changed(WEIGHTED, ("topics.partitions=2", "buffer.shards=2"))
+    log = wander(7, sharded, "exact", right)
+    judge(log, style)
+    then = batches(wander(7, sharded, "style", style))
+    result, new = fork(log, parent=sharded)
+    assert len(then) >= 3
+    assert [encode(batch) for batch in batches(new)] == [encode(batch) for batch in then]
+    parts = [*buffer.shards(result.run), batcher.part(result.run)]
+    assert [replay(new, part)[0].difference for part in parts] == ["", "", ""]
+    # Another number of shards reads the same rollouts, merged by the time at which they were read.
+    _, one = fork(log, "buffer.shards=1", parent=sharded)
+    assert len(batches(one)) >= 3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -324,6 +353,18 @@ def test_a_rollout_without_the_reward_and_a_scorer_that_judged_nothing_are_refus
         with pytest.raises(ConfigError, match="give NAME@VERSION"):
             parse_scorers(text)
     assert parse_scorers("style@2, right@a@b") == [STYLE, ScorerVersion("right", "a@b")]
+
+
+def test_what_a_live_parent_adds_meanwhile_is_no_reward_of_0():
+    log = wander(5, WEIGHTED, "exact", right)
+    judge(log, style)
+    run = child_run_file(WEIGHTED, "other", ()).model_copy(
+        update={"fork": Fork(run=WEIGHTED.run, version=0, sha256="ab")}
+    )
+    rewards = read_rewards(log, run.envs, [STYLE])
+    late = rewards["copy"].pop(next(iter(rewards["copy"])))  # type: ignore[attr-defined]
+    with pytest.raises(StreamrlError, match=f"{late[0].rollout}.* was published meanwhile"):
+        copy_rewarded(log, KeyedLog(PARTITIONED), WEIGHTED, run, "", [STYLE], rewards)
 
 
 def test_two_scorers_may_not_give_the_same_name():
