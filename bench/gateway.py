@@ -153,7 +153,9 @@ class Session:
         self._headers = dict[str, str]()
 
     async def begin(self) -> None:
-        answer = await self._http.post(f"{self._url}/rl/start_session", json={"task_id": "0"})
+        url = f"{self._url}/rl/start_session"
+        while (answer := await self._http.post(url, json={"task_id": "0"})).status_code == 503:
+            await asyncio.sleep(0.1)  # the gateway has not heard of the stub yet
         key = answer.raise_for_status().json()["api_key"]
         self._headers = {"authorization": f"Bearer {key}"}
 

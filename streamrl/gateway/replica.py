@@ -130,7 +130,7 @@ class Replica:
             event = to_event(message, SCHEMAS)
             if isinstance(event.record, Record):
                 env = topology.subject_of(message.topic)
-                self._index.apply(env, event.record, message.timestamp_s)
+                self._index.apply(env, event.record)
             elif event.record is not None:
                 place = f"{message.topic}[{message.partition}]@{message.offset}"
                 logger.warning("%s is not read: %s", place, event.record.cause)

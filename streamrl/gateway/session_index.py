@@ -21,7 +21,7 @@ MAX_ENDED = 100_000  # sessions of which it is remembered that they have ended
 class Session:
     """A session that has not ended, and its calls."""
 
-    def __init__(self, env: str, start: SessionStart, time_s: float) -> None:
+    def __init__(self, env: str, start: SessionStart) -> None:
         self.env = env
         self.start = start
         self.tree = CallTree()
@@ -33,7 +33,6 @@ class Session:
         self.repeats: dict[str, int] = {}
         # The same for all requests that this replica has in hand, whether answered or not.
         self.asked: dict[str, int] = {}
-        self.last_s = time_s  # of its last record
 
     def add(self, call: ModelCall) -> None:
         """Add the next call of the log, unless its request has been answered already."""
@@ -82,13 +81,13 @@ class SessionIndex:
         self._on_end = on_end
         self._max_ended = max_ended
 
-    def apply(self, env: str, record: Record, time_s: float) -> None:
-        """Add the next record of turns.<env>, which was written at `time_s`."""
+    def apply(self, env: str, record: Record) -> None:
+        """Add the next record of turns.<env>."""
         match record:
             case SessionStart():
-                self._begin(env, record, time_s)
+                self._begin(env, record)
             case ModelCall():
-                self._add(env, record, time_s)
+                self._add(env, record)
             case SessionEnd():
                 self._end((env, record.session))
             case _:
@@ -101,22 +100,20 @@ class SessionIndex:
         """The number of sessions of an env that have not ended."""
         return sum(1 for name, _ in self.sessions if name == env)
 
-    def _begin(self, env: str, start: SessionStart, time_s: float) -> None:
+    def _begin(self, env: str, start: SessionStart) -> None:
         name = (env, start.session)
         if name in self._ended:
             return
         session = self.sessions.get(name)
         if session is None:
-            self.sessions[name] = Session(env, start, time_s)
+            self.sessions[name] = Session(env, start)
             return
         session.start_again(start.time_s)
-        session.last_s = max(session.last_s, time_s)
 
-    def _add(self, env: str, call: ModelCall, time_s: float) -> None:
+    def _add(self, env: str, call: ModelCall) -> None:
         session = self.sessions.get((env, call.session))
         if session is None:  # it has ended, or its beginning is no longer kept
             return
-        session.last_s = max(session.last_s, time_s)
         try:
             session.add(call)
         except InvalidCall as error:

@@ -26,7 +26,7 @@ class Log:
 
     def __init__(self, *others: Record) -> None:
         self.index = SessionIndex()
-        self.index.apply(ENV, START, 0.0)
+        self.index.apply(ENV, START)
         self.others = others
         self.asked: list[str] = []  # what is sampled for, by the call that it goes on from
         self.cancelled = 0
@@ -35,13 +35,13 @@ class Log:
     async def catch_up(self) -> None:
         await asyncio.sleep(0)  # sampling begins
         for record in self.others:
-            self.index.apply(ENV, record, 0.0)
+            self.index.apply(ENV, record)
         self.caught_up = True
 
     async def apply(self, outputs: Sequence[Output], is_applied: Callable[[], bool]) -> None:
         for output in outputs:
             assert output.record is not None
-            self.index.apply(ENV, output.record, 0.0)  # pyright: ignore[reportArgumentType]
+            self.index.apply(ENV, output.record)  # pyright: ignore[reportArgumentType]
         assert is_applied()
 
     async def sample(self, session: Any, request: Any, place: Any, name: str) -> list[ModelCall]:

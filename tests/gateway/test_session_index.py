@@ -41,10 +41,10 @@ def call(
     )
 
 
-def folded(*records: Record, time_s: float = 0.0) -> SessionIndex:
+def folded(*records: Record) -> SessionIndex:
     index = SessionIndex(max_ended=2)
     for record in records:
-        index.apply("e", record, time_s)
+        index.apply("e", record)
     return index
 
 
@@ -89,7 +89,7 @@ def test_of_a_session_that_has_ended_only_that_is_kept():
     index = folded(START, call("a"), END, call("b"), START)
     assert not index.sessions and index.has_ended("e", "s") and not index.has_ended("f", "s")
     for name in ("t", "u"):
-        index.apply("e", SessionEnd(session=name), 0.0)
+        index.apply("e", SessionEnd(session=name))
     assert not index.has_ended("e", "s") and index.has_ended("e", "t")
 
 
@@ -101,7 +101,7 @@ def test_whoever_counts_sizes_is_told_of_each_session_that_ends():
     ended = list[str]()
     index = SessionIndex(lambda session: ended.append(session.start.session))
     for record in (START, call("a"), END, END):
-        index.apply("e", record, 0.0)
+        index.apply("e", record)
     assert ended == ["s"]
 
 
