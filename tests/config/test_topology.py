@@ -115,15 +115,19 @@ def test_a_room_names_the_topics_that_the_page_gives_its_role_and_no_others(role
     named = named_in(role.room)
     page = stands_on_the_page(role)
     where = f"{role.name.upper()} in streamrl/config/topology.py"
+    place = f"streamrl/{role.room}"
+    if role is topology.ORCHESTRATOR:
+        place += " (and TOPICS of monitoring/run_view.py)"
     surplus = sorted(named - page)
     assert not surplus, (
-        f"streamrl/{role.room} names {', '.join(surplus)}: add them to what {where} consumes,"
+        f"{place} names {', '.join(surplus)}: add them to what {where} consumes,"
         " reads back or produces, or leave them alone there"
     )
-    unused = sorted(page - named - {*SHARED, *ELSEWHERE.get(role.name, ())})
+    unused = page - named - {*SHARED, *ELSEWHERE.get(role.name, ())}
+    constants = sorted(f"topology.{name}" for name, kind in KINDS.items() if kind in unused)
     assert not unused, (
-        f"streamrl/{role.room} does not name topology.{', topology.'.join(unused)}: read or write"
-        f" them there, or take them off {where}"
+        f"{place} does not name {', '.join(constants)}: read or write them there, or take them off"
+        f" {where}"
     )
 
 

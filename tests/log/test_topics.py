@@ -106,7 +106,7 @@ def test_a_kind_has_one_partition_by_design_or_as_many_as_the_run_file_says():
 
 def test_every_record_has_a_topic_and_no_template_names_another():
     carried = [record for kind in topics.kinds().values() for record in kind.records]
-    assert set(carried) == set(RECORDS)
+    assert set(carried) == set(RECORDS), "topics/*.yaml (`streamrl/records`) and RECORDS differ"
 
 
 def test_what_is_put_aside_has_a_topic_to_go_to():
