@@ -67,7 +67,7 @@ class OtherLevel(StreamrlError):
 
 
 @dataclass(frozen=True)
-class Scorer:
+class RewardScorer:
     """A reward function under a name and a version, and the env that posed the problems."""
 
     name: str
@@ -216,7 +216,7 @@ class Tally:
 async def rescore(
     log: Log,
     env: str,
-    scorer: Scorer,
+    scorer: RewardScorer,
     weights: Mapping[str, float],
     clock: Callable[[], float] = time.time,
     progress: OnProgress = no_progress,
@@ -284,7 +284,7 @@ def rewards_of_scorer(log: Log, env: str, name: str, version: str) -> dict[str, 
 # ---- the scorer that a command line names --------------------------------------------------------
 
 
-def scorer_of(run: RunFile, env: str, reward: str, version: str) -> Scorer:
+def scorer_of(run: RunFile, env: str, reward: str, version: str) -> RewardScorer:
     """The scorer for `NAME=KIND`, or for `NAME`, a reward function that the run file gives the env.
 
     An empty `version` stands for a hash of its source. Raises ConfigError.
@@ -305,7 +305,7 @@ def scorer_of(run: RunFile, env: str, reward: str, version: str) -> Scorer:
     if not name or any(sign in name for sign in "@,"):
         raise ConfigError(f"--reward {reward}: a name has at least a letter, and no '@' or ','")
     function = make_reward(kind, params, where)
-    return Scorer(
+    return RewardScorer(
         name=name,
         version=version or source_version(function, params),
         function=function,

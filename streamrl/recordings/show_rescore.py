@@ -14,7 +14,7 @@ from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.recordings.progress import OnProgress, progress_bar
-from streamrl.recordings.rescore import RescoreResult, Scorer, env_of, rescore, scorer_of
+from streamrl.recordings.rescore import RescoreResult, RewardScorer, env_of, rescore, scorer_of
 
 
 def show_rescore(
@@ -41,7 +41,11 @@ def show_rescore(
 
 
 async def rescore_and_close(
-    log: KafkaLog, env: str, scorer: Scorer, weights: Mapping[str, float], progress: OnProgress
+    log: KafkaLog,
+    env: str,
+    scorer: RewardScorer,
+    weights: Mapping[str, float],
+    progress: OnProgress,
 ) -> RescoreResult:
     """Rescore, and close the env and the reward function."""
     try:
@@ -53,7 +57,9 @@ async def rescore_and_close(
                 await close()
 
 
-def print_result(result: RescoreResult, scorer: Scorer, run: RunFile, console: Console) -> None:
+def print_result(
+    result: RescoreResult, scorer: RewardScorer, run: RunFile, console: Console
+) -> None:
     """Print a line with the counts and the means, and one that says what to do next."""
     known = f", {result.known:,} had it before" if result.known else ""
     console.print(

@@ -38,7 +38,7 @@ from streamrl.recordings.fork_rewards import (
     with_new_rewards,
 )
 from streamrl.recordings.replay import replay
-from streamrl.recordings.rescore import Scorer, rescore
+from streamrl.recordings.rescore import RewardScorer, rescore
 from streamrl.records import (
     Batch,
     EnvProgress,
@@ -383,7 +383,7 @@ def test_rescore_and_fork_go_together():
         return len(completion.text) + len(completion.turns) + rewards["exact"]
 
     for env in RUN.envs:
-        scorer = Scorer(name="style", version="2", function=by_text, env=None, limit_s=30.0)
+        scorer = RewardScorer(name="style", version="2", function=by_text, env=None, limit_s=30.0)
         asyncio.run(rescore(log, env, scorer, {}))
     _, new = fork(log)
     for env, weight in (("copy", 0.5), ("add", 1.0)):

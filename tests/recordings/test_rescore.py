@@ -22,7 +22,7 @@ from streamrl.recordings.rescore import (
     ATTEMPTS,
     OtherLevel,
     RescoreResult,
-    Scorer,
+    RewardScorer,
     completion_of,
     env_of,
     problem_of,
@@ -66,12 +66,12 @@ def add(log: MemoryLog, record: Rollout) -> None:
     publish(log, Output("rollouts.copy", record.group_id, record))
 
 
-def scorer(function: Callable[..., Any], version: str = "1", **fields: Any) -> Scorer:
+def scorer(function: Callable[..., Any], version: str = "1", **fields: Any) -> RewardScorer:
     settings: dict[str, Any] = {"env": Doubles(), "limit_s": 30.0, **fields}
-    return Scorer(name="answer", version=version, function=function, **settings)
+    return RewardScorer(name="answer", version=version, function=function, **settings)
 
 
-def run_on(log: MemoryLog, judge: Scorer, weight: float = 1.0) -> RescoreResult:
+def run_on(log: MemoryLog, judge: RewardScorer, weight: float = 1.0) -> RescoreResult:
     return asyncio.run(rescore(log, "copy", judge, {"answer": weight}, clock=lambda: 7.0))
 
 

@@ -22,7 +22,7 @@ from streamrl.errors import ConfigError
 from streamrl.inference.chat_endpoint import NoUsableAnswer
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.recordings.rescore import Scorer, rescore
+from streamrl.recordings.rescore import RewardScorer, rescore
 from streamrl.records import Reward
 from tests.support.build import rollout, turns
 from tests.support.data_path import found, publish
@@ -129,7 +129,7 @@ def test_with_24_percent_of_failures_each_reward_is_the_judges_own_or_there_is_n
         publish(log, Output("rollouts.copy", record.group_id, record))
 
     async def judged() -> Any:
-        scorer = Scorer(name="judge", version="1", function=judge, env=None, limit_s=60.0)
+        scorer = RewardScorer(name="judge", version="1", function=judge, env=None, limit_s=60.0)
         try:
             return await rescore(log, "copy", scorer, {})
         finally:
