@@ -28,6 +28,7 @@ from streamrl.processor.part import open_part
 logger = logging.getLogger(__name__)
 
 REPORT_S = 1.0
+KEEP_ALIVE_S = 75  # an agent may work for so long between two calls on one connection
 STOP_TIMEOUT_S = 5  # calls in flight have so long to end when the replica stops
 
 
@@ -61,6 +62,7 @@ def main(
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         server = uvicorn.Server(config)
         # In a thread of its own, so that signals stay those of this one.
