@@ -38,7 +38,7 @@ test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have 
 	$(ENV)/bin/python -m pytest -m "not slow and not live" $(THREE)
 	$(ENV)/bin/python -m pytest -m "not slow and live"
 
-test-all: setup .streamrl/.programs ## all tests
+test-all: setup $(AGENTS_ENV)/.synced .streamrl/.programs ## all tests
 	$(ENV)/bin/python -m pytest -m "not live" $(THREE)
 	$(ENV)/bin/python -m pytest -m live
 

@@ -12,9 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.agents.account import Account
-from tests.agents.practice import AGENTS, trained
-
-MISMATCH = 1e-3
+from tests.agents.practice import AGENTS, MISMATCH, trained
 
 
 @click.command()

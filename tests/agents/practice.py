@@ -18,6 +18,7 @@ from tests.loop.runs import ROOT, live
 AGENTS = ("with_openai", "with_anthropic", "with_agents_sdk")
 ENV = "calculator"
 PYTHON = ROOT / ".venv-agents" / "bin" / "python"
+MISMATCH = 1e-3  # of logprobs, at most
 KEY = "a-key-for-the-gateway-of-a-test"
 
 
