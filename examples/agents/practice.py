@@ -20,10 +20,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 GROUP_SIZE = 8  # runs on a problem; the run file has it as buffer.group_size
-PARALLEL = 16  # sessions at a time
+PARALLEL = 48  # sessions at a time
 PATIENCE_S = 60.0  # The gateway may be away for so long, while it is started again.
 
 
@@ -100,19 +102,18 @@ def post(gateway, path, key, body):
 def main(name, gateway, sessions="0"):
     agent = importlib.import_module(name)
     began = time.time_ns()
-    done = 0
-    wanted = int(sessions)
+    running = deque()
     with ThreadPoolExecutor(PARALLEL) as pool:
-        while not wanted or done < wanted:
-            # Two problems at a time: their sessions are as many as there are threads.
-            running = [
-                pool.submit(practise, agent, gateway, task, f"{began}-{task}")
-                for task in (done, done + 1)
-                for _ in range(GROUP_SIZE)
-            ]
-            for each in running:
-                each.result()
-            done += len(running)
+        for task in count():
+            if sessions != "0" and task * GROUP_SIZE >= int(sessions):
+                break
+            group = f"{began}-{task}"
+            for _ in range(GROUP_SIZE):
+                running.append(pool.submit(practise, agent, gateway, task, group))
+            while len(running) > 2 * PARALLEL:
+                running.popleft().result()
+        for each in running:
+            each.result()
 
 
 if __name__ == "__main__":
