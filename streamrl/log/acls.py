@@ -76,6 +76,8 @@ def users(run: RunFile) -> list[User]:
     """The users of the run's parts, in the order of the loop."""
     found = list[User]()
     for role in topology.ROLES:
+        if topology.TURNS in role.consumes and not run.session_envs:
+            continue  # The run has no topics of sessions, so there is nothing to be allowed.
         parts = role.parts(run) if role.is_transactional else ()
         if not role.is_per_env:
             found.append(User(role.name, role, tuple(part.identity for part in parts)))
