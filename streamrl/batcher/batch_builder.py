@@ -52,7 +52,7 @@ from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import Batch, Fate, FateKind, Metric, ScoredGroup
 
 
-class Ledger:
+class EnvTotals:
     """What there is of each env and what the next batch owes each share.
 
     Both are asked for at every group, of every env of the run, and seldom change. The ledger also
@@ -119,7 +119,7 @@ class BatchBuilder:
         self.state = state
         self.time_s = time_s
         self.outputs = list[Output]()
-        self.ledger = Ledger(config, state)
+        self.ledger = EnvTotals(config, state)
         self.skipped_attempt = False  # what the batch lacks is not recorded yet
 
     # ---- events ------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Reward(Section):
+class RewardSetting(Section):
     """A reward function of a run."""
 
     kind: str  # `math-verify`, `judge`, FILE.py:NAME or MODULE:NAME.
@@ -144,7 +144,7 @@ class Env(Section):
     env_timeout_s: float = Field(default=30.0, gt=0)
     pass_rate: PassRate | None = None  # Leaves problems out by how often they are solved.
     # Reward functions beside the env's own, by the name of their reward.
-    rewards: dict[str, Reward] = {}
+    rewards: dict[str, RewardSetting] = {}
     # Weights of named rewards in the scalar that trains. A reward that is not named here has weight
     # 1.
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}

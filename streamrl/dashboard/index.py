@@ -78,7 +78,7 @@ class Query(NamedTuple):
     sort: Sort = "newest"
 
 
-class Selection(NamedTuple):
+class QueryResult(NamedTuple):
     """The rollouts that a query finds, in the order wanted."""
 
     rows: np.ndarray  # (m,) int64: numbers of rows
@@ -209,7 +209,7 @@ class Index:
         step: int | None = None,
         before_s: float = np.inf,
         lock: AbstractContextManager[object] | None = None,
-    ) -> Selection:
+    ) -> QueryResult:
         """The rollouts that match `query` at the end of `step`, or now if no step is given, and
         that were published before `before_s`.
 
@@ -231,7 +231,7 @@ class Index:
         rows = np.concatenate(numbers)
         kept = np.concatenate(matches)
         order = _order(kept, query.sort)
-        return Selection(rows[order], kept["reward"][order])
+        return QueryResult(rows[order], kept["reward"][order])
 
     def _matching(
         self, query: Query, step: int | None, before_s: float, start: int, end: int

@@ -20,7 +20,7 @@ from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SessionName
 from streamrl.gateway.recorder import Recorder, limited
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused, Told
-from streamrl.gateway.sampling import Sampler, place_of, told
+from streamrl.gateway.sampling import CallSampler, place_of, told
 from streamrl.gateway.session_index import Session, SessionIndex
 from streamrl.inference.client import ContextFull, RequestDenied, SamplingFailed
 from streamrl.log.protocol import Output
@@ -63,7 +63,7 @@ class Calls:
         index: SessionIndex,
         follower: Follower,
         recorder: Recorder,
-        sampler: Sampler,
+        sampler: CallSampler,
     ) -> None:
         self.counts = Counter[str]()
         self.added_s = 0.0  # time that requests took beside sampling

@@ -25,7 +25,7 @@ class SessionName(NamedTuple):
     session: str
 
 
-class Keys:
+class SessionKeys:
     """Makes and checks keys. `gateway_key`: empty where anyone may open sessions, which is only on
     loopback.
     """

@@ -19,7 +19,7 @@ import uvicorn
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, PortTaken, StreamrlError
-from streamrl.gateway.replica import Replica
+from streamrl.gateway.replica import GatewayReplica
 from streamrl.gateway.sampling import SYNTAXES
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log
@@ -56,7 +56,7 @@ def main(
         closing(log.producer()) as producer,
         listening(run.gateway.host, port) as listener,
     ):
-        replica = Replica(run, log, producer)
+        replica = GatewayReplica(run, log, producer)
         config = uvicorn.Config(
             replica.app,
             log_level="warning",
@@ -126,7 +126,7 @@ def url_of(listener: socket.socket) -> str:
 class Reporter:
     """Publishes what a replica measures, once in REPORT_S."""
 
-    def __init__(self, replica: Replica, meter: Meter) -> None:
+    def __init__(self, replica: GatewayReplica, meter: Meter) -> None:
         self._replica = replica
         self._meter = meter
         self._reported_s = time.monotonic()

@@ -17,18 +17,17 @@ from streamrl.config.secrets import reveal
 from streamrl.gateway.calls import Calls
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
-from streamrl.gateway.keys import Keys, local_secret
+from streamrl.gateway.keys import SessionKeys, local_secret
 from streamrl.gateway.recorder import Recorder
-from streamrl.gateway.sampling import Sampler
-from streamrl.gateway.server import Server
+from streamrl.gateway.sampling import CallSampler
+from streamrl.gateway.server import HttpApi
 from streamrl.gateway.session_index import Session, SessionIndex
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
 from streamrl.inference.registry import STICK_MARGIN
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
-from streamrl.records import Demand, Record
-from streamrl.records import Server as InferenceServer
+from streamrl.records import Demand, Record, Server
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ SCHEMAS = ("session-start", "model-call", "session-end", "server", "demand")
 WAIT_S = 0.1
 
 
-class Replica:
+class GatewayReplica:
     """Wires the parts of the gateway. `follow` belongs to one thread, all else to the loop that
     serves `app`.
     """
@@ -53,7 +52,7 @@ class Replica:
         self._clients = {run.envs[env].pool: make_client(run, env) for env in run.session_envs}
         self._follower = Follower(log, self._sessions, self._apply)
         recorder = Recorder(producer, self._follower)
-        sampler = Sampler(run, self._clients)
+        sampler = CallSampler(run, self._clients)
         keys = make_keys(run)
         self._calls = Calls(
             run=run, index=self._index, follower=self._follower, recorder=recorder, sampler=sampler
@@ -70,7 +69,7 @@ class Replica:
         self._counted = Counter[str]()
         self._added_s = 0.0
         self._loop = Future[asyncio.AbstractEventLoop]()
-        self.app = Server(
+        self.app = HttpApi(
             run=run, keys=keys, calls=self._calls, sessions=api, clients=self._clients
         ).app(self._lifespan)
 
@@ -138,7 +137,7 @@ class Replica:
     def _apply_server(self, message: Message) -> None:
         event = to_event(message, SCHEMAS)
         is_old = message.offset < self._began[message.topic, message.partition]
-        if event.record is None or isinstance(event.record, InferenceServer):
+        if event.record is None or isinstance(event.record, Server):
             for client in self._clients.values():
                 client.on_server(event.key, event.record, is_old)
 
@@ -170,9 +169,9 @@ def make_client(run: RunFile, env: str) -> Client:
     )
 
 
-def make_keys(run: RunFile) -> Keys:
-    """Keys that are signed by the gateway's own, or by a secret of the run's directory."""
+def make_keys(run: RunFile) -> SessionKeys:
+    """SessionKeys that are signed by the gateway's own, or by a secret of the run's directory."""
     if run.gateway.api_key:
         key = reveal(run.gateway.api_key, "gateway.api_key")
-        return Keys(key.encode(), key)
-    return Keys(local_secret(run.directory))
+        return SessionKeys(key.encode(), key)
+    return SessionKeys(local_secret(run.directory))

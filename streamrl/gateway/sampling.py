@@ -39,7 +39,7 @@ class Reading(NamedTuple):
     content: str | None  # None: all of the text
 
 
-class Sampler:
+class CallSampler:
     """Samples with the settings of a session's env, on the servers of its pool."""
 
     def __init__(self, run: RunFile, clients: Mapping[str, Client]) -> None:

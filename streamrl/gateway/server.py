@@ -21,7 +21,7 @@ from streamrl.config.run_file import Env, RunFile
 from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.gateway.calls import Calls
-from streamrl.gateway.keys import Keys, SessionName
+from streamrl.gateway.keys import SessionKeys, SessionName
 from streamrl.gateway.requests import Dialect, RequestRefused, openai_error, parsed, refuse
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
@@ -39,13 +39,13 @@ LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Server:
+class HttpApi:
     """The routes of one replica."""
 
     def __init__(
         self,
         run: RunFile,
-        keys: Keys,
+        keys: SessionKeys,
         calls: Calls,
         sessions: SessionsApi,
         clients: Mapping[str, Client],

@@ -14,7 +14,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
-from streamrl.gateway.keys import SESSION_ID, Keys, SessionName
+from streamrl.gateway.keys import SESSION_ID, SessionKeys, SessionName
 from streamrl.gateway.recorder import Recorder, limited
 from streamrl.gateway.requests import Body, RequestRefused, objects, refuse, string
 from streamrl.gateway.session_index import SessionIndex
@@ -37,7 +37,7 @@ class SessionsApi:
         index: SessionIndex,
         follower: Follower,
         recorder: Recorder,
-        keys: Keys,
+        keys: SessionKeys,
         limits: Mapping[str, SessionLimit],
         clients: Mapping[str, Client],
     ) -> None:

@@ -44,7 +44,7 @@ PartitionKey = tuple[str, int]  # env, partition
 
 
 @dataclass
-class Ledger:
+class PartitionAccount:
     """What is known of the rollouts in one partition. The arrays are indexed by offset."""
 
     start: int  # the first offset that retention has not deleted
@@ -59,7 +59,7 @@ class Ledger:
     early: np.ndarray
 
     @classmethod
-    def empty(cls, start: int, end: int) -> Ledger:
+    def empty(cls, start: int, end: int) -> PartitionAccount:
         """A ledger of the offsets below `end`, without any rollout."""
         return cls(
             start,
@@ -219,10 +219,12 @@ def read_training(result: Audit, reading: TopicReader, learner: str) -> int:
     return max((record.version for record in versions), default=-1)
 
 
-def read_rollouts(log: Log, reading: TopicReader, topics: list[str]) -> dict[PartitionKey, Ledger]:
+def read_rollouts(
+    log: Log, reading: TopicReader, topics: list[str]
+) -> dict[PartitionKey, PartitionAccount]:
     """A ledger for each partition of the topics, with the rollouts that lie there."""
     ledgers = {
-        (topic.partition(".")[2], partition): Ledger.empty(start, end)
+        (topic.partition(".")[2], partition): PartitionAccount.empty(start, end)
         for (topic, partition), (start, end) in reading.bounds.items()
         if topic in topics
     }
@@ -251,7 +253,9 @@ def oldest_s(log: Log, topic: str) -> float:
     return found
 
 
-def record_fate(result: Audit, ledgers: dict[PartitionKey, Ledger], fate: Fate, log: Log) -> None:
+def record_fate(
+    result: Audit, ledgers: dict[PartitionKey, PartitionAccount], fate: Fate, log: Log
+) -> None:
     """Add a fate to each rollout that it belongs to.
 
     Rollouts published after the ledgers were made are not part of the account.
@@ -280,7 +284,9 @@ def record_fate(result: Audit, ledgers: dict[PartitionKey, Ledger], fate: Fate, 
             result.add(f"{uid} at {place} has a second fate: {fate.fate}")
 
 
-def mark_held(log: Log, ledgers: dict[PartitionKey, Ledger], part: Processor[Any, Any]) -> None:
+def mark_held(
+    log: Log, ledgers: dict[PartitionKey, PartitionAccount], part: Processor[Any, Any]
+) -> None:
     """Mark the rollouts that a part holds or has not read yet.
 
     Rollouts published after the ledgers were made are not part of the account.
@@ -314,7 +320,7 @@ def unread_events(
 
 
 def tally_partition(
-    result: Audit, log: Log, where: PartitionKey, ledger: Ledger, announced: int
+    result: Audit, log: Log, where: PartitionKey, ledger: PartitionAccount, announced: int
 ) -> None:
     """Count the rollouts of one partition by fate, and name those that are lost.
 

@@ -22,7 +22,7 @@ from streamrl.weights.manifest import MANIFEST
 from streamrl.weights.store import pull
 
 
-class Model(NamedTuple):
+class ExportedModel(NamedTuple):
     """A model that was written to a directory."""
 
     version: int
@@ -50,7 +50,7 @@ def show_export_model(
 
 def export_model(
     run: RunFile, log: Log, version: int | None, directory: Path, progress: OnProgress = no_progress
-) -> Model:
+) -> ExportedModel:
     """Write `version` of the lead learner to `directory`, which appears only when it is complete.
 
     None stands for the newest version. Raises ExportError if `directory` exists and is not an empty
@@ -86,7 +86,7 @@ def export_model(
         temporary.rename(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Model(wanted.version, wanted.sha256, wanted.size_bytes, from_store)
+    return ExportedModel(wanted.version, wanted.sha256, wanted.size_bytes, from_store)
 
 
 def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: OnProgress) -> None:

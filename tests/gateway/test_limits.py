@@ -1,4 +1,4 @@
-"""Keys, rewards, limits, and whatever else may come over HTTP."""
+"""SessionKeys, rewards, limits, and whatever else may come over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from streamrl.config import topology
 from streamrl.errors import BrokerUnreachable, ConfigError
 from streamrl.gateway import process
-from streamrl.gateway.keys import Keys, local_secret
+from streamrl.gateway.keys import SessionKeys, local_secret
 from streamrl.records import Reward, SessionStart
 from tests.gateway.conftest import Shared
 from tests.support.gateways import ENV, gateways, run_of
@@ -32,7 +32,7 @@ def post(url: str, key: str = "", **fields: Any) -> httpx.Response:
 
 
 def test_a_key_opens_its_session_only():
-    keys = Keys(b"secret")
+    keys = SessionKeys(b"secret")
     assert keys.session_of(keys.key_of("a-b", "s_1")) == ("a-b", "s_1")
     signature = keys.key_of("a", "s").rpartition(".")[2]
     wrong = [
@@ -43,9 +43,11 @@ def test_a_key_opens_its_session_only():
         f"a.s.{signature}",
         "sk-ä.ö.ü",
     ]
-    wrong += [keys.key_of("a", "s")[:-1], Keys(b"other").key_of("a", "s")]
+    wrong += [keys.key_of("a", "s")[:-1], SessionKeys(b"other").key_of("a", "s")]
     assert [keys.session_of(key) for key in wrong] == [None] * len(wrong)
-    assert Keys(b"s", "gw").opens_gateway("gw") and not Keys(b"s", "gw").opens_gateway("ä")
+    assert SessionKeys(b"s", "gw").opens_gateway("gw") and not SessionKeys(
+        b"s", "gw"
+    ).opens_gateway("ä")
 
 
 def test_the_secret_of_a_run_is_the_same_for_all_who_begin_at_once(tmp_path: Path):
@@ -215,7 +217,7 @@ def test_only_json_and_only_names_of_this_machine(shared: Shared):
 
 
 def test_a_key_of_a_session_that_never_began_is_404(shared: Shared):
-    key = Keys(local_secret(shared.gateway.run.directory)).key_of(ENV, "nobody")
+    key = SessionKeys(local_secret(shared.gateway.run.directory)).key_of(ENV, "nobody")
     assert post(f"{shared.url}/v1/responses", key, json=BODY).status_code == 404
     assert post(f"{shared.url}/rl/end_session", key, json={}).status_code == 404
 
