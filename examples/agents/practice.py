@@ -64,7 +64,8 @@ def practise(agent, gateway, task, group):
     for name, value in rewards.items():
         post(gateway, "/rl/set_reward", key, {"name": name, "reward": value})
     post(gateway, "/rl/end_session", key, {})
-    print(json.dumps({"session": opened["session_id"], "calls": len(said)}), flush=True)
+    done = json.dumps({"session": opened["session_id"], "calls": len(said)})
+    print(done + "\n", end="", flush=True)  # in one piece: other threads print too
 
 
 def positions_right(expected, said):
