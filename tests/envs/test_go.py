@@ -110,6 +110,8 @@ def test_it_publishes_what_is_wanted_and_our_codec_reads_it(
         finally:
             process.kill()
     assert process.returncode == 0, errors
+    # a commit shows a moment after it has returned
+    until(lambda: len(published(log)) >= 8)
     messages = published(log)
     records = [to_event(message, ("rollout",)).record for message in messages]
     rollouts = [record for record in records if isinstance(record, Rollout)]
