@@ -102,6 +102,8 @@ def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(
             ended.cancel()
             script.kill()
     assert script.returncode == 0, errors
+    # a commit shows a moment after it has returned
+    until(lambda: len(published(log)) >= 8)
     messages = published(log)
     records = [to_event(message, ("rollout",)).record for message in messages]
     assert len(records) == 8 and all(
@@ -148,4 +150,5 @@ def test_what_it_has_on_its_way_stays_within_what_is_wanted_and_a_silent_server_
             ended.cancel()
             script.kill()
     assert script.returncode == 0, errors
+    until(lambda: len(published(log)) >= 8)
     assert len(published(log)) == 8 and silent.asked == []
