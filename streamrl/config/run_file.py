@@ -554,7 +554,7 @@ class Eval(Section):
         return self.every if self.envs else 0
 
 
-class Sink(Section):
+class SinkSetting(Section):
     """A sink that the orchestrator writes the run's metrics to (docs/metrics.md). A sink without
     params can be given by its name alone.
     """
@@ -579,7 +579,7 @@ class Orchestrator(Section):
     # Pause before a restart. It doubles at each restart in a row, up to 10 s.
     backoff_s: float = Field(default=0.2, ge=0)
     # Where metrics go, such as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}].
-    sinks: list[Sink] = [Sink(kind="jsonl")]
+    sinks: list[SinkSetting] = [SinkSetting(kind="jsonl")]
 
     @field_validator("sinks", mode="before")
     @classmethod

@@ -50,7 +50,7 @@ NOTE_AFTER_S = 60.0
 class OpenSink:
     """A sink at work. The offsets are those of records of the topic `metrics`."""
 
-    settings: run_file.Sink
+    settings: run_file.SinkSetting
     sink: Sink
     given: int  # the last record that it was given
     settled: int  # the last record that it was given when notes were last made
@@ -87,13 +87,13 @@ def read_notes(path: Path) -> dict[str, int]:
         return {}
 
 
-def check(settings: Iterable[run_file.Sink]) -> None:
+def check(settings: Iterable[run_file.SinkSetting]) -> None:
     """Raise ConfigError if a sink cannot be imported. Called before anything is started."""
     for sink in settings:
         _make(sink.kind)
 
 
-def opened(context: SinkContext, sink: run_file.Sink) -> Sink:
+def opened(context: SinkContext, sink: run_file.SinkSetting) -> Sink:
     """Open one sink. Raises ConfigError for any failure, so that a run does not start and then
     loses its metrics.
     """

@@ -163,4 +163,4 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     with pytest.raises(
         ConfigError, match=rf"{kind} needs the package {package}.*pip install 'streamrl\[{kind}\]'"
     ):
-        check([run_file.Sink(kind=kind)])
+        check([run_file.SinkSetting(kind=kind)])
