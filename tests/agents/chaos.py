@@ -46,6 +46,7 @@ ENV = "agent"
 TURNS = 20
 AGENTS = 8  # at a time
 BEAT_S = 0.5
+ANSWER_S = 120.0  # an agent waits for so long
 PAUSE_S = 0.5  # on average between two kills
 GONE_S = 0.3  # how long a killed server or broker stays away
 VICTIMS = ("gateway-0", "gateway-1", "assembler", "agent", "agent", "server", "broker")
@@ -194,23 +195,27 @@ class Agent:
         self._post("/rl/end_session", key, {}, "end")
 
     def _post(self, path: str, key: str, body: dict[str, Any], name: str) -> dict[str, Any]:
-        deadline = time.monotonic() + patience(120)
+        deadline = time.monotonic() + patience(ANSWER_S)
+        said = ""
         while True:
             if self.dies.is_set():
                 self.dies.clear()
                 raise Killed
             url = self._draw.choice(self._run.urls)
-            headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": name}
+            headers = {"Idempotency-Key": name}
+            if key:
+                headers["Authorization"] = f"Bearer {key}"
             try:
                 found = self._http.post(url + path, json=body, headers=headers)
                 if found.status_code == 200:
                     return found.json()
-                if found.status_code < 500:
+                if found.status_code < 500 and found.status_code != 429:
                     raise SystemExit(f"{path}: {found.status_code} {found.text}")
-            except httpx.HTTPError:
-                pass
+                said = found.text
+            except httpx.HTTPError as error:
+                said = repr(error)
             if time.monotonic() > deadline:
-                raise SystemExit(f"{path}: no replica has answered for {patience(120):g} s")
+                raise SystemExit(f"{path}: no replica has answered for {ANSWER_S:g} s: {said}")
             time.sleep(0.05)
 
 
