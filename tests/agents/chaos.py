@@ -265,7 +265,9 @@ def account(run: Run, agents: list[Agent], sessions: list[str], kills: Counter[s
     for rollout in rollouts:
         tokens = [turn.tokens for turn in rollout.turns if turn.tokens is not None]
         whole = np.concatenate(tokens).tolist() if tokens else []
-        different += bool(rollout.failure) or whole != expected(rollout.rollout_uid)
+        if rollout.failure or whole != expected(rollout.rollout_uid):
+            different += 1
+            print(described(rollout))
     lost = sum(not made[session] for session in sessions)
     for agent in agents:
         lost += sum(max(count - in_log[name], 0) for name, count in agent.answered.items())
@@ -274,6 +276,15 @@ def account(run: Run, agents: list[Agent], sessions: list[str], kills: Counter[s
     part = parts_of(run.run)[topology.ASSEMBLER.name]
     difference = replay(run.log, part)[0].difference
     return Result(len(sessions), kills, lost, doubled, different, not difference)
+
+
+def described(rollout: Rollout) -> str:
+    """What is known of a rollout that is not what it should be."""
+    sizes = [
+        f"{'fork ' if turn.fork else ''}{0 if turn.tokens is None else len(turn.tokens)}"
+        for turn in rollout.turns
+    ]
+    return f"{rollout.rollout_uid}: {rollout.failure or rollout.metadata}, turns of {sizes}"
 
 
 def killed(directory: Path, kills: int, seed: int) -> Result:
