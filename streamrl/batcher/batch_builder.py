@@ -55,8 +55,8 @@ from streamrl.records import Batch, Fate, FateKind, Metric, ScoredGroup
 class EnvTotals:
     """What there is of each env and what the next batch owes each share.
 
-    Both are asked for at every group, of every env of the run, and seldom change. The ledger also
-    knows when it is of no use to try to build the batch again.
+    Both are asked for at every group, of every env of the run, and seldom change. The
+    totals also know when it is of no use to try to build the batch again.
     """
 
     def __init__(self, config: BatcherConfig, state: BatcherState) -> None:

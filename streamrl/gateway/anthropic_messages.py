@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamrl.gateway.requests import (
-    MAX_TOOLS,
     Answer,
     Body,
     ChatRequest,
@@ -22,7 +21,9 @@ from streamrl.gateway.requests import (
     refuse,
     refuse_fields,
     string,
+    tool_objects,
 )
+from streamrl.sessions.call_tree import told_text
 from streamrl.sessions.messages import Message
 
 NEUTRAL = {
@@ -98,9 +99,7 @@ def _messages(message: Mapping[str, Any]) -> Iterator[Message]:
 
 
 def _tools(body: Body) -> list[dict[str, Any]]:
-    tools = objects(body, "tools")
-    if len(tools) > MAX_TOOLS:
-        raise refuse("tools", f"there are at most {MAX_TOOLS}")
+    tools = tool_objects(body)
     for tool in tools:
         if tool.get("type", "custom") not in ("custom", None):
             raise refuse("tools", f"{tool['type']!r} is Anthropic's own; give tools with a schema")
@@ -112,7 +111,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
 
 def response(body: Body, answer: Answer) -> dict[str, Any]:
     (call,) = answer.calls
-    text = call.text if call.content is None else call.content
+    text = told_text(call)
     content = list[dict[str, Any]]()
     if text or not call.tool_calls:
         content.append({"type": "text", "text": text})

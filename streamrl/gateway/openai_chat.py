@@ -7,7 +7,6 @@ from typing import Any
 
 from streamrl.gateway.requests import (
     MAX_CHOICES,
-    MAX_TOOLS,
     Answer,
     Body,
     ChatRequest,
@@ -21,8 +20,10 @@ from streamrl.gateway.requests import (
     refuse,
     refuse_fields,
     string,
+    tool_objects,
 )
 from streamrl.records import ModelCall
+from streamrl.sessions.call_tree import told_text
 
 NEUTRAL = {
     "logit_bias": ({},),
@@ -66,9 +67,7 @@ def renamed_role(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tools_of(body: Body) -> list[dict[str, Any]]:
-    tools = objects(body, "tools")
-    if len(tools) > MAX_TOOLS:
-        raise refuse("tools", f"there are at most {MAX_TOOLS}")
+    tools = tool_objects(body)
     found = list[dict[str, Any]]()
     for tool in tools:
         function = tool.get("function")
@@ -102,7 +101,7 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
 
 
 def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
-    content = call.text if call.content is None else call.content
+    content = told_text(call)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     reason = call.inference_metadata.finish_reason
     if call.tool_calls:

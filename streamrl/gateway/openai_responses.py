@@ -11,7 +11,6 @@ from typing import Any
 
 from streamrl.gateway.openai_chat import renamed_role
 from streamrl.gateway.requests import (
-    MAX_TOOLS,
     Answer,
     Body,
     ChatRequest,
@@ -26,8 +25,10 @@ from streamrl.gateway.requests import (
     refuse,
     refuse_fields,
     string,
+    tool_objects,
 )
 from streamrl.records import ModelCall
+from streamrl.sessions.call_tree import told_text
 from streamrl.sessions.messages import Message
 
 NEUTRAL = {
@@ -107,9 +108,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _tools(body: Body) -> list[dict[str, Any]]:
-    tools = objects(body, "tools")
-    if len(tools) > MAX_TOOLS:
-        raise refuse("tools", f"there are at most {MAX_TOOLS}")
+    tools = tool_objects(body)
     for tool in tools:
         if tool.get("type") != "function":
             raise refuse("tools", f"{tool.get('type')!r} is run by OpenAI; give functions")
@@ -161,7 +160,7 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
 
 def _items(call: ModelCall, status: str) -> list[dict[str, Any]]:
     """The text of an answer as a message, then its calls of functions."""
-    text = call.text if call.content is None else call.content
+    text = told_text(call)
     found = list[dict[str, Any]]()
     if text or not call.tool_calls:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -170,7 +170,7 @@ def make_client(run: RunFile, env: str) -> Client:
 
 
 def make_keys(run: RunFile) -> SessionKeys:
-    """SessionKeys that are signed by the gateway's own, or by a secret of the run's directory."""
+    """Keys that are signed by the gateway's own, or by a secret of the run's directory."""
     if run.gateway.api_key:
         key = reveal(run.gateway.api_key, "gateway.api_key")
         return SessionKeys(key.encode(), key)

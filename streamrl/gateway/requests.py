@@ -129,6 +129,14 @@ def objects(body: Body, field: str) -> list[dict[str, Any]]:
     return value
 
 
+def tool_objects(body: Body) -> list[dict[str, Any]]:
+    """The tools of the body, as the API writes them. Raises RequestRefused for too many."""
+    tools = objects(body, "tools")
+    if len(tools) > MAX_TOOLS:
+        raise refuse("tools", f"there are at most {MAX_TOOLS}")
+    return tools
+
+
 def refuse_fields(body: Body, neutral: Mapping[str, Sequence[Any]]) -> None:
     """Raises RequestRefused for a field that is given, and has none of its neutral values."""
     for field, values in neutral.items():

@@ -137,11 +137,15 @@ class CallTree:
 
 def answer_message(call: ModelCall) -> Message:
     """The answer as the agent was told it, in canonical form."""
-    content = call.text if call.content is None else call.content
-    message: Message = {"role": "assistant", "content": content}
+    message: Message = {"role": "assistant", "content": told_text(call)}
     if call.tool_calls:
         message["tool_calls"] = [messages.canonical_call(tool) for tool in call.tool_calls]
     return message
+
+
+def told_text(call: ModelCall) -> str:
+    """The text of the answer as the agent was told it: without calls of tools."""
+    return call.text if call.content is None else call.content
 
 
 def context(calls: Mapping[str, ModelCall], call: str) -> np.ndarray:
