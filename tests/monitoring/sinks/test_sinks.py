@@ -104,10 +104,3 @@ def test_the_console_says_the_steps_of_this_session(tmp_path: Path):
         "step 2: learner/loss 0.3333, batches/copy/reward/mean 0.2",
         "step 3: learner/loss 0.25, batches/copy/reward/mean 0.3",
     ]
-
-
-def test_the_shipped_names_are_those_of_the_run_file():
-    from streamrl.config.run_file import SINKS as NAMES
-    from streamrl.monitoring.sinks.runner import NEEDS, SHIPPED
-
-    assert tuple(SHIPPED) == NAMES and NEEDS.keys() <= SHIPPED.keys()
