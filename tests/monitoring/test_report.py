@@ -16,7 +16,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output
 from streamrl.monitoring import report
-from streamrl.monitoring.plot import labelled_versions, trailing_mean
+from streamrl.monitoring.plot import trailing_mean
 from streamrl.monitoring.report import (
     MixedVersions,
     RunHistory,
@@ -25,7 +25,6 @@ from streamrl.monitoring.report import (
     summarise,
     time_to_target,
 )
-from streamrl.monitoring.thinning import Thinned
 from streamrl.records import Fate, PolicyVersion, Record, Server
 from tests.orchestrator.script import batch
 from tests.support import build
@@ -261,18 +260,6 @@ def test_a_long_run_takes_no_more_than_a_short_one(run: RunFile):
     assert sizes[1] < 1.1 * sizes[0] < 10_000_000
 
 
-def test_points_are_kept_at_equal_distances_and_the_newest_among_them():
-    thinned = Thinned[int](4)
-    seen = list[list[int]]()
-    for point in range(10):
-        thinned.add(point)
-        seen.append(thinned.points())
-    assert seen[3] == [0, 1, 2, 3] and seen[4] == [0, 2, 4] and seen[5] == [0, 2, 4, 5]
-    assert seen[8] == [0, 4, 8] and seen[9] == [0, 4, 8, 9]
-    with pytest.raises(ValueError, match="most is 1; it must be at least 2"):
-        Thinned[int](1)
-
-
 def test_the_target_is_reached_with_its_last_batch():
     target = Target(env="copy", reward=0.5, batches=2)
     found = history([(0.0, 0.0)], target)
@@ -280,14 +267,3 @@ def test_the_target_is_reached_with_its_last_batch():
         found.add_rewards(number, number + 1.0, {"copy": reward, "add": 1.0})
         assert time_to_target(found) == (3.0 if number >= 2 else None)
     assert time_to_target(history([(0.0, 0.0)])) is None
-
-
-def test_trailing_mean():
-    np.testing.assert_allclose(trailing_mean([1, 2, 3, 6], 2), [1, 1.5, 2.5, 4.5])
-    assert trailing_mean([], 2).shape == (0,)
-
-
-def test_versions_that_are_named():
-    assert labelled_versions(3) == [0, 1, 2, 3]
-    assert labelled_versions(142) == [0, 50, 100]
-    assert labelled_versions(69) == [0, 10, 20, 30, 40, 50, 60]

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from streamrl.config import run_file
 from streamrl.monitoring.sinks.base import MetricRecord, Sink, SinkContext
 from streamrl.monitoring.sinks.curve import Curves
+from streamrl.monitoring.sinks.runner import running
 from streamrl.records import Metric
 
 LEAD = "learner-lead"
@@ -92,3 +95,20 @@ def only_once(points: Sequence[tuple[str, int, float]]) -> dict[str, dict[int, f
         assert step not in found.setdefault(name, {}), f"{name} has step {step} twice"
         found[name][step] = value
     return found
+
+
+def lives(directory: Path, kind: str, **params: str) -> None:
+    """A run of three sessions that writes to a sink. In the second one nothing happens."""
+    made = context(directory, sinks=({"kind": kind, "params": params},))
+    for known in (3, 3, 7):  # The steps that there are at the end of each session.
+        with running(made) as sinks:
+            sinks.write(enumerate(records(range(known))))
+
+
+def assert_whole(points: Sequence[tuple[str, int, float]]) -> None:
+    """What `lives` wrote has every step of every curve, and each of them once."""
+    found = only_once(points)
+    assert {name: dict(sorted(curve.items())) for name, curve in found.items()} == {
+        name: {step: pytest.approx(value, rel=1e-6) for step, value in curve.items()}
+        for name, curve in curves(range(7)).items()
+    }
