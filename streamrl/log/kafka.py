@@ -153,10 +153,16 @@ class KafkaLog(Log):
             for partition in range(count)
         ]
         consumer = Consumer({**self.settings, **CONSUMER, "group.id": self.prefix + identity})
+
+        def ask() -> list[KafkaTopicPartition]:
+            found = consumer.committed(asked, timeout=CALL_TIMEOUT_S)
+            for tp in found:
+                if tp.error is not None:
+                    raise KafkaException(tp.error)
+            return found
+
         try:
-            found = call_with_retries(
-                lambda: consumer.committed(asked, timeout=CALL_TIMEOUT_S), self.address
-            )
+            found = call_with_retries(ask, self.address)
             return {self._without_prefix(tp): tp.offset for tp in found if tp.offset >= 0}
         finally:
             consumer.close()
@@ -213,17 +219,24 @@ class KafkaLog(Log):
             futures = self._admin.list_offsets(
                 asked, isolation_level=isolation, request_timeout=CALL_TIMEOUT_S
             )
-            return {
-                self._without_prefix(tp): int(future.result().offset)
-                for tp, future in futures.items()
-            }
+            try:
+                offsets = {
+                    self._without_prefix(tp): int(future.result().offset)
+                    for tp, future in futures.items()
+                }
+            except KafkaException as exception:
+                if exception.args[0].code() != KafkaError._NOENT:
+                    raise
+                # librdkafka says no more than that it has found no leader.
+                self._require({topic for topic, _ in partitions})
+                raise no_leader() from None
+            # A broker that starts has partitions without a leader for a moment. librdkafka then
+            # may answer with an offset that is none, and with no error.
+            if min(offsets.values()) < 0:
+                raise no_leader()
+            return offsets
 
-        try:
-            return call_with_retries(ask, self.address)
-        except BrokerError:
-            # librdkafka says no more than that it has found no leader.
-            self._require({topic for topic, _ in partitions})
-            raise
+        return call_with_retries(ask, self.address)
 
     def _without_prefix(self, tp: KafkaTopicPartition) -> TopicPartition:
         return tp.topic.removeprefix(self.prefix), tp.partition
@@ -244,6 +257,10 @@ class KafkaLog(Log):
             f"topic {name} is missing on {self.address}; "
             "create it with `streamrl topics apply RUN.yaml`"
         )
+
+
+def no_leader() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
 
 class KafkaReader:
