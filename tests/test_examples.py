@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from streamrl.envs.catalog import make_reward
 from streamrl.envs.engine.rewards import apply_weights, merge, normalize, totals
 from streamrl.log.codec import decode, unpack_array
 from streamrl.records import Rollout, VersionSpan
+from tests.support.modules import module_of
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ROOT / "examples" / "external_env.py"
@@ -127,8 +127,4 @@ def test_what_the_outside_env_sends_is_a_rollout():
 
 
 def outside() -> Any:
-    spec = importlib.util.spec_from_file_location("external_env", OUTSIDE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(OUTSIDE)

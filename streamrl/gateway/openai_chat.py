@@ -117,7 +117,17 @@ def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
     }
     if body.get("return_token_ids"):
         found["token_ids"] = call.tokens.tolist()
+        found["weight_versions"] = weight_versions(call)
+        found["temperature"] = call.inference_metadata.temperature
     return found
+
+
+def weight_versions(call: ModelCall) -> list[dict[str, Any]]:
+    """Which policy version sampled which tokens of an answer, as vLLM writes it."""
+    return [
+        {"version": str(span.version), "start": span.start, "end": span.end}
+        for span in call.inference_metadata.version_spans
+    ]
 
 
 def logprobs(call: ModelCall) -> list[dict[str, Any]]:
@@ -145,7 +155,7 @@ def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
             part = {"index": choice["index"], "delta": delta, "finish_reason": None}
             found.append(("", {**head, "choices": [{**part, "logprobs": kept}]}))
         last = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
-        for name in ("call", "token_ids"):
+        for name in ("call", "token_ids", "weight_versions", "temperature"):
             if name in choice:
                 last[name] = choice[name]
         found.append(("", {**head, "choices": [last]}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streamrl.gateway.openai_chat import logprobs
+from streamrl.gateway.openai_chat import logprobs, weight_versions
 from streamrl.gateway.requests import (
     MAX_CHOICES,
     Answer,
@@ -67,15 +67,12 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
 
 
 def _choice(call: ModelCall) -> dict[str, Any]:
-    spans = call.inference_metadata.version_spans
     return {
         "index": call.choice,
         "call": call.call,
         "token_ids": call.tokens.tolist(),
         "logprobs": {"content": logprobs(call)},
-        "weight_versions": [
-            {"version": str(span.version), "start": span.start, "end": span.end} for span in spans
-        ],
+        "weight_versions": weight_versions(call),
         "text": call.text,
         "finish_reason": call.inference_metadata.finish_reason,
     }

@@ -1,12 +1,15 @@
 """What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw:
 docs/design/inference-context.md.
 
-For envs that call chat completions themselves. Say at which temperature they sample and, from
-`servers`, which policy version answers: without either a rollout is not trained on. Ask for
-`logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide. Without
-them the prompt is tokenised here, with the template that the server applies, and the answer's BPE
-tokens are looked up (`Ġhello`, not ` hello`; vLLM prints decoded text, so it has to send ids). Envs
-that sample through `client.py` need none of it: it handles ids only.
+For envs that call chat completions themselves, such as examples/chat_env.py. Ask for
+`logprobs=True` and `return_token_ids=True`: the ids that a server sends decide. Without them the
+prompt is tokenised here, with the template that the server applies, and the answer's BPE tokens are
+looked up (`Ġhello`, not ` hello`; vLLM prints decoded text, so it has to send ids).
+
+The gateway's answers say which policy version sampled each token, and at which temperature. vLLM's
+chat completions do not, so the context is told both: the temperature that the env asks for, and the
+version that `servers` had before it asked. Without either a rollout is not trained on. Envs that
+sample through `client.py` need none of this: it handles ids only.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ class InferenceContext:
     """The tokenizer of the served model, and rollouts made with it. `counts` are this context's,
     since it was made.
 
-    `temperature` is what the env samples at, and `policy_version` the newest that `servers` has
-    told it of. Rollouts have them where the call says nothing else.
+    `temperature` is what the env samples at, and `policy_version` what `servers` has told it of.
+    They count where the answer does not say.
     """
 
     def __init__(
@@ -147,7 +150,7 @@ class InferenceContext:
         prompt_token_ids: Sequence[int] | None = None,  # `completion.prompt_token_ids`
         token_rewards: Sequence[float] | None = None,  # one a sampled token, on top of `reward`
         how: InferenceMetadata | None = None,
-        # where neither `how` nor the choice has version spans; otherwise the context's
+        # counts where neither `how` nor the choice has version spans; by default the context's
         policy_version: int | None = None,
         group_id: str = "",  # of its own where the same example is posed again
         sample: int | None = None,  # otherwise the choice's index
@@ -167,7 +170,7 @@ class InferenceContext:
         spans = how.version_spans if how else _spans(choice)
         version = self.policy_version if policy_version is None else policy_version
         versions = [span.version for span in spans] or ([] if version is None else [version])
-        temperature = how.temperature if how else self.temperature
+        temperature = how.temperature if how else _temperature(choice, self.temperature)
         cause = misalignment(own, asked, len(tokens), len(logprobs)) or _unsaid(
             versions, temperature
         )
@@ -282,6 +285,12 @@ def _spans(choice: Any) -> list[VersionSpan]:
         VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
         for span in said
     ]
+
+
+def _temperature(choice: Any, otherwise: float | None) -> float | None:
+    """At which temperature it was sampled, where the server says it."""
+    said = getattr(choice, "temperature", None)
+    return otherwise if said is None else float(said)
 
 
 def _unsaid(versions: Sequence[int], temperature: float | None) -> str:

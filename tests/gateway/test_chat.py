@@ -9,9 +9,11 @@ from typing import Any
 import openai
 import pytest
 
+from streamrl.inference.openai_context import InferenceContext
 from streamrl.log.codec import encode
 from streamrl.records import SessionStart
 from tests.gateway.conftest import Shared
+from tests.support.bpe import bpe
 from tests.support.gateways import Gateways, gateways
 from tests.support.sampling_stub import END, tool_call
 from tests.support.waiting import patience
@@ -99,6 +101,34 @@ def test_an_agent_with_tools_goes_on_from_its_calls(tmp_path: Path):
         one, two = gateway.calls()
     assert two.continues == one.call and not two.fork
     assert one.text == f"I add. {tool_call('add', b=2, a=1)}" and one.content == "I add."
+
+
+def test_its_answer_says_what_an_inference_context_needs(tmp_path: Path):
+    """Ids, versions and the temperature, which no caller has to say."""
+    with gateways(tmp_path) as gateway:
+        api = client(gateway, gateway.start())
+        answer: Any = api.chat.completions.create(
+            model="policy",
+            messages=ASKED,
+            n=2,
+            logprobs=True,
+            extra_body={"return_token_ids": True},
+        )
+        (first, second) = gateway.calls()
+    context = InferenceContext(bpe())
+    made = [
+        context.create_rollout_from_choice(
+            "one", choice, "agent", "7", 1.0, prompt_token_ids=answer.prompt_token_ids
+        )
+        for choice in answer.choices
+    ]
+    for call, rollout in zip((first, second), made, strict=True):
+        how = rollout.turns[1].inference_metadata
+        assert how is not None
+        assert how.version_spans == call.inference_metadata.version_spans
+        assert rollout.policy_version == 3 and rollout.temperature == 1.0
+        assert "tokenize_prompt" in rollout.misaligned  # the stub has another tokenizer
+    assert made[0].rollout_uid != made[1].rollout_uid
 
 
 def test_without_tools_or_with_none_a_call_is_text(tmp_path: Path):
