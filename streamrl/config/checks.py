@@ -332,6 +332,12 @@ def _loss_problems(run: RunFile) -> Iterator[str]:
             "learner.kl_coefficient is 0: nobody would read what the pool scores; raise it, or set"
             " learner.reference.by: none"
         )
+    named = reference.path or reference.every
+    if reference.by == "learner" and named and not learner.kl_coefficient:
+        yield (
+            "learner.kl_coefficient is 0: the reference that learner.reference names would not be"
+            " asked; raise it, or leave path and every out"
+        )
 
 
 def _secret_problems(run: RunFile) -> Iterator[str]:

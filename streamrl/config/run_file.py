@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from streamrl.config import checks
+from streamrl.config import checks, presets
 from streamrl.config.choices import (
     ADMISSIONS,
     ADVANTAGES,
@@ -45,6 +45,8 @@ from streamrl.config.topology import GENERATION
 from streamrl.errors import ConfigError, one_line, unknown
 
 RECORDED = "recorded"  # Context of a validation: the run exists already.
+RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
+RUN_FILE = "run.yaml"  # Name of the resolved run file in the run's directory.
 GONE = {"inference.stick_margin": 8, "orchestrator.restart_window_s": 300.0}
 """Settings of earlier versions, and the value that always applies now. Runs of those versions have
 them in their run file and in their log.
@@ -60,6 +62,13 @@ def one_of(*shipped: str) -> AfterValidator:
         raise ValueError(unknown(name, shipped))
 
     return AfterValidator(check)
+
+
+def known_preset(name: str) -> str:
+    """Accepts the name of a preset, or nothing."""
+    if name and name not in presets.PRESETS:
+        raise ValueError(unknown(name, presets.PRESETS))
+    return name
 
 
 class Section(BaseModel):
@@ -328,36 +337,15 @@ class Reference(Section):
     every: int = Field(default=0, ge=0)
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "document-000": {
-        "loss": "clipped-ratio",
-        "average": "tokens",
-        "kl": "k1",
-        "kl_in": "loss",
-        "normalize_advantages": False,
-    },
-    "document-003": {
-        "loss": "grpo",
-        "average": "samples",
-        "kl": "k3",
-        "kl_in": "loss",
-        "normalize_advantages": False,
-    },
-}
-"""The losses of docs/design/logprobs.md and docs/design/grpo.md as a whole. The advantages of the
-latter are `buffer.advantage: grpo`.
-"""
-
-
 class Learner(Section):
     """Batches in, policy versions out."""
 
     # Name of the run's own learner, whose versions all parts follow. Others join with `streamrl
     # learner --name`.
     name: str = "lead"
-    # Sets loss, average, kl, kl_in and normalize_advantages together as a design has them
-    # (docs/losses.md).
-    preset: Literal["", "document-000", "document-003"] = ""
+    # The settings of a paper or a design as a whole: grpo, dr-grpo, dapo, gspo, rloo, reinforce++,
+    # document-000, document-003 (docs/losses.md). What the run file says itself stays.
+    preset: Annotated[str, AfterValidator(known_preset)] = ""
     # ppo, dapo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION.
     loss: Annotated[str, one_of(*LOSSES)] = "ppo"
     # How the loss is averaged: over tokens, over samples, or by a constant. Empty: as the paper of
@@ -397,20 +385,6 @@ class Learner(Section):
     seed: int = 0  # Seed of the learner's random key.
     # Tokens announced with each version with their logprobs. Servers are checked against them.
     probe_tokens: int = Field(default=64, ge=8)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_preset(cls, data: Any) -> Any:
-        """The settings of the preset, where one is named."""
-        if not (isinstance(data, dict) and (preset := PRESETS.get(str(data.get("preset", ""))))):
-            return data
-        for name, value in preset.items():
-            if data.get(name, value) != value:
-                raise ValueError(
-                    f"{name} {data[name]} is not that of preset {data['preset']} ({value}); leave"
-                    " one of them out"
-                )
-        return {**data, **preset}
 
     @property
     def uses_reference(self) -> bool:
@@ -678,6 +652,14 @@ class RunFile(Section):
             raise ValueError(f"{value!r} is not a name of lowercase letters, digits and '-'")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, data: Any, info: ValidationInfo) -> Any:
+        """With the preset's settings and those for a pretrained model, unless they are there."""
+        if info.context in (RECORDED, RESOLVED) or not isinstance(data, dict):
+            return data
+        return presets.resolve(data)
+
     @model_validator(mode="after")
     def _works_together(self, info: ValidationInfo) -> RunFile:
         for problem in checks.problems(self, recorded=info.context == RECORDED):
@@ -741,17 +723,28 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
         raise ConfigError(f"{path}: not YAML: {one_line(error, 1_000)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a run file is a map of settings, not {type(data).__name__}")
-    for override in overrides:
+    is_resolved = Path(path).name == RUN_FILE and Path(path).absolute().parent.name == data.get(
+        "run"
+    )
+    for override in with_preset(overrides) if is_resolved else overrides:
         _set(data, override)
-    return parse(data, str(path))
+    return parse(data, str(path), RESOLVED if is_resolved else "")
 
 
 def changed(run: RunFile, overrides: Sequence[str]) -> RunFile:
     """The run with these settings instead of its own, as `load` takes them. Raises ConfigError."""
     data = run.model_dump(mode="json")
-    for override in overrides:
+    for override in with_preset(overrides):
         _set(data, override)
     return parse(data, f"--set {' '.join(overrides)}") if overrides else run
+
+
+def with_preset(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a run file that says everything. A preset among them comes with all of its
+    settings, before the others.
+    """
+    chosen = [o.partition("=")[2] for o in overrides if o.startswith("learner.preset=")]
+    return [*(setting for name in chosen for setting in presets.settings_of(name)), *overrides]
 
 
 def recorded(data: dict[str, Any], where: str) -> RunFile:

@@ -36,7 +36,8 @@ def learner_settings(
                 f"--set {override}: a second learner can have settings learner.* of its own, and a"
                 " --name; all else is the run's"
             )
-    own = changed(run, overrides)
+    # A preset also has settings of the buffer, and those are the run's.
+    own = run.model_copy(update={"learner": changed(run, overrides).learner})
     if own.learner.uses_scorer_pool and own.learner.reference != run.learner.reference:
         raise ConfigError(
             "--set learner.reference: the pool, if the run has one, scores under the run's own; add"

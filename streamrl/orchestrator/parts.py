@@ -9,11 +9,10 @@ import sys
 import time
 
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RUN_FILE, RunFile
 from streamrl.config.topology import Part
 from streamrl.monitoring.display import Display, PartLine
 from streamrl.monitoring.run_view import SILENT_S, RunView, Verdict
-from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.plan import (
     BROKER,
@@ -114,7 +113,7 @@ def parts_by_metrics(seen: RunView, time_s: float) -> list[PartLine]:
 
 def command(run: RunFile, part: Part) -> list[str]:
     """The command line of a part."""
-    run_file = str(run.directory / run_directory.RUN_FILE)
+    run_file = str(run.directory / RUN_FILE)
     return [sys.executable, "-m", "streamrl.cli", "--debug", part.role, run_file, *part.options]
 
 

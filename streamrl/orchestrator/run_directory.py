@@ -18,12 +18,11 @@ from typing import IO
 import yaml
 
 from streamrl.config import run_file
-from streamrl.config.run_file import RunFile, recorded
+from streamrl.config.run_file import RUN_FILE, RunFile, recorded
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.local_kafka import broker, connect
 from streamrl.orchestrator.resuming import refusals
 
-RUN_FILE = "run.yaml"
 ARCHIVE = "archive"
 LOCK = ".lock"
 

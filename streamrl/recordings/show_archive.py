@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RUN_FILE, RunFile
 from streamrl.errors import ConfigError
 from streamrl.local_kafka.connect import cluster_settings, connect_or_start
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log
-from streamrl.orchestrator.run_directory import RUN_FILE, lock_run_dir
+from streamrl.orchestrator.run_directory import lock_run_dir
 from streamrl.recordings.archive import export, restore, run_of
 from streamrl.recordings.progress import progress_bar
 

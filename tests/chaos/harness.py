@@ -17,7 +17,7 @@ from random import Random
 
 from kafka import KafkaAdminClient
 
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RUN_FILE, RunFile
 from streamrl.local_kafka import broker, connect
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
@@ -117,7 +117,7 @@ class Harness:
                 self.supervisor.start(name, self._command(name))
 
     def _command(self, name: str) -> list[str]:
-        file = str(self.run.directory / run_directory.RUN_FILE)
+        file = str(self.run.directory / RUN_FILE)
         return [
             sys.executable,
             "-m",

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from docs.hooks import settings
 from streamrl.config import choices, topology
+from streamrl.config.presets import PRESETS
 from streamrl.config.run_file import Buffer, Learner, parse
 from streamrl.config.topology import ROLES, Role
 from streamrl.envs.catalog import ENVS, REWARDS
@@ -62,6 +64,7 @@ def test_the_page_of_losses_says_how_each_is_averaged():
         (Buffer, "advantage", choices.ADVANTAGES),
         (Learner, "loss", choices.LOSSES),
         (Learner, "kl", choices.DIVERGENCES),
+        (Learner, "preset", PRESETS),
     ],
 )
 def test_the_comment_of_a_setting_has_every_name(section: type, setting: str, named: list[str]):
@@ -72,6 +75,20 @@ def test_the_comment_of_a_setting_has_every_name(section: type, setting: str, na
         f"name these in the comment above {section.__name__}.{setting} in"
         f" streamrl/config/run_file.py: {', '.join(missing)}"
     )
+
+
+def test_the_page_of_losses_has_the_settings_of_every_preset():
+    on_page = {
+        cells[0].strip("`"): [
+            yaml.safe_load(setting) for setting in re.findall("`(.+?)`", cells[1])
+        ]
+        for cells in rows("docs/losses.md", "| preset | settings | source |")
+    }
+    expected = {
+        preset: [{name: value} for name, value in settings.items()]
+        for preset, settings in PRESETS.items()
+    }
+    assert on_page == expected, "docs/losses.md and streamrl/config/presets.py differ"
 
 
 def test_the_page_of_envs_names_every_env_and_reward():

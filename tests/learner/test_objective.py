@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamrl.config.choices import AVERAGE_OF
-from streamrl.config.run_file import Learner
+from streamrl.config.run_file import Learner, parse
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.losses import LOSSES
 from streamrl.learner.model import Predictions
@@ -39,6 +39,13 @@ def predictions(table: Any, taken: RlExample) -> Predictions:
         jnp.take_along_axis(log_softmax, targets[..., None], -1)[..., 0],
         -(jnp.exp(log_softmax) * log_softmax).sum(-1),
     )
+
+
+def of_preset(name: str) -> Learner:
+    learner = {"preset": name, "kl_coefficient": 0.1}
+    return parse(
+        {"run": "r", "envs": {"copy": {}}, "buffer": {"max_age": 0}, "learner": learner}
+    ).learner
 
 
 def average(settings: Learner, taken: RlExample) -> np.ndarray:
@@ -90,7 +97,7 @@ def test_the_example_of_the_design_of_logprobs(advantage: float):
     The ratio is exp(-0.001 + 0.002), the divergence -0.001 + 0.002, and there is one token to
     divide by.
     """
-    settings = Learner.model_validate({"preset": "document-000", "kl_coefficient": 0.1})
+    settings = of_preset("document-000")
     assert (settings.loss, settings.kl, settings.kl_in, settings.normalize_advantages) == (
         "clipped-ratio",
         "k1",
@@ -116,7 +123,7 @@ def test_the_gradient_of_the_design_of_grpo_by_hand():
     """Summed per sample over its own length, with k3 in it, divided by the number of samples:
     equation 19 of GRPO, term by term.
     """
-    settings = Learner.model_validate({"preset": "document-003", "kl_coefficient": 0.1})
+    settings = of_preset("document-003")
     assert (settings.loss, settings.average, settings.kl, settings.normalize_advantages) == (
         "grpo",
         "samples",

@@ -55,7 +55,12 @@ def run_of(directory: Path, tiny: Path) -> RunFile:
             "envs": {"copy": {}},
             "batcher": {"total_token_budget": 24, "max_seq_len": 16, "row_count": 2},
             "model": {"path": str(tiny), "max_seq_len": 16},
-            "learner": {"checkpoint_every": 2, "probe_tokens": 8},
+            "learner": {
+                "checkpoint_every": 2,
+                "probe_tokens": 8,
+                "learning_rate": 1e-3,
+                "kl_coefficient": 0.01,
+            },
             "weights": {"keep_versions": 2},
         }
     )

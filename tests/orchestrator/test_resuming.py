@@ -127,7 +127,7 @@ LEARNER = {
     "learner.probe_tokens": 16,
 }
 OWN_TEST |= {
-    "learner.preset": "sets loss, average, kl, kl_in and normalize_advantages, which stand above",
+    "learner.preset": "sets others, which stand above: tests/config/test_presets.py",
     "learner.reference": "a checkpoint says whose reference it holds: tests/scorer/test_process.py",
 }
 # A replica of an env is started with it behind the progress of its earlier life.

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RUN_FILE, RunFile
 from streamrl.local_kafka import broker, connect
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
@@ -113,7 +113,7 @@ class Soak:
             self.sample()
 
     def _command(self, name: str) -> list[str]:
-        file = str(self.run.directory / run_directory.RUN_FILE)
+        file = str(self.run.directory / RUN_FILE)
         return [
             sys.executable,
             "-m",

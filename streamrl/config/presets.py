@@ -1,0 +1,141 @@
+"""Settings that belong together: what a paper or a design trains with, and what suits a pretrained
+model.
+
+They stand below what a run file says itself, and above the defaults of `run_file.py`. A run file is
+resolved once, when it is read: its run directory, the config topic and every part have the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # GRPO, arXiv:2402.03300: rewards on their group's scale, k3 in the loss, averaged by sample.
+    "grpo": {
+        "buffer.advantage": "grpo",
+        "learner.loss": "ppo",
+        "learner.average": "samples",
+        "learner.clip_epsilon": 0.2,
+        "learner.kl": "k3",
+        "learner.kl_in": "loss",
+        "learner.kl_coefficient": 0.04,
+        "learner.normalize_advantages": False,
+    },
+    # Dr. GRPO, arXiv:2503.20783: no division by the group's spread or by a rollout's length.
+    "dr-grpo": {
+        "buffer.advantage": "dr-grpo",
+        "learner.loss": "ppo",
+        "learner.average": "constant",
+        "learner.clip_epsilon": 0.2,
+        "learner.kl_coefficient": 0.0,
+        "learner.normalize_advantages": False,
+    },
+    # DAPO, arXiv:2503.14476: a higher upper clip, dynamic sampling, averaged by token.
+    "dapo": {
+        "buffer.advantage": "grpo",
+        "buffer.zero_advantage": "filter",
+        "learner.loss": "dapo",
+        "learner.average": "tokens",
+        "learner.clip_epsilon": 0.2,
+        "learner.clip_epsilon_high": 0.28,
+        "learner.kl_coefficient": 0.0,
+        "learner.normalize_advantages": False,
+        "learner.warmup_steps": 20,
+    },
+    # GSPO, arXiv:2507.18071: the ratio of the whole sequence, and its narrow clip.
+    "gspo": {
+        "buffer.advantage": "grpo",
+        "learner.loss": "gspo",
+        "learner.average": "samples",
+        "learner.clip_epsilon": 3e-4,
+        "learner.clip_epsilon_high": 4e-4,
+        "learner.kl_coefficient": 0.0,
+        "learner.normalize_advantages": False,
+    },
+    # RLOO, arXiv:2402.14740: no ratio and no clip, so importance weights make up for staleness. A
+    # sequence counts as a whole. A divergence, where one is wanted, is part of the reward.
+    "rloo": {
+        "buffer.advantage": "rloo",
+        "learner.loss": "grpo",
+        "learner.average": "constant",
+        "learner.correction.weights": "token",
+        "learner.kl": "k1",
+        "learner.kl_in": "advantages",
+        "learner.normalize_advantages": False,
+    },
+    # REINFORCE++, arXiv:2501.03262: rewards on the batch's scale. A divergence, where one is
+    # wanted, is part of the reward.
+    "reinforce++": {
+        "buffer.advantage": "reinforce++",
+        "learner.loss": "ppo",
+        "learner.average": "tokens",
+        "learner.clip_epsilon": 0.2,
+        "learner.kl": "k1",
+        "learner.kl_in": "advantages",
+        "learner.normalize_advantages": False,
+    },
+    # docs/design/logprobs.md, the loss alone.
+    "document-000": {
+        "learner.loss": "clipped-ratio",
+        "learner.average": "tokens",
+        "learner.kl": "k1",
+        "learner.kl_in": "loss",
+        "learner.normalize_advantages": False,
+    },
+    # docs/design/grpo.md, the loss alone. Its advantages are `buffer.advantage: grpo`.
+    "document-003": {
+        "learner.loss": "grpo",
+        "learner.average": "samples",
+        "learner.kl": "k3",
+        "learner.kl_in": "loss",
+        "learner.normalize_advantages": False,
+    },
+}
+"""The settings of each preset by their dotted names (docs/losses.md)."""
+
+PRETRAINED: dict[str, Any] = {
+    "learner.learning_rate": 1e-6,
+    "learner.kl_coefficient": 0.0,
+}
+"""Defaults where `model.path` names a pretrained model. Those of `run_file.py` are for the tiny
+one.
+"""
+
+
+def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The run file with the settings of its preset, and of a pretrained model if it names one. What
+    it says itself stays as it is.
+    """
+    filled = dict(data)
+    for name, value in PRESETS.get(str(_at(data, "learner", "preset")), {}).items():
+        _fill(filled, name, value)
+    if _at(data, "model", "path"):
+        for name, value in PRETRAINED.items():
+            _fill(filled, name, value)
+    return filled
+
+
+def settings_of(preset: str) -> list[str]:
+    """The settings of a preset as `--set` takes them, for a run file that says everything."""
+    return [
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in PRESETS.get(preset, {}).items()
+    ]
+
+
+def _at(data: Mapping[str, Any], section: str, name: str) -> Any:
+    found = data.get(section)
+    return found.get(name, "") if isinstance(found, Mapping) else ""
+
+
+def _fill(data: dict[str, Any], name: str, value: Any) -> None:
+    """Set a dotted setting unless it is there. `data` is a copy at its top level only."""
+    *sections, last = name.split(".")
+    for section in sections:
+        inner = data.get(section, {})
+        if not isinstance(inner, Mapping):
+            return  # The section is of a wrong type, which the models say.
+        data[section] = dict(inner)
+        data = data[section]
+    data.setdefault(last, value)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from streamrl.config import run_file
+from streamrl.config.presets import PRESETS, PRETRAINED
+from streamrl.config.run_file import RunFile, changed, load, parse, recorded
+from streamrl.errors import ConfigError
+
+
+def a_run(**sections: Any) -> dict[str, Any]:
+    return {"run": "r", "envs": {"copy": {}}, **sections}
+
+
+def at(run: RunFile, name: str) -> Any:
+    found: Any = run
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_sets_all_of_its_settings(preset: str):
+    run = parse(a_run(buffer={"max_age": 0}, learner={"preset": preset}))
+    assert {name: at(run, name) for name in PRESETS[preset]} == PRESETS[preset]
+
+
+def test_what_a_run_file_says_stands_above_the_preset():
+    run = parse(
+        a_run(buffer={"advantage": "rloo"}, learner={"preset": "dapo", "clip_epsilon": 0.1})
+    )
+    assert (run.buffer.advantage, run.buffer.zero_advantage) == ("rloo", "filter")
+    assert (run.learner.clip_epsilon, run.learner.clip_epsilon_high) == (0.1, 0.28)
+
+
+def test_so_does_what_it_says_within_a_section():
+    correction = {"reject": "k3", "reject_above": 0.1}
+    run = parse(a_run(learner={"preset": "rloo", "correction": correction}))
+    assert (run.learner.correction.weights, run.learner.correction.reject) == ("token", "k3")
+
+
+def test_an_env_may_have_an_advantage_of_its_own_beside_a_preset():
+    envs = {"copy": {}, "add": {"buffer": {"advantage": "rloo"}}}
+    run = parse({"run": "r", "envs": envs, "learner": {"preset": "grpo"}})
+    assert [run.buffer_of(name).advantage for name in envs] == ["grpo", "rloo"]
+
+
+def test_an_unknown_preset_is_named():
+    with pytest.raises(ConfigError, match=r"learner.preset: .*dappo.*dapo"):
+        parse(a_run(learner={"preset": "dappo"}))
+
+
+# ---- a pretrained model --------------------------------------------------------------------------
+
+
+def test_a_pretrained_model_has_defaults_of_its_own():
+    run = parse(a_run(model={"path": "/a/model"}))
+    assert {name: at(run, name) for name in PRETRAINED} == PRETRAINED
+    assert not run.learner.uses_reference
+    tiny = parse(a_run())
+    assert (tiny.learner.learning_rate, tiny.learner.kl_coefficient) == (1e-3, 0.01)
+
+
+def test_a_preset_stands_above_the_defaults_of_a_pretrained_model():
+    run = parse(a_run(model={"path": "/a/model"}, learner={"preset": "grpo"}))
+    assert (run.learner.kl_coefficient, run.learner.learning_rate) == (0.04, 1e-6)
+
+
+@pytest.mark.parametrize("reference", [{"by": "pool"}, {"every": 5}, {"path": "/another"}])
+def test_a_reference_that_nobody_would_ask_is_a_mistake(reference: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"learner.kl_coefficient is 0: .*raise it"):
+        parse(a_run(model={"path": "/a/model"}, learner={"reference": reference}))
+
+
+# ---- runs that exist already ---------------------------------------------------------------------
+
+OF_AN_EARLIER_RUN = {
+    "model": {"path": "/a/model"},
+    "learner": {"preset": "document-003", "loss": "ppo"},
+}
+
+
+def test_a_recorded_run_stays_as_it_was():
+    """Its settings are recorded in full; what an earlier version did not have is the default of the
+    tiny model, because that is what it did.
+    """
+    run = recorded(a_run(**OF_AN_EARLIER_RUN), "config")
+    assert (run.learner.learning_rate, run.learner.kl_coefficient) == (1e-3, 0.01)
+    assert (run.learner.loss, run.learner.average) == ("ppo", "")
+
+
+def test_so_does_one_that_is_read_from_its_directory(tmp_path: Path):
+    path = tmp_path / "r" / run_file.RUN_FILE
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(a_run(**OF_AN_EARLIER_RUN)))
+    kept = load(path, ["buffer.max_age=0"])
+    assert (kept.learner.learning_rate, kept.learner.loss) == (1e-3, "ppo")
+    elsewhere = path.rename(tmp_path / "mine.yaml")
+    assert load(elsewhere).learner.learning_rate == 1e-6
+
+
+def test_a_resolved_run_file_gives_the_same_run():
+    run = parse(a_run(model={"path": "/a/model"}, learner={"preset": "dapo"}))
+    assert parse(run.model_dump(mode="json")) == run
+    assert recorded(run.model_dump(mode="json"), "config") == run
+
+
+def test_a_preset_can_be_chosen_for_a_fork():
+    """A run's own file says everything, so the preset comes with all of its settings. Settings
+    beside it stand above it, in whatever order.
+    """
+    run = changed(parse(a_run()), ["learner.clip_epsilon=0.1", "learner.preset=dapo"])
+    assert (run.buffer.advantage, run.learner.loss) == ("grpo", "dapo")
+    assert (run.learner.normalize_advantages, run.learner.clip_epsilon) == (False, 0.1)
