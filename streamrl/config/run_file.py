@@ -366,6 +366,14 @@ class Learner(Section):
     kl_in: Literal["loss", "advantages"] = "loss"
     # Rows that a device computes at a time. 0: all of its rows.
     micro_batch_rows: int = Field(default=0, ge=0)
+    # Number format that the model computes in: float32, or bf16 (bfloat16). Parameters, gradients
+    # and optimizer are float32 in any case.
+    precision: Literal["float32", "bf16"] = "float32"
+    # What the backward pass computes again instead of keeping it in memory: none, or full (each
+    # layer, from its input).
+    remat: Literal["none", "full"] = "none"
+    # Tokens of a row whose logits are in memory at a time. 0: all of them.
+    logprob_chunk: int = Field(default=0, ge=0)
     # Learning rate of AdamW after the warm-up. It stays constant.
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup_steps: int = Field(default=10, ge=0)  # Steps in which the learning rate rises from 0.

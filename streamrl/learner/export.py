@@ -47,11 +47,11 @@ def _named(model: Any) -> dict[str, jax.Array]:
 
 
 def state_dict(model: Any) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names, in memory of their own. All processes of a learner call
-    this together, because each has only its shards.
+    """Tensors by their Hugging Face names, in float32 and in memory of their own. All processes of
+    a learner call this together, because each has only its shards.
     """
     return {
-        name: np.asarray(process_allgather(tensor, tiled=True))
+        name: np.asarray(process_allgather(tensor, tiled=True)).astype(np.float32, copy=False)
         for name, tensor in _named(model).items()
     }
 

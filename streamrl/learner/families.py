@@ -168,9 +168,14 @@ def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
     return FAMILIES[kind].hf.from_dict(plain)
 
 
-def levanter_config(hf: Any, max_seq_len: int) -> Any:
+def levanter_config(
+    hf: Any, max_seq_len: int, gradient_checkpointing: bool = False, upcast_attn: bool = False
+) -> Any:
     """Levanter's config of the model, for sequences of `max_seq_len` tokens. Raises
     UnsupportedSetting.
+
+    `gradient_checkpointing`: of each layer only its input is kept for the backward pass.
+    `upcast_attn`: attention is computed in float32, whatever the format of the rest.
     """
     family = FAMILIES[hf.model_type]
     _check_window(hf, max_seq_len)
@@ -181,7 +186,8 @@ def levanter_config(hf: Any, max_seq_len: int) -> Any:
         )
     own = {
         "max_seq_len": max_seq_len,
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": gradient_checkpointing,
+        "upcast_attn": upcast_attn,
         "rope": _rope(hf),
         **family.settings(hf),
     }

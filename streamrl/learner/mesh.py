@@ -12,19 +12,21 @@ from pathlib import Path
 import haliax as hax
 import haliax.partitioning
 import jax
-import jmp
 import numpy as np
 from haliax import Axis, NamedArray
 from jax.sharding import NamedSharding
 from levanter.tracker import NoopConfig
 from levanter.trainer import Trainer, TrainerConfig
 
-from streamrl.learner.model import BATCH, POSITION
+from streamrl.config.run_file import Learner
+from streamrl.learner.model import BATCH, POSITION, compute_policy
 
 
-def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
-    """A configuration for float32 on all devices, each of which processes `micro_batch_rows` of the
-    `rows` at a time.
+def trainer_config(
+    rows: int = 1, micro_batch_rows: int = 1, compute: Learner | None = None
+) -> TrainerConfig:
+    """A configuration for all devices, each of which processes `micro_batch_rows` of the `rows` at
+    a time. `compute`: how the learner computes.
 
     Levanter's tracker, checkpoints and checks for a non-finite loss are off, because streamrl has
     its own.
@@ -33,7 +35,7 @@ def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
         id="streamrl",
         tracker=NoopConfig(),
         require_accelerator=False,
-        mp=jmp.get_policy("f32"),
+        mp=compute_policy((compute or Learner()).precision),
         train_batch_size=rows,
         per_device_parallelism=micro_batch_rows,
         num_train_steps=2**31 - 1,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import haliax as hax
 import jax
@@ -25,7 +25,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from streamrl.config.run_file import Learner
 from streamrl.errors import ModelError, describe_error
+from streamrl.learner import head
 from streamrl.learner.examples import RlExample
 from streamrl.learner.families import (
     FAMILIES,
@@ -33,20 +35,12 @@ from streamrl.learner.families import (
     levanter_config,
     to_transformers_v4,
 )
+from streamrl.learner.head import Predictions
 from streamrl.weights.manifest import CONFIG
 
 BATCH = "batch"
 POSITION = "position"
 Model = LmHeadModel[Any]
-
-
-class Predictions(NamedTuple):
-    """The model's predictions of each next token. Both arrays are (rows, max_seq_len) float32, and
-    position i is about token i + 1 of its segment.
-    """
-
-    logprobs: jax.Array
-    entropy: jax.Array  # nats, of the whole distribution
 
 
 def with_axes(array: np.ndarray | jax.Array) -> NamedArray:
@@ -56,31 +50,55 @@ def with_axes(array: np.ndarray | jax.Array) -> NamedArray:
     )
 
 
-def predict(model: Model, example: RlExample) -> Predictions:
+def predict(model: Model, example: RlExample, chunk: int = 0) -> Predictions:
     """Logprobs of the next tokens under softmax(logits / temperature). Each segment attends only to
     itself.
 
     A server reports logprobs of the distribution that it sampled from, so the learner divides by
     the same temperature (docs/design/sampling-logprobs.md). The last position of a segment predicts
     the first token of another one; the loss mask is 0 there.
+
+    `chunk`: tokens of a row whose logits are computed at a time. 0: all of them.
     """
-    scores = logits(model, example) / jnp.asarray(example.temperatures)[..., None]
-    log_softmax = jax.nn.log_softmax(scores, axis=-1)
     targets = jnp.roll(jnp.asarray(example.input_ids), -1, axis=1)
-    chosen = jnp.take_along_axis(log_softmax, targets[..., None], axis=-1)[..., 0]
-    return Predictions(chosen, -jnp.sum(jnp.exp(log_softmax) * log_softmax, axis=-1))
+    temperatures = jnp.asarray(example.temperatures)
+    weights = model.get_lm_head()
+    if not chunk and weights.dtype == jnp.float32:
+        return head.from_logits(logits(model, example), targets, temperatures)
+    hidden = model.activations(*_tokens_and_mask(example), pos_ids=with_axes(example.position_ids))
+    assert isinstance(hidden, NamedArray), "a mixture of experts would also give a loss"
+    return head.in_chunks(
+        hidden.rearrange((BATCH, POSITION, "embed")).array,
+        hax.auto_sharded(weights).rearrange(("embed", "vocab")).array,
+        targets,
+        temperatures,
+        min(chunk or targets.shape[1], targets.shape[1]),
+        _logit_bound(model),
+    )
 
 
 def logits(model: Model, example: RlExample) -> jax.Array:
     """(rows, max_seq_len, vocabulary) float32. Each segment attends only to itself."""
-    mask = AttentionMask.causal().with_segment_ids(with_axes(example.segment_ids))
-    said = model(
-        with_axes(example.input_ids), attn_mask=mask, pos_ids=with_axes(example.position_ids)
-    )
+    tokens, mask = _tokens_and_mask(example)
+    said = model(tokens, attn_mask=mask, pos_ids=with_axes(example.position_ids))
     scores = said.rearrange((BATCH, POSITION, "vocab")).array.astype(jnp.float32)
-    # Gemma 2 and 3; Levanter knows it, and leaves it to us
-    bound = getattr(model.config, "final_logit_softcapping", None)
-    return jnp.tanh(scores / bound) * bound if bound else scores
+    return head.soft_cap(scores, _logit_bound(model))
+
+
+def _tokens_and_mask(example: RlExample) -> tuple[NamedArray, AttentionMask]:
+    mask = AttentionMask.causal().with_segment_ids(with_axes(example.segment_ids))
+    return with_axes(example.input_ids), mask
+
+
+def _logit_bound(model: Model) -> float | None:
+    """The soft cap of Gemma 2 and 3. Levanter knows it, and leaves it to us."""
+    return getattr(model.config, "final_logit_softcapping", None)
+
+
+def compute_policy(precision: str) -> jmp.Policy:
+    """The formats of parameters and of the computation, for `learner.precision`."""
+    compute = {"float32": "float32", "bf16": "bfloat16"}[precision]
+    return jmp.get_policy(f"params=float32,compute={compute},output=float32")
 
 
 def single_sequence(tokens: np.ndarray) -> RlExample:
@@ -140,14 +158,26 @@ def hf_config(directory: Path) -> PretrainedConfig:
         ) from None
 
 
-def load(directory: Path, max_seq_len: int) -> Model:
-    """The model in a Hugging Face directory, in float32, for `max_seq_len` positions. This must be
-    called inside the trainer's mesh. Raises ModelError.
+def load(
+    directory: Path, max_seq_len: int, compute: Learner | None = None, frozen: bool = False
+) -> Model:
+    """The model in a Hugging Face directory, for `max_seq_len` positions. This must be called
+    inside the trainer's mesh. Raises ModelError.
+
+    `compute`: how the learner computes. `frozen`: the model is never trained, so its parameters are
+    kept in the format that it computes in. Those of a model in training are float32.
     """
+    compute = compute or Learner()
     settings = hf_config(directory)
     tokenizer = load_tokenizer(directory)
     try:
-        config = levanter_config(settings, max_seq_len)
+        config = levanter_config(
+            settings,
+            max_seq_len,
+            gradient_checkpointing=compute.remat == "full" and not frozen,
+            # Sums over a row lose too much in bfloat16.
+            upcast_attn=compute.precision == "bf16",
+        )
         family = FAMILIES[settings.model_type]
         made: Any = HFCheckpointConverter(
             family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer
@@ -156,7 +186,8 @@ def load(directory: Path, max_seq_len: int) -> Model:
             config.model_type, ref=RepoRef(str(directory.absolute())), config=config
         )
         # load_pretrained has a `dtype`, but leaves bfloat16 as it is
-        return jmp.get_policy("f32").cast_to_param(loaded)
+        policy = compute_policy(compute.precision)
+        return policy.cast_to_compute(loaded) if frozen else policy.cast_to_param(loaded)
     except UnsupportedSetting as error:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:

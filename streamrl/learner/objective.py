@@ -18,6 +18,7 @@ from streamrl.config.run_file import Learner
 from streamrl.learner import segments
 from streamrl.learner.corrections import correct, effective_sample_size, weight_sums
 from streamrl.learner.examples import RlExample
+from streamrl.learner.head import Predictions
 from streamrl.learner.losses import (
     Clip,
     Divergence,
@@ -29,7 +30,7 @@ from streamrl.learner.losses import (
     loss_named,
     ratio,
 )
-from streamrl.learner.model import Predictions, predict
+from streamrl.learner.model import predict
 
 Metrics = dict[str, Metric]
 # what the effective sample size is made of
@@ -56,7 +57,8 @@ class Objective(NamedTuple):
         example, weights = jax.tree.map(
             lambda named: named.array, inputs, is_leaf=lambda leaf: isinstance(leaf, NamedArray)
         )
-        loss, metrics = self.from_predictions(predict(model, example), example, weights)
+        predicted = predict(model, example, self.config.logprob_chunk)
+        loss, metrics = self.from_predictions(predicted, example, weights)
         return loss * self.parts, metrics
 
     def from_predictions(

@@ -69,7 +69,7 @@ class ReferenceModel:
         # so that there are never two in memory
         self.version = None
         self.model = None
-        loaded = model.load(directory, self.run.model.max_seq_len)
+        loaded = model.load(directory, self.run.model.max_seq_len, self.run.learner, frozen=True)
         if loaded.Vocab.size < self.tokenizer_ids:
             known = (
                 f"knows token ids below {loaded.Vocab.size}, the policy's tokenizer those below"

@@ -123,7 +123,7 @@ def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[Po
     directory = rank_zero_first(lambda: initial_model_dir(run))
     updater = Updater(run.learner, run.batcher.rows)
     with updater.training():
-        state = updater.initial_state(model.load(directory, run.model.max_seq_len))
+        state = updater.initial_state(model.load(directory, run.model.max_seq_len, run.learner))
         policy = PolicyTrainer(
             run=run,
             initial_model_dir=directory,

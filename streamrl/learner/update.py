@@ -26,7 +26,7 @@ from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import Learner
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.mesh import shard_rows, trainer_config
-from streamrl.learner.model import predict
+from streamrl.learner.model import compute_policy, predict
 from streamrl.learner.normalization import AVERAGES, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
 
@@ -143,7 +143,11 @@ class Updater:
         self._layouts = dict[int, RowLayout]()
         self._trainer = self._layout(rows).trainer
         self._tracker = InMemoryTracker()
-        self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
+        self._logprobs = eqx.filter_jit(self._predict_logprobs)
+
+    def _predict_logprobs(self, model: Any, example: RlExample) -> jax.Array:
+        computed: Any = compute_policy(self.config.precision).cast_to_compute(model)
+        return predict(computed, example, self.config.logprob_chunk).logprobs
 
     def _layout(self, rows: int) -> RowLayout:
         """The layout for this number of rows. It is made when the first such batch arrives."""
@@ -154,7 +158,7 @@ class Updater:
             places = device_row_order(rows, jax.device_count(), parts, of_device)
             minimised = cast(Any, make_objective(self.config, parts))
             trainer = Trainer(
-                trainer_config(len(places), of_device),
+                trainer_config(len(places), of_device, self.config),
                 optimizer(self.config),
                 minimised,
                 add_default_hooks=False,

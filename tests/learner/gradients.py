@@ -60,11 +60,12 @@ def divided(division: Sharding) -> RlExample:
 
 
 def gradient(
-    directory: Path, micro_batch_rows: int = 0, taken: RlExample | None = None
+    directory: Path, micro_batch_rows: int = 0, taken: RlExample | None = None, **compute: Any
 ) -> dict[str, np.ndarray]:
     """The gradient of the loss of docs/design/grpo.md, with the divergence from another policy.
 
-    It is what Adam keeps of each parameter's first step when it forgets at once.
+    It is what Adam keeps of each parameter's first step when it forgets at once. `compute`: further
+    settings of the learner.
     """
     settings = Learner(
         loss="grpo",
@@ -74,12 +75,13 @@ def gradient(
         beta1=0.0,
         max_grad_norm=1e9,
         warmup_steps=0,
+        **compute,
     )
     updater = Updater(settings, ROWS)
     with updater.training():
-        reference = model.load(directory, CONTEXT)
+        reference = model.load(directory, CONTEXT, settings, frozen=True)
         # arrays of its own, too: the trainer takes them
-        trained = jax.tree.map(lambda leaf: leaf * 1.05, reference)
+        trained = jax.tree.map(lambda leaf: leaf * 1.05, model.load(directory, CONTEXT, settings))
         state, measured = updater.step(updater.initial_state(trained), reference, taken or batch())
         kept = cast(Any, state.opt_state)[2][0].mu
         found = {

@@ -121,6 +121,21 @@ def test_micro_batches_add_up(small: Path, whole: dict[str, np.ndarray]):
     check(gradient(small, 3), whole, "micro-batches of three rows")
 
 
+def test_what_saves_memory_changes_nothing(small: Path, whole: dict[str, np.ndarray]):
+    """Layers computed again, and logits in chunks that do not divide a row."""
+    saving = gradient(small, 2, remat="full", logprob_chunk=5)
+    check(saving, whole, "remat, and chunks of five tokens")
+
+
+def test_bfloat16_is_close(small: Path, whole: dict[str, np.ndarray]):
+    """Its gradients are float32 still, as are the parameters they are for."""
+    found = gradient(small, precision="bf16", remat="full")
+    assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
+    largest = max(float(np.abs(whole[name]).max()) for name in whole)
+    worst = max(float(np.abs(found[name] - whole[name]).max()) for name in whole)
+    assert 0 < worst < 0.02 * largest
+
+
 def test_how_the_batcher_divides_them_does_not_matter(small: Path):
     """Other rollouts in every row, and so in every process's share."""
     whole = divided(UNSHARDED)

@@ -15,8 +15,8 @@ import pytest
 from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import Learner, parse
 from streamrl.learner.examples import RlExample, empty_example
+from streamrl.learner.head import Predictions
 from streamrl.learner.losses import LOSSES
-from streamrl.learner.model import Predictions
 from streamrl.learner.normalization import AVERAGES, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
 from tests.learner.examples import Segment, example
