@@ -13,6 +13,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Log
 from streamrl.recordings.progress import OnProgress, progress_bar
 from streamrl.recordings.rescore import RescoreResult, RewardScorer, env_of, rescore, scorer_of
 
@@ -41,7 +42,7 @@ def show_rescore(
 
 
 async def rescore_and_close(
-    log: KafkaLog,
+    log: Log,
     env: str,
     scorer: RewardScorer,
     weights: Mapping[str, float],

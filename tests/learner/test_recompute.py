@@ -5,7 +5,7 @@ by another learner.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -265,31 +265,6 @@ def test_a_second_learner_can_begin_where_the_lead_was(made: Recording, tmp_path
         4,
         5,
     ]
-
-
-def test_versions_are_compared_one_by_one():
-    def computed(*hashes: str) -> Callable[[], list[checkpoints.TrainingPosition]]:
-        return lambda: [
-            checkpoints.TrainingPosition(version, 0, sha256)
-            for version, sha256 in enumerate(hashes)
-        ]
-
-    announced = {0: "a", 1: "b", 2: "c"}
-    assert compare_versions(announced, computed("a", "b", "c")()).identical == 3
-    # trained on, not announced yet
-    assert compare_versions(announced, computed("a", "b", "c", "d")()).difference == ""
-    other = compare_versions(announced, computed("a", "x", "c")())
-    assert (other.identical, other.difference) == (1, "version 1: announced as b, now x")
-    earlier = compare_versions(announced, computed("a", "x", "c")(), replaced={1: {"b", "x"}})
-    assert (earlier.identical, earlier.earlier, earlier.difference) == (3, 1, "")
-    short = compare_versions(announced, computed("a", "b")())
-    assert (short.identical, short.difference) == (
-        2,
-        "version 2: announced as c, but no recorded batch gives it",
-    )
-    done = list[tuple[int, int]]()
-    compare_versions(announced, computed("a", "b", "c")()[1:], lambda *at: done.append(at))
-    assert done == [(0, 1), (1, 1)]
 
 
 def test_announcements_of_others_are_passed_over():

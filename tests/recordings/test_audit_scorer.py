@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 import msgspec
 import pytest
-from rich.console import Console
 
 from streamrl.config.run_file import RunFile, changed
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.audit_scorer import BatchShare, EnvCount, audit_scorer
 from streamrl.recordings.fork_rewards import ScorerVersion
-from streamrl.recordings.show_scorer import show_scorer
 from streamrl.records import Reward, Rollout
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, found, play, publish
@@ -81,14 +77,3 @@ def test_a_rollout_that_failed_for_want_of_its_reward(log: MemoryLog):
     give(log, reward("copy-90-1", failure="no judge"))
     count = audit_scorer(log, RUN, BROKEN).envs["copy"]
     assert (count.touched, count.failed, count.unused) == (1, 1, 1)
-
-
-def test_what_is_printed(log: MemoryLog):
-    give(log, reward("copy-4-0"), reward("copy-9-0"))
-    said = StringIO()
-    show_scorer(RUN, log, BROKEN, Console(file=said, width=100))
-    lines = [line.split() for line in said.getvalue().splitlines()]
-    assert ["copy", "20", "2", "0", "0"] in lines
-    assert ["0", "16", "1", "1"] in lines and ["1", "16", "1", "-"] in lines
-    assert "judge@3 touched 2 rollouts, 2 batches and 1 policy versions" in said.getvalue()
-    assert "version 1 is the first of them" in said.getvalue()

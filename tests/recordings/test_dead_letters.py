@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from io import StringIO
-
 import msgpack
 import numpy as np
 import pytest
-from rich.console import Console
 
-from streamrl.errors import ConfigError, Fenced
+from streamrl.errors import Fenced
 from streamrl.log.codec import encode, to_message
 from streamrl.log.dead_letters import PREFIX
 from streamrl.log.memory import MemoryLog
@@ -18,12 +15,10 @@ from streamrl.recordings.dead_letters import (
     array_faults,
     cause_pattern,
     fields,
-    find,
     readable_cause,
     retry,
     summarize_causes,
 )
-from streamrl.recordings.show_dead_letters import hex_lines, show_letter, show_list, show_retry
 from streamrl.records import PolicyVersion
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, announce, parts, play, running, wait_until_heard
@@ -46,6 +41,10 @@ def ahead(group: str, version: int = 12) -> list[Message]:
 
 @pytest.fixture
 def recording() -> MemoryLog:
+    return with_letters()
+
+
+def with_letters() -> MemoryLog:
     """A run with five records that were put aside."""
     log = MemoryLog(TOPICS)
     send(log, Message("rollouts.copy", b"x", b"\xc1", (("schema", b"rollout/1"),)), *ahead("early"))
@@ -56,12 +55,6 @@ def recording() -> MemoryLog:
     )
     play(log)
     return log
-
-
-def printed(show: object, *arguments: object) -> str:
-    out = StringIO()
-    show(*arguments, Console(file=out, width=200))  # type: ignore[operator]
-    return out.getvalue()
 
 
 def test_they_are_counted_by_topic_and_kind_of_cause(recording: MemoryLog):
@@ -77,12 +70,6 @@ def test_they_are_counted_by_topic_and_kind_of_cause(recording: MemoryLog):
     }
     row = rows["rollouts.copy", "policy version … is further ahead than …: nobody has announced it"]
     assert (str(row.first), str(row.last)) == ("rollouts.copy[0]@1", "rollouts.copy[0]@2")
-    shown = printed(show_list, recording)
-    assert "the record is empty" in shown and "[0]@2 20" in shown and "5 letters" in shown
-
-
-def test_nothing_put_aside_is_said():
-    assert printed(show_list, MemoryLog(TOPICS)) == "nothing was put aside\n"
 
 
 def test_causes_of_one_kind():
@@ -108,28 +95,6 @@ def test_causes_in_the_words_of_other_languages():
         readable_cause("rollout: Object missing required field `producer`")
         == "rollout: the field producer is missing"
     )
-
-
-def test_the_list_is_legible_on_a_narrow_terminal():
-    log = MemoryLog(TOPICS)
-    send(
-        log,
-        *(
-            Message(
-                "rollouts.copy", b"g", msgpack.packb({"reward": "x"}), (("schema", b"rollout/1"),)
-            )
-            for _ in range(2)
-        ),
-    )
-    play(log, 1)
-    out = StringIO()
-    show_list(log, Console(file=out, width=80))
-    lines = out.getvalue().splitlines()
-    assert (
-        lines[0].startswith("rollouts.copy  2 letters  first [0]@0 2")
-        and max(map(len, lines)) <= 80
-    )
-    assert lines[2].startswith("    rollout: ")
 
 
 def test_arrays_that_cannot_be_read_are_named_by_their_fields():
@@ -266,61 +231,6 @@ def test_of_two_at_the_same_time_one_is_fenced(recording: MemoryLog):
     assert end_offset(recording, "rollouts.copy", 0) == end
 
 
-def test_one_or_those_of_a_cause(recording: MemoryLog):
-    assert "1 records put back to rollouts.copy" in printed(
-        show_retry, recording, "rollouts.copy[0]@1", ""
-    )
-    assert "nothing to put back" in printed(show_retry, recording, "rollouts.copy[0]@1", "")
-    assert "1 records put back to rollouts.add" in printed(
-        show_retry, recording, None, "schema header is …"
-    )
-    assert "1 records put back to rollouts.copy" in printed(
-        show_retry, recording, None, "further ahead"
-    )
-
-
-@pytest.mark.parametrize(
-    ("which", "says"),
-    [
-        ("rollouts.cpy", "there is no such topic with letters"),
-        ("rollouts.copy[0]@x", "write it as rollouts.copy-digits"),
-        ("no[0]@1", "there is no such"),
-    ],
-)
-def test_what_does_not_exist_is_said(recording: MemoryLog, which: str, says: str):
-    with pytest.raises(ConfigError, match=says):
-        show_retry(recording, which, "", Console(file=StringIO()))
-
-
-def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):
-    shown = printed(show_letter, recording, "rollouts.copy[0]@1")
-    assert (
-        "policy version 12 is further ahead than" in shown
-        and "header   schema: b'rollout/1'" in shown
-    )
-    assert (
-        "group_id: 'early'" in shown
-        and "rollout_uid: 'early-0'" in shown
-        and "00000000  8" in shown
-    )
-    retry(recording, ["rollouts.copy"], lambda letter: True)
-    assert "put back since" in printed(show_letter, recording, "rollouts.copy[0]@1")
-    assert "no value" in printed(show_letter, recording, "rollouts.add[0]@1")
-    with pytest.raises(ConfigError, match="this record was not put aside"):
-        find(recording, "rollouts.copy[0]@9")
-
-
-def test_a_terminal_survives_what_is_shown():
-    log = MemoryLog(TOPICS)
-    value = msgpack.packb({"\x1b[2J": "[bold]\x1b[31m", "rewards": 1})
-    send(
-        log, Message("rollouts.copy", b"\x1b", value, (("schema", b"rollout/1"), ("x", b"\x1b[1m")))
-    )
-    play(log, 1)
-    shown = printed(show_letter, log, "rollouts.copy[0]@0")
-    assert "\x1b" not in shown and "\\x1b[2J: '[bold]\\x1b[31m'" in shown
-
-
 def test_fields_as_far_as_they_go():
     good = encode(rollout())
     assert dict(fields(good))["group_id"] == "'g0'"
@@ -339,10 +249,3 @@ def test_fields_as_far_as_they_go():
         "array that cannot be read: array claims shape [9]"
         in dict(fields(msgpack.packb({"a": array})))["a"]
     )
-
-
-def test_bytes_as_hex():
-    assert list(hex_lines(b"streamrl is a log\n")) == [
-        "00000000  73 74 72 65 61 6d 72 6c 20 69 73 20 61 20 6c 6f  streamrl is a lo",
-        "00000010  67 0a                                            g.",
-    ]

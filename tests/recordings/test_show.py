@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from streamrl.buffer import group_buffer
+from streamrl.config.run_file import changed
+from streamrl.errors import ConfigError
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.recordings.show import parts_of, show_audit, show_replay
+from streamrl.records import Fate, ScoredGroup
+from tests.support.data_path import RUN, TOPICS, play, publish
+
+
+@pytest.fixture
+def recording() -> MemoryLog:
+    """Two batches of 8 groups of 2 rollouts, of 20 rollouts an env."""
+    log = MemoryLog(TOPICS)
+    play(log, batches=2)
+    return log
+
+
+def test_an_account_that_balances(recording: MemoryLog):
+    said = StringIO()
+    assert show_audit(RUN, recording, False, Console(file=said, width=120)) == 0
+    lines = [line.split() for line in said.getvalue().splitlines()]
+    assert lines[0][:2] == ["env", "published"] and ["add", "20"] in [line[:2] for line in lines]
+    assert "published 40 = 32 batched + " in said.getvalue()
+    assert said.getvalue().rstrip().endswith("balanced")
+
+
+def test_an_account_by_version_shows_what_sampled_each_batch(recording: MemoryLog):
+    said = StringIO()
+    show_audit(RUN, recording, True, Console(file=said, width=120))
+    lines = [line.split() for line in said.getvalue().splitlines()]
+    assert ["env", "version", "published"] in [line[:3] for line in lines]
+    assert ["copy", "0", "10"] in [line[:3] for line in lines]
+    assert ["0", "16", "0:", "16", "1"] in lines
+
+
+def test_a_fate_too_many_is_named_and_is_exit_code_1(recording: MemoryLog):
+    fate = Fate(
+        fate="expired",
+        environment="copy",
+        partition=0,
+        offsets=np.array([0]),
+        uids=["copy-0-0"],
+    )
+    publish(recording, Output("fates", "x", fate), Output("fates", "x", fate))
+    said = StringIO()
+    assert show_audit(RUN, recording, False, Console(file=said, width=120)) == 1
+    assert "does not balance" in said.getvalue() and "copy-0-0" in said.getvalue()
+
+
+def test_a_replay_that_is_identical_stops_at_a_step_when_asked(recording: MemoryLog):
+    said = StringIO()
+    assert show_replay(RUN, recording, None, None, Console(file=said, width=120)) == 0
+    assert said.getvalue().endswith("20 groups, 2 batches identical\n")
+    said = StringIO()
+    assert show_replay(RUN, recording, "batcher", 0, Console(file=said, width=120)) == 0
+    assert "batcher at step 0" in said.getvalue() and "next_batch=1" in said.getvalue()
+
+
+def test_the_first_difference_is_printed_and_is_exit_code_1(
+    recording: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
+    score_group = group_buffer.groups.score_group
+
+    def turned_round(*arguments: Any) -> ScoredGroup:
+        group = score_group(*arguments)
+        return msgspec.structs.replace(group, advantages=-group.advantages)
+
+    monkeypatch.setattr(group_buffer.groups, "score_group", turned_round)
+    said = StringIO()
+    assert show_replay(RUN, recording, "buffer", None, Console(file=said, width=120)) == 1
+    assert "first difference groups." in said.getvalue()
+
+
+def test_a_part_without_a_journal_is_refused(recording: MemoryLog):
+    with pytest.raises(ConfigError, match="no such part; buffer and batcher have journals"):
+        show_replay(RUN, recording, "learner", None, Console(file=StringIO()))
+
+
+def test_parts_that_have_journals_are_those_of_the_run():
+    sharded = changed(RUN, ["buffer.shards=2", "topics.partitions=2"])
+    assert list(parts_of(sharded)) == ["buffer-0", "buffer-1", "batcher"]
+    sessions = changed(RUN, ["envs.add.sessions={}", "envs.add.replicas=0"])
+    assert list(parts_of(sessions)) == ["assembler", "buffer", "batcher"]
