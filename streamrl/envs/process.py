@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import reveal
 from streamrl.envs.api import BaseEnv
 from streamrl.envs.catalog import make_env, make_reward
 from streamrl.envs.difficulty_filter import ProblemStats
@@ -26,8 +25,7 @@ from streamrl.envs.replica import Replica, RolloutGroup
 from streamrl.envs.report import EnvReport
 from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.errors import ConfigError
-from streamrl.inference.client import Client
-from streamrl.inference.registry import STICK_MARGIN
+from streamrl.inference.client import Client, make_client
 from streamrl.log.protocol import Log, TopicPartition, partitions_of, read
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.journal import last_record
@@ -59,7 +57,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     # What the env has sampled it keeps while the broker is away.
     writer = RetryingWriter(log, identity, topology.journal(identity), stop=stop)
     with open_part(log, identity, writer) as part:
-        client = make_client(run, settings)
+        client = make_client(run, settings.pool)
         runner = RolloutRunner(made, settings, client, rewards)
         me = make_replica(run, log, name, replica, runner, client)
         asyncio.run(produce(me, log, part, stop))
@@ -76,16 +74,6 @@ def resolve_env(run: RunFile, env: str) -> str:
         return found[0]
     count = "several envs" if found else "no env"
     raise ConfigError(f"the run has {count} {env!r}; it has {', '.join(run.envs)}")
-
-
-def make_client(run: RunFile, settings: run_file.Env) -> Client:
-    """The client for the servers of the env's pool."""
-    return Client(
-        settings.pool,
-        api_key=reveal(run.inference.api_key, "inference.api_key"),
-        stick_margin=STICK_MARGIN,
-        heartbeat_s=run.inference.heartbeat_s,
-    )
 
 
 def make_replica(

@@ -23,8 +23,7 @@ from streamrl.gateway.sampling import CallSampler
 from streamrl.gateway.server import HttpApi
 from streamrl.gateway.session_index import Session, SessionIndex
 from streamrl.gateway.sessions_api import SessionsApi
-from streamrl.inference.client import Client
-from streamrl.inference.registry import STICK_MARGIN
+from streamrl.inference.client import make_client
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
 from streamrl.records import Demand, Record, Server
@@ -49,7 +48,8 @@ class GatewayReplica:
         self._began = log.end_offsets([*self._sessions, *others])
         self._limits = {env: make_limit(run, env) for env in run.session_envs}
         self._index = SessionIndex(self._on_session_end)
-        self._clients = {run.envs[env].pool: make_client(run, env) for env in run.session_envs}
+        pools = {run.envs[env].pool for env in run.session_envs}
+        self._clients = {pool: make_client(run, pool) for pool in pools}
         self._follower = Follower(log, self._sessions, self._apply)
         recorder = Recorder(producer, self._follower)
         sampler = CallSampler(run, self._clients)
@@ -157,16 +157,6 @@ def make_limit(run: RunFile, env: str) -> SessionLimit:
     settings = run.envs[env]
     assert settings.sessions is not None
     return SessionLimit(settings.sessions.max_open, mean_tokens=2.0 * settings.max_tokens)
-
-
-def make_client(run: RunFile, env: str) -> Client:
-    """The client for the servers of an env's pool."""
-    return Client(
-        run.envs[env].pool,
-        api_key=reveal(run.inference.api_key, "inference.api_key"),
-        stick_margin=STICK_MARGIN,
-        heartbeat_s=run.inference.heartbeat_s,
-    )
 
 
 def make_keys(run: RunFile) -> SessionKeys:

@@ -1,10 +1,10 @@
 """What envs call: n samples of a prompt from a live server of their pool (`registry.py`), with
 everything the learner has to know about each token.
 
-Two requests a call, through the openai client: `/v1/chat/completions/render` turns messages into
-the server's own prompt tokens, and vLLM's token-in token-out `/inference/v1/generate` samples. The
-plain chat completion answers token ids and logprobs too, but not which policy version made which
-token; this is the only route that does. A conversation goes on from the tokens it has (`exact.py`).
+Two requests a call: `/v1/chat/completions/render` turns messages into the server's own prompt
+tokens, and vLLM's token-in token-out `/inference/v1/generate` samples. The plain chat completion
+answers token ids and logprobs too, but not which policy version made which token; this is the only
+route that does. A conversation goes on from the tokens it has (`prefix.py`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import openai
 
-from streamrl.config.run_file import Env
+from streamrl.config.run_file import Env, RunFile
+from streamrl.config.secrets import reveal
 from streamrl.config.topology import GENERATION
 from streamrl.inference.prefix import continuation_index
-from streamrl.inference.registry import Registry
+from streamrl.inference.registry import STICK_MARGIN, Registry
+from streamrl.inference.server_connection import RequestFailed, RequestRejected, ServerConnection
+from streamrl.inference.vllm_answers import Detokenized, Generated, GeneratedChoice, Rendered
 from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype
 
 logger = logging.getLogger(__name__)
 
 REGISTRY_POLL_S = 0.05  # The interval of looking for a server while there is none.
 REPORT_S = 10.0
-# The errors of reading an answer that has another shape than expected.
-UNUSABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+# The errors of reading an answer that is not as expected.
+UNUSABLE = (TypeError, ValueError, OverflowError)
 CONTEXT = "maximum context length"  # A server says this of a prompt that is too long.
 
 
@@ -112,7 +114,7 @@ class Client:
         self.registry = Registry(pool, stick_margin, heartbeat_s)
         self._clock = clock
         self._api_key = api_key
-        self._connections: dict[str, openai.AsyncOpenAI] = {}  # by URL
+        self._connections: dict[str, ServerConnection] = {}  # by URL
         self._closing: set[asyncio.Task[None]] = set()
         self._asking: Counter[str] = Counter()  # requests in flight, by URL
 
@@ -215,16 +217,19 @@ class Client:
                         f" context of {server.max_model_len}"
                     )
                 answer = await self._generate(server, tokens, n, env)
-        except (TimeoutError, openai.APITimeoutError):
+            if len(answer.choices) != n:
+                raise ValueError(f"{len(answer.choices)} choices, where {n} were asked for")
+            return [
+                _sampled(server, tokens, kept, choice, env, time.monotonic() - started)
+                for choice in answer.choices
+            ]
+        except TimeoutError:
             raise NoAnswer(f"no answer within {env.timeout_s:g} s") from None
-        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            kind = RequestDenied
-            reason = _reason(error)
-            if CONTEXT in reason:
-                kind = ContextFull
-            raise kind(f"{server.server_id} refuses the request: {reason}") from None
-        except openai.OpenAIError as error:
-            raise ServerFailed(_reason(error)) from None
+        except RequestRejected as error:
+            kind = ContextFull if CONTEXT in str(error) else RequestDenied
+            raise kind(f"{server.server_id} refuses the request: {error}") from None
+        except RequestFailed as error:
+            raise ServerFailed(str(error)) from None
         except UNUSABLE as error:  # a proxy's answer, or a server's of another version
             raise ServerFailed(
                 f"an answer that cannot be used ({type(error).__name__}: {error})"
@@ -232,17 +237,6 @@ class Client:
         finally:
             self.registry.release(server.server_id, n)
             self._asking[server.url] -= 1
-        try:
-            if len(answer["choices"]) != n:
-                raise ValueError(f"{len(answer['choices'])} choices, where {n} were asked for")
-            return [
-                _sampled(server, tokens, kept, choice, env, time.monotonic() - started)
-                for choice in answer["choices"]
-            ]
-        except UNUSABLE as error:
-            raise ServerFailed(
-                f"an answer that cannot be used ({type(error).__name__}: {error})"
-            ) from None
 
     async def _render(
         self, server: Server, prompt: dict[str, Any], env: Env, history: Sequence[int]
@@ -251,10 +245,9 @@ class Client:
         if not prompt["messages"]:
             return list(history), 0
         body = {"model": server.model, **prompt, "max_tokens": env.max_tokens}
-        answer: Any = await self._connection(server.url).post(
-            "/chat/completions/render", cast_to=object, body=body
-        )
-        rendered: list[int] = answer["token_ids"]
+        connection = self._connection(server.url)
+        answer = await connection.post("/v1/chat/completions/render", body, Rendered)
+        rendered = answer.token_ids
         place = continuation_index(history, rendered) if history else None
         if place is None or not await self._same_text(server, history, rendered[:place]):
             return rendered, 0
@@ -264,19 +257,15 @@ class Client:
         """Whether both token sequences detokenize to the same text."""
         if list(one) == list(other):
             return True
-        api = self._connection(server.url)
-        url = f"{server.url}/detokenize"
-        texts: list[Any] = [
-            await api.post(
-                url, cast_to=object, body={"model": server.model, "tokens": list(tokens)}
-            )
-            for tokens in (one, other)
-        ]
-        return texts[0]["prompt"] == texts[1]["prompt"]
+        connection = self._connection(server.url)
+        texts = list[str]()
+        for tokens in (one, other):
+            body = {"model": server.model, "tokens": list(tokens)}
+            answer = await connection.post("/detokenize", body, Detokenized)
+            texts.append(answer.prompt)
+        return texts[0] == texts[1]
 
-    async def _generate(
-        self, server: Server, tokens: list[int], n: int, env: Env
-    ) -> dict[str, Any]:
+    async def _generate(self, server: Server, tokens: list[int], n: int, env: Env) -> Generated:
         """The server's answer. All sampling parameters are sent: a default is the server's, and may
         be another model's.
         """
@@ -300,18 +289,12 @@ class Client:
             "sampling_params": sampling,
             "output_mode": "text",
         }
-        answer: Any = await self._connection(server.url).post(
-            f"{server.url}/inference/v1/generate", cast_to=object, body=body
-        )
-        return answer
+        return await self._connection(server.url).post("/inference/v1/generate", body, Generated)
 
-    def _connection(self, url: str) -> openai.AsyncOpenAI:
+    def _connection(self, url: str) -> ServerConnection:
         if url not in self._connections:
             self._close_unused_connections()
-            key = self._api_key or "none"  # the library wants one
-            self._connections[url] = openai.AsyncOpenAI(
-                base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=None
-            )
+            self._connections[url] = ServerConnection(url, self._api_key)
         return self._connections[url]
 
     def _close_unused_connections(self) -> None:
@@ -340,26 +323,42 @@ class Client:
         )
 
 
+def make_client(run: RunFile, pool: str) -> Client:
+    """The client for the servers of a pool of the run. A conversation stays with its server."""
+    return Client(
+        pool,
+        api_key=reveal(run.inference.api_key, "inference.api_key"),
+        stick_margin=STICK_MARGIN,
+        heartbeat_s=run.inference.heartbeat_s,
+    )
+
+
 def _sampled(
-    server: Server, prompt: list[int], kept: int, choice: dict[str, Any], env: Env, latency_s: float
+    server: Server,
+    prompt: list[int],
+    kept: int,
+    choice: GeneratedChoice,
+    env: Env,
+    latency_s: float,
 ) -> Sampled:
-    """One choice of the answer. Raises ValueError, KeyError or TypeError when it is not complete:
-    cut off by the server, or without versions.
+    """One choice of the answer. Raises ValueError when it is not complete.
+
+    That is where the server has cut it off, or the versions do not tile it.
     """
-    tokens = choice["token_ids"]
-    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    tokens = choice.token_ids
+    logprobs = [entry.logprob for entry in choice.logprobs.content]
     spans = [
-        VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
-        for span in choice["weight_versions"]
+        VersionSpan(version=int(span.version), start=span.start, end=span.end)
+        for span in choice.weight_versions
     ]
-    if choice["finish_reason"] not in ("stop", "length") or not tokens:
-        raise ValueError(f"finish reason {choice['finish_reason']!r} after {len(tokens)} tokens")
+    if choice.finish_reason not in ("stop", "length") or not tokens:
+        raise ValueError(f"finish reason {choice.finish_reason!r} after {len(tokens)} tokens")
     if len(logprobs) != len(tokens) or [s.start for s in spans] + [len(tokens)] != [0] + [
         s.end for s in spans
     ]:
         raise ValueError(
             f"{len(tokens)} tokens with {len(logprobs)} logprobs and version spans"
-            f" {choice['weight_versions']}"
+            f" {choice.weight_versions}"
         )
     dtype = token_dtype(max(*prompt, *tokens) + 1)
     return Sampled(
@@ -367,8 +366,8 @@ def _sampled(
         prompt_tokens=np.array(prompt, dtype),
         tokens=np.array(tokens, dtype),
         logprobs=np.array(logprobs, np.float32),
-        text=choice["text"],
-        finish_reason=choice["finish_reason"],
+        text=choice.text,
+        finish_reason=choice.finish_reason,
         version_spans=spans,
         latency_s=latency_s,
         temperature=env.temperature,
@@ -377,10 +376,3 @@ def _sampled(
         max_tokens=env.max_tokens,
         prefix_tokens=kept,
     )
-
-
-def _reason(error: openai.OpenAIError) -> str:
-    body = getattr(error, "body", None)
-    message = body.get("message") if isinstance(body, dict) else None
-    cause = f" ({error.__cause__})" if error.__cause__ else ""
-    return " ".join(f"{message or error}{cause}".split())[:400]

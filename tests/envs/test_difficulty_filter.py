@@ -17,6 +17,7 @@ from streamrl.envs import process
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.envs.difficulty_filter import ProblemStats, is_filtered, to_visit
 from streamrl.errors import ConfigError
+from streamrl.inference import client
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
@@ -170,7 +171,7 @@ class Solver:
 
 @pytest.fixture(autouse=True)
 def solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "Client", Solver)
+    monkeypatch.setattr(client, "Client", Solver)
 
 
 def run_file(directory: Path, replicas: int = 1, **env: Any) -> RunFile:

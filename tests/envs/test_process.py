@@ -19,6 +19,7 @@ from streamrl.envs.api import Problem
 from streamrl.envs.replica import BURST_S
 from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, TopicMissing, TransactionFailed
+from streamrl.inference import client
 from streamrl.inference.client import Sampled, SamplingFailed
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryWriter
@@ -81,7 +82,7 @@ class FakeClient:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    monkeypatch.setattr(process, "Client", FakeClient)
+    monkeypatch.setattr(client, "Client", FakeClient)
     for name, value in (("delay_s", 0.0), ("fails", ""), ("in_flight", 0), ("most", 0)):
         monkeypatch.setattr(FakeClient, name, value)
     return FakeClient
@@ -483,7 +484,7 @@ def test_what_was_sampled_outlives_the_absence_of_the_broker(fails: tuple[str, .
     )
     wants(log, 60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "Client", Counting)
+        patch.setattr(client, "Client", Counting)
         live(log, run_file(max_tokens=3), no_more_than(log, 5))
     uids = [rollout.rollout_uid for rollout in published(log)]
     assert (

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import httpx
 import numpy as np
-import openai
 import psutil
 import pytest
 
 from streamrl.config.run_file import Env
 from streamrl.errors import InferenceError
 from streamrl.inference.client import Client, Sampled, SamplingFailed
+from streamrl.inference.server_connection import ServerConnection
 from streamrl.inference.vllm_server import NAP_S
 from streamrl.learner.export import WEIGHTS
 from streamrl.records import PolicyVersion
@@ -71,13 +71,13 @@ def cache_hits(live: Live) -> float:
 
 def talk_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers take their last token: this model's own are over before an update comes."""
-    post = openai.AsyncOpenAI.post
+    post = ServerConnection.post
 
-    def without_end(self: openai.AsyncOpenAI, path: str, **given: Any) -> Any:
-        given["body"].get("sampling_params", {})["ignore_eos"] = True
-        return post(self, path, **given)
+    def without_end(self: ServerConnection, path: str, body: Any, answer_type: Any) -> Any:
+        body.get("sampling_params", {})["ignore_eos"] = True
+        return post(self, path, body, answer_type)
 
-    monkeypatch.setattr(openai.AsyncOpenAI, "post", without_end)
+    monkeypatch.setattr(ServerConnection, "post", without_end)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

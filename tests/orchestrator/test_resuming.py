@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.envs import process
 from streamrl.errors import ConfigError
+from streamrl.inference import client
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Output, partitions_of, read
@@ -330,7 +330,7 @@ def test_a_process_that_keeps_nothing_is_started_with_the_setting(path: str):
 def test_an_env_goes_on_under_the_setting_behind_what_it_has_published(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(process, "Client", FakeClient)
+    monkeypatch.setattr(client, "Client", FakeClient)
     log = log_for(2)
     journal = "journal.env-copy-digits-0"
     known = EnvProgress(producer="copy-digits-0", next_problem=8, published_groups=8, replicas=1)
