@@ -131,23 +131,12 @@ def learner(
     With a --name of its own it is a second learner: it follows the same batches, and nobody follows
     its versions.
     """
+    several = _one_of_several(coordinator, processes, index)
     from streamrl.config.topology import learner_identity
     from streamrl.learner.distributed import ProcessRank
     from streamrl.learner.process import main
 
-    rank = None
-    if (
-        coordinator is not None
-        and processes is not None
-        and index is not None
-        and index < processes
-    ):
-        rank = ProcessRank(coordinator, processes, index)
-    elif not (coordinator is processes is index is None):
-        raise click.UsageError(
-            "--coordinator, --processes and --index belong together, and the processes are numbered"
-            " from 0."
-        )
+    rank = ProcessRank(*several) if several else None
     which = f"-process-{index}" if index else ""
     run_part(
         run,
@@ -158,6 +147,22 @@ def learner(
         overrides,
         rank,
     )
+
+
+def _one_of_several(
+    coordinator: str | None, processes: int | None, index: int | None
+) -> tuple[str, int, int] | None:
+    """Coordinator, number of processes and index of one process of a learner. None if the learner
+    is one process.
+    """
+    if coordinator is None and processes is None and index is None:
+        return None
+    if coordinator is None or processes is None or index is None or index >= processes:
+        raise click.UsageError(
+            "--coordinator, --processes and --index belong together, and the processes are numbered"
+            " from 0."
+        )
+    return coordinator, processes, index
 
 
 @click.command()

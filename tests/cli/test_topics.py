@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from click.testing import CliRunner, Result
+
+from streamrl.cli import cli
+
+
+def topics(*arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(cli, ["topics", *map(str, arguments)])
+
+
+def test_the_plan_and_the_manifests_ask_no_broker(run_file: Path, run_name: str):
+    planned = topics("plan", run_file)
+    assert f"{run_name}.rollouts.copy-digits  partitions 1, replicas 1" in planned.stdout
+    rendered = topics("render", run_file, "--cluster", "mine")
+    made = list(yaml.safe_load_all(rendered.stdout))
+    assert len(made) == len(planned.stdout.splitlines())
+    assert {topic["metadata"]["labels"]["strimzi.io/cluster"] for topic in made} == {"mine"}
+
+
+def test_they_are_made_once_and_deleted_when_somebody_agrees(
+    run_file: Path, run_name: str, broker: str
+):
+    assert topics("diff", run_file, STREAMRL_KAFKA=broker).exit_code == 1
+    applied = topics("apply", run_file, STREAMRL_KAFKA=broker)
+    assert f"+ {run_name}.batches" in applied.stdout
+    assert topics("apply", run_file, STREAMRL_KAFKA=broker).stdout == "nothing to change\n"
+    assert topics("diff", run_file, STREAMRL_KAFKA=broker).exit_code == 0
+    assert topics("delete", run_file, STREAMRL_KAFKA=broker).exit_code == 1
+    assert topics("diff", run_file, STREAMRL_KAFKA=broker).exit_code == 0
+    assert topics("delete", run_file, "--yes", STREAMRL_KAFKA=broker).exit_code == 0
+    assert topics("diff", run_file, STREAMRL_KAFKA=broker).exit_code == 1
+
+
+def test_access_rules_are_listed_or_rendered_or_applied(run_file: Path, run_name: str):
+    assert f"topic {run_name}.policy-versions" in topics("acls", run_file).stdout
+    assert "kind: KafkaUser" in topics("acls", run_file, "--render").stdout
+    both = topics("acls", run_file, "--apply", "--render")
+    assert both.exit_code == 2 and "exclude each other" in both.stderr
+
+
+def test_a_broker_needs_its_run():
+    result = CliRunner().invoke(cli, ["broker"])
+    assert result.exit_code == 2 and "Missing argument 'RUN'" in result.stderr
