@@ -237,8 +237,8 @@ ATTACKS = (
     ),
     Attack("S7", "an export names a file elsewhere", "log/parquet.py", file_elsewhere),
     Attack("S7", "an export has an endless gap", "log/parquet.py", endless_gap),
-    Attack("S7", "a setting of Kafka loads a library", "config.py", library),
-    Attack("S12", "a secret stands in a run file", "credentials.py", secrets_in_a_run_file),
+    Attack("S7", "a setting of Kafka loads a library", "config/checks.py", library),
+    Attack("S12", "a secret stands in a run file", "config/secrets.py", secrets_in_a_run_file),
     Attack("S13", "vLLM reads the user's secrets", "inference/vllm_server.py", secrets_of_vllm),
     Attack(
         "S15",
@@ -246,7 +246,7 @@ ATTACKS = (
         "log/dead_letters.py",
         letter_to_another_topic,
     ),
-    Attack("S16", "programs are planted below /tmp", "ownership.py", planted_programs),
+    Attack("S16", "programs are planted below /tmp", "config/ownership.py", planted_programs),
     Attack(
         "S17",
         "a text gives orders to the terminal",

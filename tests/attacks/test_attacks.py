@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 
+import streamrl
 from tests.attacks import __main__ as runner
 from tests.attacks.table import Attack, attacks, harm
+
+
+PACKAGE = Path(streamrl.__file__).parent
 
 
 @pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name.replace(" ", "-"))
 def test_it_fails(attack: Attack, tmp_path: Path):
     assert harm(attack, tmp_path) == ""
+
+
+def test_the_modules_that_are_to_hold_are_there():
+    """`make attacks` prints them beside the attack."""
+    places = {attack.where for attack in attacks()}
+    assert {place for place in places if not (PACKAGE / place).is_file()} == set()
 
 
 def test_an_attack_that_does_harm_is_printed_and_is_exit_code_1(
