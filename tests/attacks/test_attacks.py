@@ -10,7 +10,6 @@ import streamrl
 from tests.attacks import __main__ as runner
 from tests.attacks.table import Attack, attacks, harm
 
-
 PACKAGE = Path(streamrl.__file__).parent
 
 
