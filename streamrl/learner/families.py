@@ -1,5 +1,5 @@
-"""The Hugging Face models that the learner can train: Llama, Qwen and Gemma, with their settings
-translated to Levanter's.
+"""The Hugging Face models that the learner can train: Llama, Qwen, Qwen's mixture of experts and
+Gemma, with their settings translated to Levanter's.
 
 Levanter silently drops some settings, such as the width of heads and the scale and soft cap of
 Gemma's attention. This module passes on what Levanter can compute and refuses the rest with a
@@ -17,6 +17,7 @@ from levanter.layers.rotary import RotaryEmbeddingsConfig
 from levanter.models.gemma import Gemma2Config, Gemma3Config, GemmaConfig
 from levanter.models.llama import LlamaConfig
 from levanter.models.qwen import Qwen3Config, QwenConfig
+from levanter.models.qwen3_moe import Qwen3MoeConfig
 from transformers import Gemma2Config as HfGemma2Config
 from transformers import Gemma3TextConfig as HfGemma3Config
 from transformers import GemmaConfig as HfGemmaConfig
@@ -24,6 +25,7 @@ from transformers import LlamaConfig as HfLlamaConfig
 from transformers import PretrainedConfig
 from transformers import Qwen2Config as HfQwen2Config
 from transformers import Qwen3Config as HfQwen3Config
+from transformers import Qwen3MoeConfig as HfQwen3MoeConfig
 
 ROPES = ("default", "linear", "llama3", "yarn")
 PLAIN_YARN = {
@@ -100,6 +102,10 @@ def _qwen3(hf: Any) -> dict[str, Any]:
     return {"use_sliding_window": False}
 
 
+def _qwen3_moe(hf: Any) -> dict[str, Any]:
+    return {"use_sliding_window": False}
+
+
 def _gemma(hf: Any) -> dict[str, Any]:
     return {}
 
@@ -132,6 +138,7 @@ FAMILIES = {
     "llama": ModelFamily(LlamaConfig, HfLlamaConfig, _llama),
     "qwen2": ModelFamily(QwenConfig, HfQwen2Config, _qwen2),
     "qwen3": ModelFamily(Qwen3Config, HfQwen3Config, _qwen3),
+    "qwen3_moe": ModelFamily(Qwen3MoeConfig, HfQwen3MoeConfig, _qwen3_moe),
     "gemma": ModelFamily(Gemma, HfGemmaConfig, _gemma),
     "gemma2": ModelFamily(Gemma2, HfGemma2Config, _gemma2),
     "gemma3_text": ModelFamily(Gemma3, HfGemma3Config, _gemma3),
@@ -154,6 +161,10 @@ def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
     if found.get("use_bidirectional_attention"):
         raise UnsupportedSetting("use_bidirectional_attention is not supported; it must be false")
     plain = dict(found)
+    if kind == "qwen3_moe":
+        _check_experts(found)
+        # transformers 5 writes num_local_experts, which transformers 4 would pass over
+        plain["num_experts"] = found.get("num_experts", found.get("num_local_experts"))
     # so transformers 5 writes rope_theta and rope_scaling
     rope = plain.pop("rope_parameters", None)
     if isinstance(rope, dict) and "full_attention" in rope:
@@ -166,6 +177,22 @@ def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
         plain["rope_theta"] = rope.pop("rope_theta", 10_000.0)
         plain["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
     return FAMILIES[kind].hf.from_dict(plain)
+
+
+def _check_experts(found: Mapping[str, Any]) -> None:
+    """Refuse a mixture of experts that Levanter has no layers for."""
+    if found.get("mlp_only_layers") or found.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedSetting(
+            "mlp_only_layers and decoder_sparse_step of a qwen3_moe are not supported; every layer"
+            " must have experts"
+        )
+    count = found.get("num_experts", found.get("num_local_experts"))
+    chosen = found.get("num_experts_per_tok", 0)
+    if not count or not 0 < chosen <= count:
+        raise UnsupportedSetting(
+            f"num_experts is {count} and num_experts_per_tok is {chosen}: a qwen3_moe needs both,"
+            " and at least as many experts as a token is sent to"
+        )
 
 
 def levanter_config(

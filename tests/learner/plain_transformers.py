@@ -54,6 +54,16 @@ VARIANTS = {  # name: class of the settings, settings
             }
         },
     ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            # vLLM on a CPU pads it to a multiple of 64, and cannot reload what it has padded
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+    ),
     "gemma": ("GemmaConfig", {}),
     "gemma2": (
         "Gemma2Config",

@@ -27,7 +27,8 @@ from tests.learner.test_update import Training, batch
 from tests.support.waiting import patience
 
 TORCH = str(Inference().interpreter)  # has torch and transformers 5; the learner has neither
-SOME = ("gemma2",)  # caps, scale, wide heads and no head at all: the one that differs most
+# gemma2: caps, scale, wide heads and no head at all, the one that differs most; qwen3_moe: experts
+SOME = ("gemma2", "qwen3_moe")
 PLAIN = Path(__file__).with_name("plain_transformers.py")
 
 
@@ -100,6 +101,20 @@ def test_plain_transformers_has_the_logits_of_the_learner(origins: Path, tmp_pat
     check_transformers(origins, tmp_path, SOME)
 
 
+def test_a_mixture_of_experts_trains_its_router_and_the_experts_that_it_chose(
+    origins: Path, tmp_path: Path
+):
+    before = export.state_dict(model.load(origins / "qwen3_moe", CONTEXT))
+    trained(origins, tmp_path / "trained", "qwen3_moe")
+    after = export.state_dict(model.load(tmp_path / "trained", CONTEXT))
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    for layer in range(3):
+        experts = f"model.layers.{layer}.mlp.experts"
+        assert f"model.layers.{layer}.mlp.gate.weight" in changed
+        assert any(name.startswith(experts) for name in changed)
+        assert before[f"{experts}.5.down_proj.weight"].shape == (64, 64)
+
+
 @pytest.mark.slow
 def test_plain_transformers_has_the_logits_of_the_learner_in_every_family(
     origins: Path, tmp_path: Path
@@ -146,7 +161,7 @@ BASES = {
             {"model_type": "gemma3"},
             (
                 r"model type 'gemma3' is not supported; give model.path one of llama, qwen2, qwen3,"
-                r" gemma, gemma2, gemma3_text"
+                r" qwen3_moe, gemma, gemma2, gemma3_text"
             ),
         ),
         ("qwen3", {"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
@@ -159,6 +174,17 @@ BASES = {
             "qwen2",
             {"use_sliding_window": True, "sliding_window": 16},
             "sliding_window is 16 tokens, and Levanter has none: lower model.max_seq_len, 32",
+        ),
+        (
+            "qwen3_moe",
+            {"mlp_only_layers": [1]},
+            "mlp_only_layers and decoder_sparse_step of a qwen3_moe are not supported",
+        ),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "every layer must have experts"),
+        (
+            "qwen3_moe",
+            {"num_experts_per_tok": 7},
+            "num_experts is 6 and num_experts_per_tok is 7: a qwen3_moe needs both",
         ),
         ("gemma2", {"sliding_window": CONTEXT - 1}, "sliding_window is 31 tokens"),
         ("gemma2", {"hidden_activation": "relu"}, "activation 'relu' of a gemma2 is not supported"),
