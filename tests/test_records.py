@@ -188,7 +188,9 @@ def whole() -> dict[str, Record]:
     }
     return {
         "rollout": structs.replace(short["rollout"], turns=[turn], **rest),
-        "env-progress": structs.replace(short["env-progress"], replicas=2, begins=4),
+        "env-progress": structs.replace(
+            short["env-progress"], replicas=2, begins=4, turns_from=[3, 0]
+        ),
         "scored-group": structs.replace(
             short["scored-group"],
             loss_mask=ones,

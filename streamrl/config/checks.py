@@ -70,6 +70,11 @@ def _env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}: agents make its rollouts (sessions), so no process may pose its"
                 " problems; set replicas: 0"
             )
+        if env.record_turns and not env.replicas:
+            yield (
+                f"envs.{name}.record_turns is for replicas of the run's own; with replicas: 0 it is"
+                " the gateway that records model calls (sessions)"
+            )
         if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
             yield (
                 f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"

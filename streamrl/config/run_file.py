@@ -166,6 +166,9 @@ class Env(Section):
     attempts: int = Field(default=3, ge=1)
     # Rules of the buffer for this env. What is not given is as in `buffer`.
     buffer: EnvBuffer = EnvBuffer()
+    # Whether each model call is recorded as it ends, so that a replica that dies is followed by one
+    # that goes on with its conversations.
+    record_turns: bool = False
     # Agents that sample through the gateway. It takes `replicas: 0`. Empty: there are none.
     sessions: Sessions | None = None
 
@@ -688,6 +691,11 @@ class RunFile(Section):
     def session_envs(self) -> tuple[str, ...]:
         """The envs whose rollouts agents make through the gateway."""
         return tuple(name for name, env in self.envs.items() if env.sessions)
+
+    @property
+    def turn_envs(self) -> tuple[str, ...]:
+        """The envs whose model calls are recorded, by the gateway or by their own replicas."""
+        return tuple(name for name, env in self.envs.items() if env.sessions or env.record_turns)
 
     @property
     def imported(self) -> frozenset[str]:

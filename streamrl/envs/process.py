@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
@@ -20,6 +21,7 @@ from streamrl.envs.difficulty_filter import ProblemStats
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import held_out_fingerprints
+from streamrl.envs.open_sessions import OpenSince, resume_recorder
 from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
 from streamrl.envs.replica import Replica, RolloutGroup
 from streamrl.envs.report import EnvReport
@@ -91,9 +93,14 @@ def make_replica(
         guess_tokens=float(group_size * 2 * settings.max_tokens),
         launched=progress.published_groups + len(progress.open_problems),
     )
+    open_since: OpenSince | None = None
+    if settings.record_turns:
+        recorder, open_since = resume_recorder(log, name, progress, group_size)
+        runner = replace(runner, recorder=recorder)
     return Replica(
         name=name,
         runner=runner,
+        open_since=open_since,
         client=client,
         group_size=group_size,
         cursor=ProblemCursor(progress, replicas),
@@ -132,7 +139,7 @@ async def produce(
     replica: Replica, log: Log, part: OpenPart[RetryingWriter], stop: threading.Event
 ) -> None:
     """The loop: read, launch, publish. What is in flight when it ends is generated again by the
-    next process.
+    next process, as far as it is not recorded.
     """
     positions = log.beginning_offsets(partitions_of(log, [topology.DEMAND, topology.SERVERS]))
     if replica.stats:
@@ -154,6 +161,8 @@ async def produce(
             if report.elapsed_s >= REPORT_S:
                 part.meter.publish(report.metrics(replica))
                 report.warn(replica)
+                if replica.open_since is not None:
+                    await replica.open_since.advance(log, replica.cursor)
                 report = report.next(replica)
             await asyncio.sleep(TICK_S)
         await publish(replica, part.writer, read_new)
@@ -177,11 +186,11 @@ def load_visits(replica: Replica, log: Log) -> dict[TopicPartition, int]:
 async def publish(
     replica: Replica, writer: RetryingWriter, read_new: Callable[[], None]
 ) -> list[RolloutGroup]:
-    """Commit the groups that have finished, and return them. A broker may be away for long, so
-    `read_new` is called once a second while that takes.
+    """Commit the groups that have finished, and return them; with them the model calls to record. A
+    broker may be away for long, so `read_new` is called once a second while that takes.
     """
     groups = replica.take_finished(time.monotonic())
-    if not groups:
+    if not groups and not replica.has_records:
         return []
     committing = asyncio.create_task(asyncio.to_thread(writer.commit, replica.outputs(groups)))
     while not committing.done():
@@ -189,4 +198,5 @@ async def publish(
         if not committing.done():
             read_new()
     await committing
+    replica.on_commit()
     return groups

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import structs
+
 from streamrl.config import topology
 from streamrl.envs.api import Problem
 from streamrl.envs.difficulty_filter import ProblemStats
@@ -16,6 +18,7 @@ from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task, failed_rollouts
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import problem_fingerprint
+from streamrl.envs.open_sessions import OpenSince
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
@@ -64,6 +67,7 @@ class Replica:
     held_out: frozenset[bytes] = frozenset()  # fingerprints of problems that are not for training
     # Where the inputs ended when this process began.
     began: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
+    open_since: OpenSince | None = None  # if model calls are recorded
     version: int = 0  # the newest policy version that a server had
     filtered_problems: int = 0  # left out by pass rate since this process began
     running: set[asyncio.Task[RolloutGroup]] = field(
@@ -171,8 +175,17 @@ class Replica:
             self.next_launch_s = max(self.next_launch_s, now_s + pause_s)
         return groups
 
+    @property
+    def has_records(self) -> bool:
+        """Are there model calls to be recorded?"""
+        recorder = self.runner.recorder
+        return recorder is not None and recorder.is_waiting
+
     def outputs(self, groups: Sequence[RolloutGroup]) -> list[Message]:
-        """One transaction: the rollouts, the visits of their problems, and the progress."""
+        """One transaction: what is recorded of sessions, the rollouts, the visits of their
+        problems, and the progress.
+        """
+        recorded = self._take_records(groups)
         outputs: list[Output] = []
         for group in groups:
             for rollout in group.rollouts:
@@ -184,9 +197,27 @@ class Replica:
                     key = self.stats.key(visit)
                     outputs.append(Output(topology.visits(self.name), key, visit))
         progress = self.cursor.complete([group.number for group in groups])
+        if self.open_since is not None:
+            progress = structs.replace(progress, turns_from=self.open_since.by_partition())
         journal = topology.journal(f"env-{self.producer}")
         outputs.append(Output(journal, self.producer, progress))
-        return [to_message(output) for output in outputs]
+        return [*recorded, *(to_message(output) for output in outputs)]
+
+    def on_commit(self) -> None:
+        """The outputs are in the log."""
+        if self.runner.recorder is not None:
+            self.runner.recorder.on_commit()
+
+    def _take_records(self, groups: Sequence[RolloutGroup]) -> list[Message]:
+        """What is to be written to turns.<env>; these groups have ended."""
+        recorder = self.runner.recorder
+        if recorder is None:
+            return []
+        for group in groups:
+            for rollout in group.rollouts:
+                truncation = str(rollout.metadata.get("truncation", ""))
+                recorder.end(rollout.rollout_uid, rollout.failure, truncation)
+        return recorder.take()
 
     async def close(self) -> None:
         """Cancel what is running, and close the env and the connections."""

@@ -49,6 +49,10 @@ class EnvReport:
         }
         if replica.stats:
             values["env/left_out"] = float(replica.filtered_problems)
+        recorder = replica.runner.recorder
+        if recorder is not None:
+            values["env/generation_s_kept"] = recorder.kept_s
+            values["env/generation_s_lost"] = recorder.lost_s
         truncated = [rollout for rollout in good if rollout.truncated]
         limits = Counter(str(rollout.metadata.get("truncation", "")) for rollout in truncated)
         for limit, count in limits.items():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -14,22 +13,13 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.shipped.tools import TOOL_CALL, CallSyntax, parse_calls
 from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.session_index import Session
-from streamrl.inference.client import Client, Sampled
+from streamrl.inference.client import Client
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Place, answer_message
 from streamrl.sessions.messages import Message, canonical_call
+from streamrl.sessions.model_calls import location, to_call
 
 SYNTAXES: tuple[CallSyntax, ...] = ("json", "brackets")
-Fork = Literal["", "template", "edit", "compaction", "sub-agent"]
-
-
-class Location(NamedTuple):
-    """Where an answer stands in the tree, and what it adds to the conversation before it."""
-
-    continues: str
-    fork: Fork
-    messages: list[Message]
-    prompt: np.ndarray  # (p,) unsigned
 
 
 class Reading(NamedTuple):
@@ -64,7 +54,7 @@ class CallSampler:
         last = tree.calls[place.continues].inference_metadata.server if place.continues else ""
         client = self._clients[settings.pool]
         answers = await client.sample(asked, request.n, settings, request.tools, history, last)
-        located = location(tree, request, place, answers[0])
+        located = location(tree, request.messages, place, answers[0])
         first = secrets.token_hex(12)
         syntax = cast(CallSyntax, settings.tool_syntax)
         calls = list[ModelCall]()
@@ -72,22 +62,15 @@ class CallSampler:
             call = f"{first}-{choice}" if choice else first
             reading = read_answer(answer.text, request, syntax, call)
             calls.append(
-                ModelCall(
-                    session=session.start.session,
-                    call=call,
-                    continues=located.continues,
-                    fork=located.fork,
-                    request=name,
+                to_call(
+                    session.start.session,
+                    call,
+                    name,
+                    located,
+                    answer,
                     choice=choice,
-                    messages=located.messages,
-                    prompt=located.prompt,
-                    tokens=answer.tokens,
-                    logprobs=answer.logprobs,
-                    text=answer.text,
                     tool_calls=reading.tool_calls,
                     content=reading.content,
-                    inference_metadata=answer.metadata(),
-                    time_s=time.time(),
                 )
             )
         return calls
@@ -98,27 +81,6 @@ def place_of(tree: CallTree, request: ChatRequest) -> Place:
     if request.messages:
         return tree.place(request.messages)
     return Place(tree.place_of_tokens(np.array(request.token_ids, np.uint32)), [])
-
-
-def location(tree: CallTree, request: ChatRequest, place: Place, sampled: Sampled) -> Location:
-    """Where an answer stands once it is known what prompt the server has made.
-
-    A prompt that does not keep the tokens before it may still begin with those of a call: a chat
-    template often drops the same spaces as the agent. Only otherwise it is a fork.
-    """
-    prompt = sampled.prompt_tokens
-    if sampled.prefix_tokens:
-        return Location(place.continues, "", place.new_messages, prompt[sampled.prefix_tokens :])
-    same_tokens = tree.place_of_tokens(prompt)
-    if same_tokens:
-        said = len(tree.conversation(same_tokens))
-        if said < len(request.messages) or not request.messages:
-            after = prompt[len(tree.context(same_tokens)) :]
-            return Location(same_tokens, "", request.messages[said:], after)
-    if place.continues:
-        return Location(place.continues, "template", place.new_messages, prompt)
-    cause = tree.cause_of_fork(request.messages) if request.messages else ""
-    return Location("", cast(Fork, cause), request.messages, prompt)
 
 
 def read_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) -> Reading:

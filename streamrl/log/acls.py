@@ -229,6 +229,8 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
         case "run":
             return True
         case "env":
+            if user.role is topology.ENV and topic.kind.name == topology.TURNS:
+                return user.env == of and run.envs[of].record_turns
             return user.env in ("", of)
         case "part":
             return of in user.identities

@@ -148,7 +148,9 @@ def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
         case "env":
             if kind.name == topology.VISITS:
                 return [name for name, env in run.envs.items() if env.pass_rate]
-            if kind.name in (topology.TURNS, topology.REWARDS):
+            if kind.name == topology.TURNS:
+                return list(run.turn_envs)
+            if kind.name == topology.REWARDS:
                 return list(run.session_envs)
             return list(run.envs)
         case "part":

@@ -263,6 +263,17 @@ MEASURES = (
     ),
     MetricSpec("env/request_s", "s", "time of a request to a server, mean"),
     MetricSpec(
+        "env/generation_s_kept",
+        "s",
+        "time of sampling the answers that this process has taken from turns.<env>, where the"
+        " process before it had recorded them (`record_turns`)",
+    ),
+    MetricSpec(
+        "env/generation_s_lost",
+        "s",
+        "time of sampling what was sampled again in their place, or not asked for again",
+    ),
+    MetricSpec(
         "inference_context/rollouts",
         "rollouts",
         "rollouts made with an inference context",

@@ -41,6 +41,14 @@ def canonical(message: Mapping[str, Any]) -> Message:
     return found
 
 
+def canonical_if_possible(message: Mapping[str, Any]) -> Message:
+    """The canonical message; or this one as it is, if it says more than that, such as an image."""
+    try:
+        return canonical(message)
+    except ValueError:
+        return dict(message)
+
+
 def canonical_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call of a tool as OpenAI writes it. Raises ValueError for another shape."""
     match call:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
 
-from streamrl.assembler.rollouts import to_rollout, to_turns, valid_calls
-from streamrl.buffer.groups import split_sequences
+from streamrl.assembler.rollouts import to_rollout, valid_calls
 from streamrl.records import ModelCall, Reward, Rollout, SessionEnd
-from tests.sessions.test_call_tree import sessions
 from tests.support.sessions import call, end, reward, start
 
 CALLS = [
@@ -49,17 +45,6 @@ def test_a_branch_repeats_the_tokens_before_it_and_samples_none_of_them_again():
     assert (made.rollout_uid, made.group_id, made.reward) == ("s", "g", 0.5)
     assert (made.policy_version, made.newest_policy_version) == (4, 5)
     assert not made.truncated
-
-
-@given(sessions())
-def test_each_sampled_token_is_in_one_loss_mask(calls: list[ModelCall]):
-    sampled = [turn.tokens for turn in to_turns(calls) if turn.logprobs is not None]
-    assert sum(0 if t is None else len(t) for t in sampled) == sum(len(c.tokens) for c in calls)
-    made = rollout(calls, [reward("s")])
-    assert not made.failure
-    assert len(split_sequences(made)) == sum(
-        call.call not in {each.continues for each in calls if not each.fork} for call in calls
-    )
 
 
 def test_rewards_are_weighted_and_those_of_a_call_belong_to_its_turn():
@@ -118,14 +103,3 @@ def test_a_request_counts_once_and_so_does_what_goes_on_from_nothing():
         call("d", [4], [5], "a"),
     ]
     assert [each.call for each in valid_calls(calls)] == ["a", "d"]
-
-
-def test_a_vocabulary_of_more_than_65536_tokens():
-    large = call("a", [1], [2])
-    wide = ModelCall(
-        **{
-            **{name: getattr(large, name) for name in large.__struct_fields__},
-            "tokens": np.array([70_000], np.uint32),
-        }
-    )
-    assert tokens(rollout([wide], [reward("s")]))[-1] == ([70_000], True, False)

@@ -83,6 +83,12 @@ def test_only_envs_with_sessions_have_turns_and_rewards():
     }
 
 
+def test_an_env_that_records_its_turns_has_a_topic_for_them():
+    run = parse({"run": "r", "envs": {"a": {"record_turns": True}, "b": {}}})
+    made = {topic.name for topic in topics.plan(run)} - {t.name for t in topics.plan(run_file())}
+    assert made == {"r.turns.a", "r.dead-letters.turns.a"}
+
+
 def test_the_constants_are_the_templates():
     constants = {
         value for name, value in vars(topology).items() if name.isupper() and isinstance(value, str)

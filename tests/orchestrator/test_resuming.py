@@ -156,6 +156,7 @@ ENV_OTHERS = {
     "top_p": "refused unless it is 1: tests/config",
     "top_k": "refused unless it is off: tests/config",
     "sessions": "the assembler goes on under others: tests/assembler/test_process.py",
+    "record_turns": "read by a replica that starts again: tests/envs/test_open_sessions.py",
     "tool_syntax": "of verifiers' envs: tests/envs/shipped/test_verifiers.py",
     "pass_rate": (
         "of envs with a finite set, whose visits are read: tests/envs/test_difficulty_filter.py"

@@ -21,7 +21,6 @@ from streamrl.envs.api import Problem
 from streamrl.envs.engine.rewards import apply_weights, normalize
 from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.inference.client import Sampled
 from streamrl.log.codec import encode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, TopicPartition
@@ -43,6 +42,8 @@ from streamrl.records import (
     Batch,
     EnvProgress,
     Fate,
+    InferenceMetadata,
+    ModelCall,
     PolicyVersion,
     Reward,
     Rollout,
@@ -111,25 +112,26 @@ def sampled(env: str, number: int, index: int, oldest: int, newest: int) -> Tran
             VersionSpan(version=oldest, start=0, end=1),
             VersionSpan(version=newest, start=1, end=2),
         ]
-        transcript.append(
-            [{"role": "user", "content": "?"}],
-            Sampled(
-                server_id="inference-0",
-                prompt_tokens=tokens(1, number % 9, 3)[: 2 - turn],
-                tokens=tokens(4 + index, 5),
-                logprobs=np.array([-0.5, -0.25], np.float32),
-                text=f"{env} {index}",
-                finish_reason="stop",
-                version_spans=spans,
-                latency_s=0.0,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=-1,
-                max_tokens=2,
-                prefix_tokens=turn,
-            ),
+        how = InferenceMetadata(
+            server="inference-0",
+            temperature=1.0,
+            max_tokens=2,
+            finish_reason="stop",
+            version_spans=spans,
+        )
+        call = ModelCall(
+            session="s",
+            call=str(turn),
+            continues="0" if turn else "",
+            messages=[{"role": "user", "content": "?"}],
+            prompt=tokens(1, number % 9)[: 2 - 2 * turn],
+            tokens=tokens(4 + index, 5),
+            logprobs=np.array([-0.5, -0.25], np.float32),
+            text=f"{env} {index}",
+            inference_metadata=how,
             time_s=1.0,
         )
+        transcript.append(call.messages, call)
     return transcript
 
 

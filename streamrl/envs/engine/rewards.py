@@ -27,6 +27,14 @@ class WeightedRewards(NamedTuple):
     # anything of its own.
     token_rewards: list[np.ndarray | None]
 
+    def in_order(self, turns: Sequence[int]) -> WeightedRewards:
+        """The same with the turns in this order, given by their numbers."""
+        return self._replace(
+            turns=[self.turns[turn] for turn in turns],
+            turn_rewards=[self.turn_rewards[turn] for turn in turns],
+            token_rewards=[self.token_rewards[turn] for turn in turns],
+        )
+
 
 def normalize(result: float | RewardResult, name: str = "") -> RewardBreakdown:
     """Whatever a reward function may return, as a breakdown. A number goes by `name`."""

@@ -7,6 +7,7 @@ the rollout forks (`inference/prefix.py`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from streamrl.config import run_file
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, RewardFunction, RewardResult, SingleTurnEnv
 from streamrl.envs.engine import time_limits
+from streamrl.envs.engine.recording import SessionRecording, TurnRecorder
 from streamrl.envs.engine.rewards import (
     WeightedRewards,
     apply_weights,
@@ -22,10 +24,11 @@ from streamrl.envs.engine.rewards import (
     totals,
 )
 from streamrl.envs.engine.session import FirstRequest, RolloutSession, Sampler
-from streamrl.envs.engine.transcript import Task, Transcript, failed_rollout, to_rollout
+from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
 from streamrl.errors import describe_error
 from streamrl.inference.client import SamplingFailed
-from streamrl.records import Rollout
+from streamrl.records import Rollout, SessionStart
+from streamrl.sessions.rollouts import failed_rollout
 
 
 @dataclass(frozen=True)
@@ -39,27 +42,49 @@ class RolloutRunner:
     rewards: Mapping[str, RewardFunction] = field(default_factory=dict[str, RewardFunction])
     # Shared by all reward functions that are no coroutines.
     threads: asyncio.Semaphore = field(default_factory=time_limits.reward_threads)
+    recorder: TurnRecorder | None = None  # None: model calls are not recorded
 
     async def run_group(self, task: Task, n: int) -> list[Rollout]:
         """`n` rollouts of one problem. Raises SamplingFailed if the policy said nothing in any of
         them.
         """
-        first_request = FirstRequest(task.problem, n, self.settings, self.sampler)
+        recordings = [self._recording(task, index) for index in range(n)]
+        new = [index for index, recording in enumerate(recordings) if not recording.earlier]
+        first_request = FirstRequest(task.problem, new, self.settings, self.sampler)
         sessions = [
             RolloutSession(
-                index, first_request, self.settings, self.sampler, Transcript(task.problem)
+                index=index,
+                first_request=first_request,
+                settings=self.settings,
+                sampler=self.sampler,
+                transcript=Transcript(task.problem),
+                recording=recording,
             )
-            for index in range(n)
+            for index, recording in enumerate(recordings)
         ]
         try:
             if isinstance(self.env, AgentLoopEnv):
                 return await self._run_together(self.env, task, sessions)
             assert isinstance(self.env, SingleTurnEnv)
-            await first_request.answers()
+            if len(new) == n:
+                await first_request.answers()
             running = [self._run_alone(self.env, task, session) for session in sessions]
             return await asyncio.gather(*running)
         finally:
             await first_request.close()
+
+    def _recording(self, task: Task, index: int) -> SessionRecording:
+        name = task.name(index)
+        if self.recorder is None:
+            return SessionRecording(name.uid)
+        start = SessionStart(
+            session=name.uid,
+            environment=name.environment,
+            problem_id=name.problem_id,
+            group_id=name.group_id,
+            time_s=time.time(),
+        )
+        return self.recorder.session(start)
 
     async def close(self) -> None:
         """End the processes and connections of the env and of the reward functions."""
@@ -134,7 +159,7 @@ class RolloutRunner:
             cause = str(error)
         except Exception as error:
             cause = describe_error(error)
-        return failed_rollout(task, session.index, cause, oldest_version)
+        return failed_rollout(task.name(session.index), cause, oldest_version)
 
     async def _weighted(self, transcript: Transcript, result: RewardResult) -> WeightedRewards:
         """The rewards of the env and of the functions of the run file, weighted."""

@@ -8,13 +8,17 @@ it is over the policy is not asked again, whatever the env does.
 from __future__ import annotations
 
 import asyncio
-import time
+import secrets
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+import msgspec
+import xxhash
+
 from streamrl.config import run_file
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, Message, MultiTurnEnv, Problem, Tool, Truncated
+from streamrl.envs.engine.recording import SessionRecording
 from streamrl.envs.engine.time_limits import (
     TimeLimitExceeded,
     in_thread,
@@ -24,6 +28,9 @@ from streamrl.envs.engine.time_limits import (
 from streamrl.envs.engine.transcript import Transcript
 from streamrl.errors import describe_error
 from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
+from streamrl.sessions.call_tree import Place
+from streamrl.sessions.messages import canonical_if_possible
+from streamrl.sessions.model_calls import location, to_call, to_sampled
 
 
 class Sampler(Protocol):
@@ -41,13 +48,19 @@ class Sampler(Protocol):
 
 
 class FirstRequest:
-    """The first answers to a problem: one request for all of its rollouts, which is made when the
-    first of them asks.
+    """The first answers to a problem: one request for all of its rollouts that begin now, which is
+    made when the first of them asks. `rollouts`: their indexes in the group.
     """
 
-    def __init__(self, problem: Problem, n: int, settings: run_file.Env, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        rollouts: Sequence[int],
+        settings: run_file.Env,
+        sampler: Sampler,
+    ) -> None:
         self.problem = problem
-        self._n = n
+        self.rollouts = rollouts
         self._settings = settings
         self._sampler = sampler
         self._request: asyncio.Task[list[Sampled]] | None = None
@@ -67,10 +80,11 @@ class FirstRequest:
 
     async def _sample(self) -> list[Sampled]:
         problem = self.problem
+        count = len(self.rollouts)
         if problem.tokens:
-            return await self._sampler.sample([], self._n, self._settings, (), problem.tokens)
+            return await self._sampler.sample([], count, self._settings, (), problem.tokens)
         messages = list(problem.messages)
-        return await self._sampler.sample(messages, self._n, self._settings, problem.tools)
+        return await self._sampler.sample(messages, count, self._settings, problem.tools)
 
 
 @dataclass
@@ -82,10 +96,12 @@ class RolloutSession:
     settings: run_file.Env
     sampler: Sampler
     transcript: Transcript
+    recording: SessionRecording
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
     failure: str = ""  # why there is nothing to train on
     _over: bool = False
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _asked: dict[str, int] = field(default_factory=dict[str, int])  # requests, by their digests
 
     async def run(self, env: BaseEnv) -> None:
         """Have the conversation, to whatever end it comes."""
@@ -103,7 +119,8 @@ class RolloutSession:
                 self._end("time")
             else:
                 self._end("tool-error", describe_error(error))
-        if not self.transcript.samples and not self.failure:
+        self.recording.close()
+        if not self.transcript.calls and not self.failure:
             reason = self.transcript.note or self.transcript.truncation
             self.failure = reason or "the env ended it before the policy was asked"
 
@@ -112,14 +129,13 @@ class RolloutSession:
         each goes on from the one before.
         """
         async with self._asking:
-            if not self._over and len(self.transcript.samples) >= self.settings.max_turns:
+            if not self._over and len(self.transcript.calls) >= self.settings.max_turns:
                 self._end("turns")
             if self._over:
                 reason = self.failure or self.transcript.truncation
                 raise SamplingFailed(f"the rollout is over ({reason})")
             try:
-                sampled = await self._sample(list(messages), list(tools))
-                self._append(list(messages), sampled)
+                return await self._answer(list(messages), list(tools))
             except ContextFull as error:
                 self._end("context", str(error))
                 raise
@@ -132,7 +148,6 @@ class RolloutSession:
             except Exception as error:
                 self._fail(describe_error(error))
                 raise
-            return sampled
 
     async def _take_turns(self, env: BaseEnv) -> None:
         """The conversation of an env that does not run it itself."""
@@ -161,30 +176,53 @@ class RolloutSession:
         except Exception as error:  # a tool that fails ends the rollout, not the env
             raise Truncated("tool-error", describe_error(error)) from error
 
-    async def _sample(self, messages: list[Message], tools: list[Tool]) -> Sampled:
-        problem = self.first_request.problem
-        is_first = not self.transcript.samples
-        if is_first and messages == list(problem.messages) and tools == list(problem.tools):
-            return (await self.first_request.answers())[self.index]
-        (sampled,) = await self.sampler.sample(
-            messages,
-            1,
-            self.settings,
-            tools,
-            self.transcript.history,
-            self.transcript.server,
-        )
+    async def _answer(self, messages: list[Message], tools: list[Tool]) -> Sampled:
+        """The answer to a conversation: the recorded one, or else a new one."""
+        tree = self.transcript.tree
+        asked = [canonical_if_possible(message) for message in messages]
+        request = self._name_of(asked, tools)
+        call = self.recording.answer_to(request, tree)
+        if call is not None:
+            self.transcript.append(messages, call)
+            return to_sampled(tree, call)
+        await self.recording.committed()
+        place = tree.place(asked)
+        before = place
+        if tree.calls and not place.continues:
+            # The server finds out whether the text goes on from the last answer all the same.
+            before = Place(self.transcript.calls[-1].call, asked)
+        sampled = await self._sample(messages, tools, before.continues)
+        located = location(tree, asked, before if sampled.prefix_tokens else place, sampled)
+        call = to_call(self.recording.name, secrets.token_hex(12), request, located, sampled)
+        self.recording.add(call)
+        self.transcript.append(messages, call)
         return sampled
 
-    def _append(self, messages: list[Message], sampled: Sampled) -> None:
-        """Add a request and its answer to the transcript. If it was another conversation than so
-        far, all of it was asked.
+    async def _sample(self, messages: list[Message], tools: list[Tool], before: str) -> Sampled:
+        """Have an answer sampled that goes on from the call `before`."""
+        tree = self.transcript.tree
+        first = self.first_request
+        problem = first.problem
+        is_first = not tree.calls and self.index in first.rollouts
+        if is_first and messages == list(problem.messages) and tools == list(problem.tools):
+            return (await first.answers())[first.rollouts.index(self.index)]
+        history: list[int] = []
+        server = ""
+        if before:
+            history = tree.context(before).tolist()
+            server = tree.calls[before].inference_metadata.server
+        (sampled,) = await self.sampler.sample(messages, 1, self.settings, tools, history, server)
+        return sampled
+
+    def _name_of(self, asked: list[Message], tools: list[Tool]) -> str:
+        """Names a request among those of the session: what it asks, and how often that was asked
+        before.
         """
-        known = len(self.transcript.messages)
-        if messages[:known] != self.transcript.messages or len(messages) == known:
-            self.transcript.messages = []
-            known = 0
-        self.transcript.append(messages[known:], sampled, time.time())
+        text = msgspec.json.encode((asked, tools), order="deterministic")
+        body = xxhash.xxh3_128_hexdigest(text)
+        times = self._asked.get(body, 0)
+        self._asked[body] = times + 1
+        return f"{body}#{times}"
 
     def _end(self, limit: str, note: str = "") -> None:
         """End it truncated. The first limit counts; but a turn that was cut off after which the

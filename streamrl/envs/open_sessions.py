@@ -1,0 +1,98 @@
+"""The sessions that an env replica had open when its process ended: what turns.<env> has of them,
+and from where on it has to be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from contextlib import suppress
+
+from streamrl.config import topology
+from streamrl.envs.api import Problem
+from streamrl.envs.engine.recording import RecordedCalls, TurnRecorder
+from streamrl.envs.engine.transcript import Task
+from streamrl.envs.problem_cursor import ProblemCursor
+from streamrl.errors import BrokerUnreachable
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Log, Offsets, partitions_of, read
+from streamrl.records import EnvProgress, ModelCall, SessionStart
+
+SCHEMAS = ("session-start", "model-call", "session-end")
+MARK_S = 60.0  # between two looks at the end of turns.<env>
+
+
+class OpenSince:
+    """From where on the records of a replica's open problems lie in turns.<env>, so that the next
+    process need not read all of it.
+    """
+
+    def __init__(self, offsets: Offsets, ends: Offsets, open_problems: Collection[int]) -> None:
+        self.offsets = offsets
+        self._mark = ends
+        self._marked = set(open_problems)  # those that were open when the log ended there
+        self._marked_s = time.monotonic()
+
+    async def advance(self, log: Log, cursor: ProblemCursor) -> None:
+        """Look at the end of the log from time to time."""
+        if time.monotonic() - self._marked_s < MARK_S:
+            return
+        self._marked_s = time.monotonic()
+        with suppress(BrokerUnreachable):
+            ends = await asyncio.to_thread(log.end_offsets, list(self._mark))
+            self.on_ends(ends, cursor.progress.open_problems)
+
+    def on_ends(self, ends: Offsets, open_problems: Collection[int]) -> None:
+        """The log ended at `ends` before these problems were open. Once all that were open at the
+        last mark are closed, the records of all others lie behind it.
+        """
+        if self._marked.isdisjoint(open_problems):
+            self.offsets = self._mark
+            self._mark = ends
+            self._marked = set(open_problems)
+
+    def by_partition(self) -> list[int]:
+        return [offset for _, offset in sorted(self.offsets.items())]
+
+
+def resume_recorder(
+    log: Log, env: str, progress: EnvProgress, group_size: int
+) -> tuple[TurnRecorder, OpenSince]:
+    """Go on recording where the process before this one ended."""
+    partitions = partitions_of(log, [topology.turns(env)])
+    since = dict(zip(partitions, progress.turns_from, strict=False))
+    found = recorded_calls(log, env, session_names(env, progress, group_size), since)
+    ends = log.end_offsets(partitions)
+    return TurnRecorder(env, found), OpenSince(since, ends, progress.open_problems)
+
+
+def session_names(env: str, progress: EnvProgress, group_size: int) -> set[str]:
+    """The names of the sessions of a replica's open problems."""
+    found = set[str]()
+    for number in progress.open_problems:
+        task = Task(env, number, progress.producer, Problem([]))
+        found.update(task.name(index).uid for index in range(group_size))
+    return found
+
+
+def recorded_calls(
+    log: Log, env: str, sessions: Collection[str], since: Offsets
+) -> dict[str, RecordedCalls]:
+    """What the log has of these sessions. `since`: where to read each partition from."""
+    keys = {session.encode() for session in sessions}
+    found = dict[str, RecordedCalls]()
+    begins = log.beginning_offsets(partitions_of(log, [topology.turns(env)]))
+    for (topic, partition), begin in begins.items():
+        start = max(begin, since.get((topic, partition), 0))
+        for message in read(log, topic, partition, start):
+            if message.key not in keys:
+                continue  # it need not be decoded
+            match to_event(message, SCHEMAS).record:
+                case SessionStart(session=session):
+                    found.setdefault(session, {})
+                case ModelCall(session=session, request=request) as call:
+                    found.setdefault(session, {}).setdefault(request, call)
+                case _:
+                    pass
+    return found

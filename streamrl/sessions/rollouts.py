@@ -1,0 +1,131 @@
+"""Model calls as the turns of a rollout. Pure: the same calls give the same rollout.
+
+The calls become the fewest sequences (`call_tree.py`), one after another in the rollout's turns:
+each sequence but the first begins with a turn that is a `fork` and repeats the tokens before it,
+none of them as a sampled one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamrl.log.codec import decode, encode
+from streamrl.records import ModelCall, Rollout, Turn, token_dtype
+from streamrl.sessions.call_tree import context, sequences
+from streamrl.sessions.messages import joined_text
+
+
+class RolloutName(NamedTuple):
+    """What a rollout is called, and who makes it."""
+
+    environment: str
+    problem_id: str
+    uid: str
+    group_id: str
+    producer: str
+
+
+def to_rollout(
+    name: RolloutName,
+    calls: Sequence[ModelCall],
+    turns: Sequence[Turn],
+    reward: float,
+    rewards: dict[str, float],
+    metadata: dict[str, Any],
+    is_truncated: bool,
+) -> Rollout:
+    """The rollout of these calls, at least one. `turns`: those of `to_turns`, each with what it
+    earned. Raises ValueError, or whatever msgspec raises, if a reader would refuse it.
+    """
+    versions = sampled_versions(calls)
+    temperatures = {call.inference_metadata.temperature for call in calls}
+    rollout = Rollout(
+        environment=name.environment,
+        problem_id=name.problem_id,
+        rollout_uid=name.uid,
+        turns=list(turns),
+        metadata=metadata,
+        group_id=name.group_id,
+        producer=name.producer,
+        reward=reward,
+        rewards=rewards,
+        temperature=calls[0].inference_metadata.temperature,
+        policy_version=min(versions),
+        newest_policy_version=max(versions),
+        truncated=is_truncated,
+        misaligned=(
+            f"its calls were sampled at the temperatures {sorted(temperatures)}"
+            if len(temperatures) > 1
+            else ""
+        ),
+    )
+    # what a reader would refuse is found here, where the group can still close
+    decode("rollout/1", encode(rollout))
+    return rollout
+
+
+def failed_rollout(name: RolloutName, cause: str, version: int) -> Rollout:
+    """A rollout without turns, which says why there are none."""
+    return Rollout(
+        environment=name.environment,
+        problem_id=name.problem_id,
+        rollout_uid=name.uid,
+        turns=[],
+        group_id=name.group_id,
+        producer=name.producer,
+        policy_version=version,
+        newest_policy_version=version,
+        failure=cause.encode("utf-8", "replace").decode(),
+    )
+
+
+def sampled_versions(calls: Sequence[ModelCall]) -> list[int]:
+    """The policy versions that sampled these calls, in order."""
+    return [span.version for call in calls for span in call.inference_metadata.version_spans]
+
+
+def in_order_of_turns(calls: Sequence[ModelCall]) -> list[ModelCall]:
+    """The calls in the order in which their turns stand in the rollout."""
+    return [call for sequence in sequences(calls) for call in sequence]
+
+
+def to_turns(calls: Sequence[ModelCall]) -> list[Turn]:
+    """The turns of all sequences, one sequence after another. Each call is two turns: what was
+    asked, with the tokens that nobody sampled, and what the policy said.
+    """
+    by_id = {call.call: call for call in calls}
+    turns = list[Turn]()
+    for sequence in sequences(calls):
+        for place, call in enumerate(sequence):
+            begins = place == 0
+            prompt = call.prompt
+            if begins and call.continues and not call.fork:
+                before = context(by_id, call.continues)
+                prompt = np.concatenate([before, call.prompt.astype(np.uint32)])
+            turns += _turns_of(call, prompt, fork=begins and bool(turns))
+    return turns
+
+
+def _turns_of(call: ModelCall, prompt: np.ndarray, fork: bool) -> list[Turn]:
+    how = call.inference_metadata
+    largest = int(max(prompt.max(initial=0), call.tokens.max()))
+    asked = Turn(
+        message=joined_text(call.messages),
+        role=str(call.messages[-1]["role"]) if call.messages else "user",
+        tokens=prompt.astype(token_dtype(largest + 1)),
+        fork=fork,
+        timestamp=call.time_s - how.latency_s,
+    )
+    said = Turn(
+        message=call.text,
+        role="assistant",
+        tokens=call.tokens,
+        logprobs=call.logprobs,
+        entropies=call.entropies,
+        inference_metadata=how,
+        timestamp=call.time_s,
+    )
+    return [asked, said]

@@ -1,0 +1,75 @@
+"""Answers as records, and records as answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamrl.inference.client import Sampled
+from streamrl.records import VersionSpan
+from streamrl.sessions.call_tree import CallTree, Place
+from streamrl.sessions.model_calls import location, to_call, to_sampled
+from tests.support.sessions import call
+
+
+def sampled(prompt: list[int], kept: int = 0) -> Sampled:
+    return Sampled(
+        server_id="s",
+        prompt_tokens=np.array(prompt, np.uint16),
+        tokens=np.array([7, 8], np.uint16),
+        logprobs=np.array([-0.5, -0.25], np.float32),
+        text="said",
+        finish_reason="length",
+        version_spans=[VersionSpan(version=3, start=0, end=2)],
+        latency_s=0.5,
+        temperature=0.75,
+        top_p=1.0,
+        top_k=-1,
+        max_tokens=2,
+        prefix_tokens=kept,
+    )
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def tree() -> CallTree:
+    made = CallTree()
+    made.add(call("a", [1, 2], [3], asked="hi", said="hello"))
+    return made
+
+
+ASKED = [user("hi"), {"role": "assistant", "content": "hello"}, user("more")]
+PLACE = Place("a", [user("more")])
+
+
+def test_a_prompt_that_keeps_the_tokens_goes_on_and_has_only_the_new_ones():
+    found = location(tree(), ASKED, PLACE, sampled([1, 2, 3, 4, 5], kept=3))
+    assert (found.continues, found.fork, found.messages) == ("a", "", [user("more")])
+    assert found.prompt.tolist() == [4, 5]
+
+
+def test_so_does_one_that_begins_with_the_same_tokens_by_itself():
+    found = location(tree(), ASKED, Place("", ASKED), sampled([1, 2, 3, 4]))
+    assert (found.continues, found.messages, found.prompt.tolist()) == ("a", [user("more")], [4])
+
+
+def test_any_other_is_a_fork_that_says_why():
+    found = location(tree(), ASKED, PLACE, sampled([1, 9, 4]))
+    assert (found.continues, found.fork, found.prompt.tolist()) == ("a", "template", [1, 9, 4])
+    other = [user("another")]
+    assert location(tree(), other, Place("", other), sampled([5])).fork == "sub-agent"
+
+
+def test_a_recorded_answer_is_the_one_that_the_server_gave():
+    calls = tree()
+    answer = sampled([1, 2, 3, 4], kept=3)
+    recorded = to_call("s", "b", "r#0", location(calls, ASKED, PLACE, answer), answer)
+    again = to_sampled(calls, recorded)
+    for name, one, other in zip(Sampled._fields, answer, again, strict=True):
+        if isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype and one.tolist() == other.tolist(), name
+        else:
+            assert one == other, name

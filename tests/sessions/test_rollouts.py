@@ -1,0 +1,66 @@
+"""Calls as turns: each sampled token is sampled in one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from msgspec import structs
+
+from streamrl.buffer.groups import split_sequences
+from streamrl.records import ModelCall, Rollout
+from streamrl.sessions.rollouts import (
+    RolloutName,
+    failed_rollout,
+    in_order_of_turns,
+    to_rollout,
+    to_turns,
+)
+from tests.sessions.test_call_tree import sessions
+from tests.support.sessions import call
+
+NAME = RolloutName("agents", "p", "s", "g", "agents-0")
+
+
+def made(calls: list[ModelCall], **fields: Any) -> Rollout:
+    given = {"reward": 1.0, "rewards": {}, "metadata": {}, "is_truncated": False, **fields}
+    return to_rollout(NAME, calls, to_turns(calls), **given)
+
+
+@given(sessions())
+def test_each_sampled_token_is_in_one_loss_mask(calls: list[ModelCall]):
+    sampled = [turn.tokens for turn in to_turns(calls) if turn.logprobs is not None]
+    assert sum(0 if t is None else len(t) for t in sampled) == sum(len(c.tokens) for c in calls)
+    assert len(split_sequences(made(calls))) == sum(
+        call.call not in {each.continues for each in calls if not each.fork} for call in calls
+    )
+
+
+def test_turns_stand_sequence_by_sequence():
+    calls = [call("a", [1], [2]), call("b", [9], [8]), call("c", [3], [4], "a")]
+    assert [each.call for each in in_order_of_turns(calls)] == ["a", "c", "b"]
+    assert [turn.message for turn in to_turns(calls)][1::2] == [
+        "said in a",
+        "said in c",
+        "said in b",
+    ]
+
+
+def test_a_vocabulary_of_more_than_65536_tokens():
+    wide = structs.replace(call("a", [1], [2]), tokens=np.array([70_000], np.uint32))
+    (asked, said) = made([wide]).turns
+    assert asked.tokens is not None and asked.tokens.dtype == np.uint32
+    assert said.tokens is not None and said.tokens.tolist() == [70_000]
+
+
+def test_what_no_reader_would_accept_is_found_here():
+    with pytest.raises(ValueError, match="not finite"):
+        made([call("a", [1], [2])], reward=float("nan"))
+
+
+def test_a_failed_rollout_says_why_in_text_that_can_be_written():
+    failed = failed_rollout(NAME, "a half \ud83d of a character", 3)
+    assert (failed.failure, failed.policy_version) == ("a half ? of a character", 3)
+    assert (failed.rollout_uid, failed.producer) == ("s", "agents-0")
