@@ -8,18 +8,14 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 
-import msgspec
-
-from streamrl.batcher.advantages import NORMALIZER_OF
-from streamrl.batcher.balance import cost_named
 from streamrl.batcher.batch_builder import BatchBuilder
-from streamrl.batcher.curriculum import CurriculumRules, CurriculumState
 from streamrl.batcher.demand import absent_producers
 from streamrl.batcher.report import report
 from streamrl.batcher.selection import REMAINDER
+from streamrl.batcher.settings import batcher_config, first_state
 from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.config import topology
-from streamrl.config.run_file import Fork, RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
 from streamrl.processor.definition import Processor, run_settings
@@ -89,74 +85,8 @@ def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
     )
 
 
-def first_state(fork: Fork | None) -> BatcherState:
-    """The state that a run begins with. The first batch of a fork has the number of the version
-    that it begins with, and the fork inherits what each share is owed and the stage of the
-    curriculum.
-    """
-    if fork is None:
-        return BatcherState()
-    return BatcherState(
-        next_batch=fork.version,
-        deficit=dict(fork.balance),
-        progress=CurriculumState(fork.stage, fork.rewards),
-    )
-
-
-def curriculum(run: RunFile) -> CurriculumRules:
-    """The rules of the curriculum, by the run file."""
-    settings = {**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs), "version": 1}
-    return msgspec.convert(settings, CurriculumRules)
-
-
 def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
-    """The batcher of the run. Raises ConfigError if `batcher.balance` is unknown."""
-    cost_named(run.batcher.balance)
-    rules = run.batcher
-    advantage = rules.advantage
-    if not advantage:
-        first_env = next(iter(run.envs))
-        advantage = NORMALIZER_OF.get(run.buffer_of(first_env).advantage, "none")
-    # The producers of these envs are granted groups. Others begin groups by the demand alone.
-    granted = {}
-    if rules.admission != "demand":
-        granted = {name: env for name, env in run.envs.items() if env.replicas}
-    config = BatcherConfig(
-        fractions={name: env.fraction for name, env in run.envs.items()},
-        learner=run.learner.name,
-        total_token_budget=rules.total_token_budget,
-        max_seq_len=rules.max_seq_len,
-        row_count=rules.rows,
-        max_age=run.buffer.max_age,
-        lookahead=rules.lookahead,
-        spill=rules.on_shortage == "spill",
-        max_window_tokens=run.buffer.max_window_tokens,
-        shortage_after_s=rules.shortage_after_s,
-        advantage=advantage,
-        curriculum=curriculum(run),
-        processes=rules.processes,
-        balance=rules.balance,
-        hidden=run.model.hidden_size,
-        admission=rules.admission,
-        eta=run.buffer.max_age if rules.eta < 0 else rules.eta,
-        producers={
-            name: [topology.producer(name, i) for i in range(env.replicas)]
-            for name, env in granted.items()
-        },
-        group_tokens={
-            name: run.buffer_of(name).group_size * 2 * env.max_tokens
-            for name, env in granted.items()
-        },
-        rules_version=2,
-        max_ages={
-            name: env.buffer.max_age
-            for name, env in run.envs.items()
-            if env.buffer.max_age is not None
-        },
-        group_limits_s={
-            name: env.rollout_timeout_s + 2 * env.env_timeout_s for name, env in granted.items()
-        },
-    )
+    """The batcher of the run."""
     inputs = {
         **{topology.groups(env): ("scored-group",) for env in run.envs},
         topology.POLICY_VERSIONS: ("policy-version",),
@@ -164,7 +94,7 @@ def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
     return Processor(
         name="batcher",
         inputs=inputs,
-        config=config,
+        config=batcher_config(run),
         initial=partial(first_state, run.fork),
         step=step,
         paused=paused,

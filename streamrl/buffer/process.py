@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from streamrl.buffer.group_buffer import IDLE_CHECK_S, GroupBuffer, idle_groups
 from streamrl.buffer.report import report
-from streamrl.buffer.staleness import max_future_versions
-from streamrl.buffer.state import BufferConfig, BufferState, EnvRules, full_envs
+from streamrl.buffer.settings import buffer_config
+from streamrl.buffer.state import BufferConfig, BufferState, full_envs
 from streamrl.config import topology
-from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
@@ -76,18 +76,6 @@ def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:
     )
 
 
-def env_rules(settings: Buffer) -> EnvRules:
-    """The rules of an env whose buffer settings are these."""
-    return EnvRules(
-        group_size=settings.group_size,
-        min_group_size=settings.min_group_size,
-        max_age=settings.max_age,
-        advantage=settings.advantage,
-        zero_advantage=settings.zero_advantage,
-        group_wait_s=settings.group_wait_s,
-    )
-
-
 def shards(run: RunFile) -> list[Processor[BufferConfig, BufferState]]:
     """The shards of the run's buffer. A buffer that is not divided is one shard."""
     return [part(run, index) for index in range(run.buffer.shards)]
@@ -95,37 +83,12 @@ def shards(run: RunFile) -> list[Processor[BufferConfig, BufferState]]:
 
 def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
     """Shard number `index` of the buffer. Raises ConfigError if the run has no such shard."""
-    rules = run.buffer
-    if index >= rules.shards:
+    if index >= run.buffer.shards:
         raise ConfigError(
-            f"--index {index}: buffer.shards is {rules.shards}, so the last shard is"
-            f" {rules.shards - 1}"
+            f"--index {index}: buffer.shards is {run.buffer.shards}, so the last shard is"
+            f" {run.buffer.shards - 1}"
         )
-    me = topology.buffer_shard(index, rules.shards)
-    config = BufferConfig(
-        envs=tuple(run.envs),
-        learner=run.learner.name,
-        group_size=rules.group_size,
-        min_group_size=rules.min_group_size,
-        max_age=rules.max_age,
-        max_window_tokens=rules.max_window_tokens // rules.shards,
-        remember_versions=rules.remember_versions,
-        advantage=rules.advantage,
-        zero_advantage=rules.zero_advantage,
-        ahead=max_future_versions(run.batcher.lookahead),
-        rules_version=2,
-        group_wait_s=rules.group_wait_s,
-        max_seq_len=run.model.max_seq_len,
-        partitions=run.topics.partitions,
-        own={
-            env: env_rules(run.buffer_of(env))
-            for env, settings in run.envs.items()
-            if settings.buffer != EnvBuffer()
-        },
-        begins_at=run.fork.version if run.fork else -1,
-        shard=index,
-        shards=rules.shards,
-    )
+    me = topology.buffer_shard(index, run.buffer.shards)
     inputs = {
         **{topology.rollouts(env): ("rollout",) for env in run.envs},
         topology.POLICY_VERSIONS: ("policy-version",),
@@ -133,7 +96,7 @@ def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
     return Processor(
         name=me.identity,
         inputs=inputs,
-        config=config,
+        config=buffer_config(run, index),
         initial=BufferState,
         step=step,
         paused=paused,
@@ -141,7 +104,7 @@ def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
         reconcile=reconcile,
         due=due,
         takes=me.takes,
-        max_invalid_frac=rules.max_invalid_frac,
+        max_invalid_frac=run.buffer.max_invalid_frac,
         **run_settings(run),
     )
 

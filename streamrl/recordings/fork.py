@@ -23,6 +23,7 @@ from rich.console import Console
 
 from streamrl.batcher import process as batcher
 from streamrl.batcher.curriculum import advance
+from streamrl.batcher.settings import curriculum_rules, first_state
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.choices import NAME
@@ -560,8 +561,8 @@ def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum]:
 def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
     """The fork's run file, with the curriculum's state after the parent's earlier batches."""
     assert run.fork is not None
-    rules = batcher.curriculum(run)
-    progress = batcher.first_state(parent.fork).progress
+    rules = curriculum_rules(run)
+    progress = first_state(parent.fork).progress
     if rules.kind == "none":
         return run
     for batch, _ in read_batches(old):

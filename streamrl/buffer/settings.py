@@ -1,0 +1,48 @@
+"""The buffer's configuration, by the run file."""
+
+from __future__ import annotations
+
+from streamrl.buffer.staleness import max_future_versions
+from streamrl.buffer.state import BufferConfig, EnvRules
+from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
+
+
+def buffer_config(run: RunFile, index: int) -> BufferConfig:
+    """The configuration of shard number `index` of the run's buffer."""
+    rules = run.buffer
+    return BufferConfig(
+        envs=tuple(run.envs),
+        learner=run.learner.name,
+        group_size=rules.group_size,
+        min_group_size=rules.min_group_size,
+        max_age=rules.max_age,
+        max_window_tokens=rules.max_window_tokens // rules.shards,
+        remember_versions=rules.remember_versions,
+        advantage=rules.advantage,
+        zero_advantage=rules.zero_advantage,
+        ahead=max_future_versions(run.batcher.lookahead),
+        rules_version=2,
+        group_wait_s=rules.group_wait_s,
+        max_seq_len=run.model.max_seq_len,
+        partitions=run.topics.partitions,
+        own={
+            env: env_rules(run.buffer_of(env))
+            for env, settings in run.envs.items()
+            if settings.buffer != EnvBuffer()
+        },
+        begins_at=run.fork.version if run.fork else -1,
+        shard=index,
+        shards=rules.shards,
+    )
+
+
+def env_rules(settings: Buffer) -> EnvRules:
+    """The rules of an env whose buffer settings are these."""
+    return EnvRules(
+        group_size=settings.group_size,
+        min_group_size=settings.min_group_size,
+        max_age=settings.max_age,
+        advantage=settings.advantage,
+        zero_advantage=settings.zero_advantage,
+        group_wait_s=settings.group_wait_s,
+    )
