@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from streamrl.cli.group import (
@@ -40,13 +42,18 @@ def env(run: str, name: str | None, index: int) -> None:
 @click.command()
 @run_argument
 @index_option(topology.GATEWAY)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help="Instead of gateway.port and the ones after it: where each replica has an address.",
+)
 @metrics_options
-def gateway(run: str, index: int) -> None:
+def gateway(run: str, index: int, port: int | None) -> None:
     """Serve model calls of agents, and record each of them."""
     from streamrl.config.topology import gateway_part
     from streamrl.gateway.process import main
 
-    run_part(run, lambda settings: gateway_part(index), main, index)
+    run_part(run, lambda settings: gateway_part(index), partial(main, port=port), index)
 
 
 @click.command()

@@ -42,15 +42,18 @@ def main(
     stop: threading.Event,
     index: int = 0,
     on_listening: Callable[[str], None] = log_address,
+    port: int | None = None,
 ) -> None:
     """Serve until `stop` is set. A replica beyond those of the run file may join at any time.
 
-    `on_listening` is told the URL once the replica is ready.
+    `port` is the replica's own, instead of gateway.port + `index`. `on_listening` is told the URL
+    once the replica is ready.
 
     Raises ConfigError where no env of the run has sessions, and PortTaken.
     """
     check(run)
-    port = run.gateway.port + index if run.gateway.port else 0
+    if port is None:
+        port = run.gateway.port + index if run.gateway.port else 0
     with (
         open_part(log, topology.gateway_part(index), writer=None) as part,
         closing(log.producer()) as producer,

@@ -32,6 +32,10 @@ def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
             ), command
         case "scorer":
             assert given["index"] < run.scorer.replicas, command
+        case "gateway":
+            assert run.session_envs and given["index"] < run.gateway.replicas, command
+        case "assembler":
+            assert run.session_envs, command
         case "inference":
             assert given["pool"] in run.inference.sizes, command
         case "apply" | "buffer" | "batcher" | "learner" | "orchestrator" | "evaluator":

@@ -26,14 +26,15 @@ from tests.deploy.composed import KEY, PATIENCE_S, ROOT, Composed, composed, res
 from tests.inference.stub import Stub
 from tests.support.waiting import patience
 
-PROFILES = ("cpu", "gpu", "scorer", "evaluator")
+PROFILES = ("cpu", "gpu", "scorer", "evaluator", "agents")
+AGENTS_RUN = "./deploy/runs/compose-agents.yaml"
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 FIRST_SERVER_S = 600.0
 
 
 @pytest.fixture(scope="module")
 def everything() -> dict[str, Any]:
-    return resolved(*PROFILES)["services"]
+    return resolved(*PROFILES, STREAMRL_RUN=AGENTS_RUN)["services"]
 
 
 def test_a_profile_has_each_part_once(everything: dict[str, Any]):
@@ -56,6 +57,8 @@ def test_a_profile_has_each_part_once(everything: dict[str, Any]):
         "inference-gpu",
         "scorer",
         "evaluator",
+        "gateway",
+        "assembler",
     }
 
 
@@ -123,6 +126,7 @@ def test_only_who_asks_or_is_a_server_has_the_key_and_only_a_gpu_service_wants_a
         "inference",
         "inference-gpu",
         "evaluator",
+        "gateway",
     }
     with_gpu = {name for name, service in everything.items() if "deploy" in service}
     assert with_gpu == {"learner-gpu", "inference-gpu"}

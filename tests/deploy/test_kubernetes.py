@@ -235,11 +235,15 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
         "orchestrator",
         "learner",
         "inference",
-        *(f"env-{name}" for name in run.envs),
+        *(f"env-{name}" for name in run_by_streamrl(run)),
     }
-    assert set(workloads) == wanted | ({"scorer"} if run.learner.uses_scorer_pool else set()) | (
-        {"evaluator"} if run.eval.interval else set()
-    )
+    wanted |= {"scorer"} if run.learner.uses_scorer_pool else set()
+    wanted |= {"evaluator"} if run.eval.interval else set()
+    wanted |= {"gateway", "assembler"} if run.session_envs else set()
+    assert set(workloads) == wanted
+    if run.session_envs:
+        assert workloads["gateway"]["spec"]["replicas"] == run.gateway.replicas
+        assert run.gateway.api_key.removeprefix("env:") in variables(workloads["gateway"])
     if run.learner.uses_scorer_pool:
         assert workloads["scorer"]["spec"]["replicas"] == run.scorer.replicas
     for name in ("buffer", "batcher"):
@@ -247,7 +251,7 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
             "type": "Recreate"
         }
     needed = references(run)
-    for name in ("inference", "learner", *(f"env-{env}" for env in run.envs)):
+    for name in ("inference", "learner", *(f"env-{env}" for env in run_by_streamrl(run))):
         asked = (
             needed
             if name == "inference"
@@ -258,6 +262,11 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
             )
         )
         assert asked <= set(variables(workloads[name])), name
+
+
+def run_by_streamrl(run: RunFile) -> list[str]:
+    """The envs that have processes of their own. Agents of the others call the gateway."""
+    return [name for name in run.envs if name not in run.session_envs]
 
 
 def references(run: RunFile) -> set[str]:
@@ -293,7 +302,7 @@ def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
 def test_pools_scale_within_what_the_run_file_shares_the_work_by(overlay: str):
     run = run_of(overlay)
     scaled = of(overlay, "ScaledObject")
-    assert set(scaled) == {"inference", *(f"env-{name}" for name in run.envs)}
+    assert set(scaled) == {"inference", *(f"env-{name}" for name in run_by_streamrl(run))}
     for name, manifest in scaled.items():
         spec = manifest["spec"]
         (trigger,) = spec["triggers"]
@@ -373,7 +382,7 @@ def test_parts_reach_whom_they_need_and_nobody_else(overlay: str):
     for name, own in pods.items():
         assert leaves(overlay, own, kafka, 9093), name
         assert not leaves(overlay, own, {"app": "somebody"}, 5432), name
-        may = name.startswith("env-")
+        may = name.startswith("env-") or name == "gateway"
         for port in (
             8000,
             8000 + of(overlay, "ScaledObject")["inference"]["spec"]["maxReplicaCount"] - 1,
@@ -384,6 +393,8 @@ def test_parts_reach_whom_they_need_and_nobody_else(overlay: str):
             ) == may, name
         assert not leaves(overlay, own, pods["inference"], 22)
         assert not enters(overlay, {"app": "somebody"}, own, 8000), name
+        assert enters(overlay, {"streamrl/agent": "true"}, own, 8700) == (name == "gateway"), name
+        assert not enters(overlay, {"app": "somebody"}, own, 8700), name
         object_store = name in ("learner", "inference", "scorer", "evaluator") and run_of(
             overlay
         ).weights.store.startswith("s3")

@@ -1,0 +1,29 @@
+"""The process of a gateway: where it listens."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from queue import Queue
+
+from streamrl.gateway.process import main
+from streamrl.local_kafka import ports
+from streamrl.log.memory import MemoryLog
+from tests.support.gateways import TOPICS, run_of
+from tests.support.waiting import patience
+
+
+def test_a_replica_that_has_an_address_of_its_own_is_given_its_port(tmp_path: Path):
+    """As a pod has. On one machine replica 3 would listen on gateway.port + 3."""
+    (port,) = ports.choose_ports(0)[:1]
+    found = Queue[str]()
+    stop = threading.Event()
+    arguments = (run_of(tmp_path, port=8700), MemoryLog(TOPICS), stop, 3, found.put, port)
+    thread = threading.Thread(target=main, args=arguments)
+    thread.start()
+    try:
+        assert found.get(timeout=patience(20)) == f"http://127.0.0.1:{port}"
+    finally:
+        stop.set()
+        thread.join(patience(20))
+    assert not thread.is_alive()
