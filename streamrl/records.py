@@ -298,6 +298,7 @@ class ModelCall(Record, frozen=True, kw_only=True):
     content: str | None = None
     inference_metadata: InferenceMetadata
     time_s: float = 0.0  # when it ended
+    state: Any = None  # of the env as it asked, plain values; where it saves one
 
     def __post_init__(self) -> None:
         what = f"call {self.call!r} of session {self.session!r}"
@@ -319,6 +320,7 @@ class ModelCall(Record, frozen=True, kw_only=True):
             raise ValueError(f"{what} continues itself")
         check_depth(self.messages)
         check_depth(self.tool_calls)
+        check_depth(self.state)
 
 
 class SessionEnd(Record, frozen=True, kw_only=True):

@@ -191,6 +191,7 @@ def whole() -> dict[str, Record]:
         "env-progress": structs.replace(
             short["env-progress"], replicas=2, begins=4, turns_from=[3, 0]
         ),
+        "model-call": structs.replace(short["model-call"], state={"step": 3}),
         "scored-group": structs.replace(
             short["scored-group"],
             loss_mask=ones,

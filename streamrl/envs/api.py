@@ -184,6 +184,20 @@ class AgentLoopEnv(BaseEnv):
         It may be cancelled (`rollout_timeout_s`). If it raises, the rollout ends truncated.
         """
 
+    def save_state(self, notes: dict[str, Any], /) -> Any:
+        """What `converse` would need beside the messages to go on with this rollout, as plain
+        values of at most 64 KiB. Called at each request of an env with `record_turns`.
+
+        None: there is no such state. A process that follows this one then runs `converse` again
+        from its beginning, and its requests are answered as they were. Tools run again too.
+        """
+        return None
+
+    async def load_state(self, problem: Problem, state: Any, notes: dict[str, Any], /) -> None:
+        """Restore what `save_state` gave at the last recorded request, in another process, before
+        `converse` is called. `converse` then begins with that request.
+        """
+
     @abstractmethod
     async def judge(
         self, problem: Problem, notes: Sequence[Mapping[str, Any]]

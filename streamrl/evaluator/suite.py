@@ -20,7 +20,8 @@ from streamrl.config import run_file
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import EvalEnv, RunFile
 from streamrl.envs.catalog import make_reward
-from streamrl.envs.engine.runner import RolloutRunner, Sampler
+from streamrl.envs.engine.first_request import Sampler
+from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.held_out import HeldOutProblem, make_eval_env, select_held_out
 from streamrl.evaluator.estimates import mean_of_problems, over_problems

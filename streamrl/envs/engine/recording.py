@@ -97,6 +97,20 @@ class SessionRecording:
         self.recorder.kept_s += call.inference_metadata.latency_s
         return call
 
+    def up_to_state(self) -> list[ModelCall]:
+        """The recorded calls up to the last one that has a state of the env. Those before it are
+        not asked for again.
+        """
+        if not self.earlier or self.recorder is None:
+            return []
+        calls = list(self.earlier.values())
+        while calls and calls[-1].state is None:
+            calls.pop()
+        for call in calls[:-1]:
+            del self.earlier[call.request]
+            self.recorder.kept_s += call.inference_metadata.latency_s
+        return calls
+
     async def committed(self) -> None:
         """Wait until what was added is in the log."""
         if self._last is not None:

@@ -15,6 +15,7 @@ from typing import Any
 from streamrl.config import run_file
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, RewardFunction, RewardResult, SingleTurnEnv
 from streamrl.envs.engine import time_limits
+from streamrl.envs.engine.first_request import FirstRequest, Sampler
 from streamrl.envs.engine.recording import SessionRecording, TurnRecorder
 from streamrl.envs.engine.rewards import (
     WeightedRewards,
@@ -23,7 +24,7 @@ from streamrl.envs.engine.rewards import (
     normalize,
     totals,
 )
-from streamrl.envs.engine.session import FirstRequest, RolloutSession, Sampler
+from streamrl.envs.engine.session import RolloutSession
 from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
 from streamrl.errors import describe_error
 from streamrl.inference.client import SamplingFailed
@@ -53,6 +54,7 @@ class RolloutRunner:
         first_request = FirstRequest(task.problem, new, self.settings, self.sampler)
         sessions = [
             RolloutSession(
+                env=self.env,
                 index=index,
                 first_request=first_request,
                 settings=self.settings,
@@ -95,7 +97,7 @@ class RolloutRunner:
 
     async def _run_alone(self, env: SingleTurnEnv, task: Task, session: RolloutSession) -> Rollout:
         """Run one rollout; its rewards are its own."""
-        await session.run(env)
+        await session.run()
         result: RewardResult | Exception
         if session.failure:
             result = SamplingFailed(session.failure)
@@ -111,7 +113,7 @@ class RolloutRunner:
         self, env: AgentLoopEnv, task: Task, sessions: Sequence[RolloutSession]
     ) -> list[Rollout]:
         """Run a group whose rewards the env gives together."""
-        await asyncio.gather(*[session.run(env) for session in sessions])
+        await asyncio.gather(*[session.run() for session in sessions])
         answered = [session for session in sessions if not session.failure]
         if not answered:
             raise SamplingFailed(sessions[0].failure)

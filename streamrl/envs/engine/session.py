@@ -11,13 +11,14 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import xxhash
 
 from streamrl.config import run_file
-from streamrl.envs.api import AgentLoopEnv, BaseEnv, Message, MultiTurnEnv, Problem, Tool, Truncated
+from streamrl.envs.api import AgentLoopEnv, BaseEnv, Message, MultiTurnEnv, Tool, Truncated
+from streamrl.envs.engine.first_request import FirstRequest, Sampler
 from streamrl.envs.engine.recording import SessionRecording
 from streamrl.envs.engine.time_limits import (
     TimeLimitExceeded,
@@ -32,65 +33,14 @@ from streamrl.sessions.call_tree import Place
 from streamrl.sessions.messages import canonical_if_possible
 from streamrl.sessions.model_calls import location, to_call, to_sampled
 
-
-class Sampler(Protocol):
-    """What `inference.client.Client` can do for an env."""
-
-    async def sample(
-        self,
-        messages: list[Message],
-        n: int,
-        env: run_file.Env,
-        tools: Sequence[Tool] = (),
-        history: Sequence[int] = (),
-        last: str = "",
-    ) -> list[Sampled]: ...
-
-
-class FirstRequest:
-    """The first answers to a problem: one request for all of its rollouts that begin now, which is
-    made when the first of them asks. `rollouts`: their indexes in the group.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        rollouts: Sequence[int],
-        settings: run_file.Env,
-        sampler: Sampler,
-    ) -> None:
-        self.problem = problem
-        self.rollouts = rollouts
-        self._settings = settings
-        self._sampler = sampler
-        self._request: asyncio.Task[list[Sampled]] | None = None
-
-    async def answers(self) -> list[Sampled]:
-        """One answer for each rollout. Raises SamplingFailed."""
-        if self._request is None:
-            self._request = asyncio.create_task(self._sample())
-        # a rollout that is cancelled does not cancel the request of the others
-        return await asyncio.shield(self._request)
-
-    async def close(self) -> None:
-        """Cancel the request if it is under way."""
-        if self._request is not None:
-            self._request.cancel()
-            await asyncio.gather(self._request, return_exceptions=True)
-
-    async def _sample(self) -> list[Sampled]:
-        problem = self.problem
-        count = len(self.rollouts)
-        if problem.tokens:
-            return await self._sampler.sample([], count, self._settings, (), problem.tokens)
-        messages = list(problem.messages)
-        return await self._sampler.sample(messages, count, self._settings, problem.tools)
+MAX_STATE_BYTES = 65_536
 
 
 @dataclass
 class RolloutSession:
     """One rollout: its transcript, the notes of the env, and how it has ended."""
 
+    env: BaseEnv
     index: int  # in its group
     first_request: FirstRequest
     settings: run_file.Env
@@ -102,16 +52,18 @@ class RolloutSession:
     _over: bool = False
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: dict[str, int] = field(default_factory=dict[str, int])  # requests, by their digests
+    _resumes_with: str = ""  # the request that an env with a restored state asks first
 
-    async def run(self, env: BaseEnv) -> None:
+    async def run(self) -> None:
         """Have the conversation, to whatever end it comes."""
         limit = asyncio.timeout(self.settings.rollout_timeout_s)
         try:
             async with limit:
-                if isinstance(env, AgentLoopEnv):
-                    await env.converse(self.first_request.problem, self.ask, self.notes)
+                if isinstance(self.env, AgentLoopEnv):
+                    await self._restore(self.env)
+                    await self.env.converse(self.first_request.problem, self.ask, self.notes)
                 else:
-                    await self._take_turns(env)
+                    await self._take_turns(self.env)
         except Truncated as cause:
             self._end(cause.limit, cause.note)
         except Exception as error:  # an env is somebody else's code
@@ -149,6 +101,20 @@ class RolloutSession:
                 self._fail(describe_error(error))
                 raise
 
+    async def _restore(self, env: AgentLoopEnv) -> None:
+        """Bring the rollout to the last request that was recorded with a state of the env."""
+        calls = self.recording.up_to_state()
+        if not calls:
+            return
+        *before, last = calls
+        tree = self.transcript.tree
+        for call in before:
+            body = call.request.partition("#")[0]
+            self._asked[body] = self._asked.get(body, 0) + 1
+            self.transcript.append([*tree.conversation(call.continues), *call.messages], call)
+        self._resumes_with = last.request
+        await env.load_state(self.first_request.problem, last.state, self.notes)
+
     async def _take_turns(self, env: BaseEnv) -> None:
         """The conversation of an env that does not run it itself."""
         problem = self.first_request.problem
@@ -181,10 +147,17 @@ class RolloutSession:
         tree = self.transcript.tree
         asked = [canonical_if_possible(message) for message in messages]
         request = self._name_of(asked, tools)
+        if self._resumes_with not in ("", request):
+            raise SamplingFailed(
+                "the env did not go on from its saved state with the request that is recorded; save"
+                " all that converse goes by (save_state)"
+            )
+        self._resumes_with = ""
         call = self.recording.answer_to(request, tree)
         if call is not None:
             self.transcript.append(messages, call)
             return to_sampled(tree, call)
+        state = self._state()
         await self.recording.committed()
         place = tree.place(asked)
         before = place
@@ -193,10 +166,25 @@ class RolloutSession:
             before = Place(self.transcript.calls[-1].call, asked)
         sampled = await self._sample(messages, tools, before.continues)
         located = location(tree, asked, before if sampled.prefix_tokens else place, sampled)
-        call = to_call(self.recording.name, secrets.token_hex(12), request, located, sampled)
+        call = to_call(
+            self.recording.name, secrets.token_hex(12), request, located, sampled, state=state
+        )
         self.recording.add(call)
         self.transcript.append(messages, call)
         return sampled
+
+    def _state(self) -> Any:
+        """The env's state as it asks now, where calls are recorded. Raises ValueError if it is too
+        large.
+        """
+        if self.recording.recorder is None or not isinstance(self.env, AgentLoopEnv):
+            return None
+        state = msgspec.msgpack.encode(self.env.save_state(self.notes))
+        if len(state) > MAX_STATE_BYTES:
+            raise ValueError(
+                f"save_state gives {len(state):,} bytes; {MAX_STATE_BYTES:,} are allowed"
+            )
+        return msgspec.msgpack.decode(state)
 
     async def _sample(self, messages: list[Message], tools: list[Tool], before: str) -> Sampled:
         """Have an answer sampled that goes on from the call `before`."""

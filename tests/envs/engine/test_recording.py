@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from streamrl.config import run_file
-from streamrl.envs.api import PolicyClient
+from streamrl.envs.api import PolicyClient, Problem
 from streamrl.envs.engine.recording import RecordedCalls, TurnRecorder
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
+from streamrl.inference.client import SamplingFailed
 from streamrl.log.codec import encode, to_event
 from streamrl.records import ModelCall, Rollout
-from tests.envs.engine.test_session import ASKED, Counted, Leader
+from tests.envs.engine.test_session import ASKED, Counted, Leader, once
 
 SCHEMAS = ("session-start", "model-call")
 
@@ -100,6 +102,75 @@ def test_a_conversation_waits_until_its_last_answer_is_in_the_log():
 
     asyncio.run(play())
     assert policy.requests == 2
+
+
+class World(Leader):
+    """Takes a step for each answer, which cannot be taken twice. What it asks follows from how many
+    it has taken.
+    """
+
+    def __init__(self, steps: list[int]) -> None:
+        super().__init__(once)
+        self.steps = steps
+
+    def save_state(self, notes: dict[str, Any]) -> Any:
+        return {"messages": notes["messages"], "steps": notes["n"]}
+
+    async def load_state(self, problem: Problem, state: Any, notes: dict[str, Any]) -> None:
+        notes["messages"] = state["messages"]
+        notes["n"] = state["steps"]
+
+    async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
+        messages = notes.setdefault("messages", list(ASKED))
+        step = notes.setdefault("n", 0)
+        while step < 3:
+            said = await ask(messages)
+            messages += [
+                {"role": "assistant", "content": said.text},
+                {"role": "user", "content": f"step {step}"},
+            ]
+            self.steps.append(step)
+            step += 1
+            notes["n"] = step
+
+
+@pytest.mark.parametrize("recorded", range(4))
+def test_an_env_with_a_state_goes_on_from_its_last_recorded_request(recorded: int):
+    whole, calls = played(World([]), Counted("one", "two", "three"), TurnRecorder("x"))
+    assert [call.state["steps"] for call in calls.values()] == [0, 1, 2]
+    steps: list[int] = []
+    kept = dict(list(calls.items())[:recorded])
+    policy = Counted("one", "two", "three")
+    again, new = played(World(steps), policy, TurnRecorder("x", {"x-0-0": kept}))
+    assert [turn.tokens.tolist() for turn in again.turns if turn.tokens is not None] == [
+        turn.tokens.tolist() for turn in whole.turns if turn.tokens is not None
+    ]
+    assert texts(again) == texts(whole)
+    assert again.rewards == whole.rewards
+    assert policy.requests == len(new) == 3 - recorded
+    # the step behind the last recorded request may not have been taken, those before it have
+    assert steps == [0, 1, 2][max(recorded - 1, 0) :]
+
+
+def test_an_env_that_asks_something_else_than_its_state_says_fails():
+    class Forgetful(World):
+        async def load_state(self, problem: Problem, state: Any, notes: dict[str, Any]) -> None:
+            notes["messages"] = [{"role": "user", "content": "what was it?"}]
+
+    _, calls = played(World([]), Counted("one", "two", "three"), TurnRecorder("x"))
+    policy = Counted("other")
+    with pytest.raises(SamplingFailed, match="save all that converse goes by"):
+        played(Forgetful([]), policy, TurnRecorder("x", {"x-0-0": calls}))
+    assert policy.requests == 0
+
+
+def test_a_state_that_is_too_large_is_that_rollouts_failure():
+    class Large(World):
+        def save_state(self, notes: dict[str, Any]) -> Any:
+            return "x" * 70_000
+
+    with pytest.raises(SamplingFailed, match="65,536 are allowed"):
+        played(Large([]), Counted("one"), TurnRecorder("x"))
 
 
 def with_latency(call: ModelCall, latency_s: float) -> ModelCall:
