@@ -70,6 +70,7 @@ def test_a_recorded_answer_is_the_one_that_the_server_gave():
     again = to_sampled(calls, recorded)
     for name, one, other in zip(Sampled._fields, answer, again, strict=True):
         if isinstance(one, np.ndarray):
+            assert isinstance(other, np.ndarray)
             assert one.dtype == other.dtype and one.tolist() == other.tolist(), name
         else:
             assert one == other, name

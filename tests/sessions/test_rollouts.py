@@ -25,8 +25,8 @@ NAME = RolloutName("agents", "p", "s", "g", "agents-0")
 
 
 def made(calls: list[ModelCall], **fields: Any) -> Rollout:
-    given = {"reward": 1.0, "rewards": {}, "metadata": {}, "is_truncated": False, **fields}
-    return to_rollout(NAME, calls, to_turns(calls), **given)
+    earned: dict[str, Any] = {"reward": 1.0, "rewards": {}, **fields}
+    return to_rollout(NAME, calls, to_turns(calls), metadata={}, is_truncated=False, **earned)
 
 
 @given(sessions())
