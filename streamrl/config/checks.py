@@ -46,6 +46,7 @@ def problems(run: RunFile, recorded: bool) -> Iterator[str]:
     if not recorded:
         yield from _size_problems(run)
         yield from _loss_problems(run)
+        yield from _schedule_problems(run)
 
 
 def _env_problems(run: RunFile) -> Iterator[str]:
@@ -342,6 +343,26 @@ def _loss_problems(run: RunFile) -> Iterator[str]:
         yield (
             "learner.kl_coefficient is 0: the reference that learner.reference names would not be"
             " asked; raise it, or leave path and every out"
+        )
+
+
+def _schedule_problems(run: RunFile) -> Iterator[str]:
+    learner = run.learner
+    which = "warmup_fraction" if learner.warmup_fraction else f"schedule: {learner.schedule}"
+    if (learner.warmup_fraction or learner.schedule != "constant") and not learner.schedule_steps:
+        yield (
+            f"learner.{which} needs a number of steps: set learner.schedule_steps, or"
+            " orchestrator.max_steps"
+        )
+    elif learner.schedule != "constant" and learner.schedule_steps <= learner.warmup:
+        yield (
+            f"learner.schedule_steps {learner.schedule_steps} leaves nothing after the"
+            f" {learner.warmup} steps of warm-up; raise it, or lower warmup_steps"
+        )
+    if learner.min_learning_rate > learner.learning_rate:
+        yield (
+            f"learner.min_learning_rate {learner.min_learning_rate:g} is above learning_rate"
+            f" {learner.learning_rate:g}; the rate only falls"
         )
 
 

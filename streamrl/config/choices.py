@@ -16,6 +16,7 @@ DIVERGENCES = ("k1", "k2", "k3")
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
+OPTIMIZERS = ("adamw", "lion", "adopt", "cautious", "muon")
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 
 

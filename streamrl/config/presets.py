@@ -104,8 +104,8 @@ one.
 
 
 def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The run file with the settings of its preset, and of a pretrained model if it names one. What
-    it says itself stays as it is.
+    """The run file with the settings of its preset, and of a pretrained model if it names one, and
+    a schedule over all of its steps. What it says itself stays as it is.
     """
     filled = dict(data)
     for name, value in PRESETS.get(str(_at(data, "learner", "preset")), {}).items():
@@ -113,6 +113,9 @@ def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
     if _at(data, "model", "path"):
         for name, value in PRETRAINED.items():
             _fill(filled, name, value)
+    steps = _at(data, "orchestrator", "max_steps")
+    if steps and (_at(data, "learner", "schedule") or _at(data, "learner", "warmup_fraction")):
+        _fill(filled, "learner.schedule_steps", steps)
     return filled
 
 

@@ -363,7 +363,8 @@ class Learner(Section):
     # MODULE:FUNCTION.
     kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"
     reference: Reference = Reference()  # The reference model.
-    # Weight of the divergence. 0: no reference is asked.
+    # Weight of the divergence. 0: no reference is loaded or asked, and this is the default where
+    # `model.path` is given.
     kl_coefficient: float = Field(default=0.01, ge=0)
     # Whether the divergence is added to the loss or subtracted from the advantages.
     kl_in: Literal["loss", "advantages"] = "loss"
@@ -377,12 +378,26 @@ class Learner(Section):
     remat: Literal["none", "full"] = "none"
     # Tokens of a row whose logits are in memory at a time. 0: all of them.
     logprob_chunk: int = Field(default=0, ge=0)
-    # Learning rate of AdamW after the warm-up. It stays constant.
+    # adamw, lion, adopt, cautious (AdamW that leaves out what goes against the gradient), or muon:
+    # Muon for matrices, AdamW for the rest, at one learning rate.
+    optimizer: Literal["adamw", "lion", "adopt", "cautious", "muon"] = "adamw"
+    # Learning rate after the warm-up. It is 1e-6 where `model.path` is given.
     learning_rate: float = Field(default=1e-3, gt=0)
-    warmup_steps: int = Field(default=10, ge=0)  # Steps in which the learning rate rises from 0.
-    beta1: float = 0.9  # Decay of AdamW's first moment.
-    beta2: float = 0.95  # Decay of AdamW's second moment.
-    weight_decay: float = 0.0  # Weight decay of AdamW.
+    # Steps in which the learning rate rises, from learning_rate / warmup_steps on.
+    warmup_steps: int = Field(default=10, ge=0)
+    # The same as a share of schedule_steps. 0: warmup_steps says it.
+    warmup_fraction: float = Field(default=0.0, ge=0, lt=1)
+    # The learning rate after the warm-up: it stays, or falls to min_learning_rate in a line or as
+    # half a cosine.
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    # Steps, the warm-up's included, in which it falls. 0: orchestrator.max_steps, if there is one.
+    schedule_steps: int = Field(default=0, ge=0)
+    # Learning rate at the end of schedule_steps, and from then on.
+    min_learning_rate: float = Field(default=0.0, ge=0)
+    beta1: float = 0.9  # Decay of the optimizer's first moment. Muon's own momentum is 0.95.
+    beta2: float = 0.95  # Decay of the optimizer's second moment.
+    # Weight decay. adamw decays all parameters, the others neither norms nor embeddings.
+    weight_decay: float = 0.0
     max_grad_norm: float = Field(default=1.0, gt=0)  # Gradients are clipped to this global norm.
     # Whether advantages are divided by their standard deviation in the batch.
     normalize_advantages: bool = True
@@ -396,6 +411,11 @@ class Learner(Section):
     seed: int = 0  # Seed of the learner's random key.
     # Tokens announced with each version with their logprobs. Servers are checked against them.
     probe_tokens: int = Field(default=64, ge=8)
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up."""
+        return round(self.warmup_fraction * self.schedule_steps) or self.warmup_steps
 
     @property
     def uses_reference(self) -> bool:

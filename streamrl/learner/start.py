@@ -38,6 +38,11 @@ def learner_settings(
             )
     # A preset also has settings of the buffer, and those are the run's.
     own = run.model_copy(update={"learner": changed(run, overrides).learner})
+    if at is not None and own.learner.optimizer != run.learner.optimizer:
+        raise ConfigError(
+            f"--set learner.optimizer: a learner that begins at version {at} goes on with the state"
+            f" of {run.learner.optimizer}; leave one of them out"
+        )
     if own.learner.uses_scorer_pool and own.learner.reference != run.learner.reference:
         raise ConfigError(
             "--set learner.reference: the pool, if the run has one, scores under the run's own; add"

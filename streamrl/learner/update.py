@@ -13,10 +13,8 @@ import equinox as eqx
 import haliax as hax
 import haliax.partitioning
 import jax
-import jax.numpy as jnp
 import levanter.tracker
 import numpy as np
-import optax
 from jax.experimental.multihost_utils import process_allgather
 from levanter.tracker import Tracker
 from levanter.trainer import Trainer
@@ -29,71 +27,12 @@ from streamrl.learner.mesh import shard_rows, trainer_config
 from streamrl.learner.model import compute_policy, predict
 from streamrl.learner.normalization import AVERAGES, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
+from streamrl.learner.optimizers import GradientNorm, make_optimizer
 
 logger = logging.getLogger(__name__)
 
 # Advantages with a standard deviation below this are taken as equal, and not divided by it.
 MIN_ADVANTAGE_STD = 1e-6
-
-
-class GradientNorm(NamedTuple):
-    """Optimizer state that records the norm of the last gradient, before clipping."""
-
-    norm: jax.Array
-
-
-def record_global_norm() -> optax.GradientTransformation:
-    """A transformation that changes nothing and records the global norm of the updates in its
-    state.
-    """
-    return optax.GradientTransformation(
-        lambda params: GradientNorm(jnp.zeros(())),
-        lambda updates, state, params=None: (
-            updates,
-            GradientNorm(jnp.asarray(optax.global_norm(updates))),
-        ),
-    )
-
-
-def optimizer(config: Learner) -> optax.GradientTransformation:
-    """AdamW with linear warm-up, behind clipping by the global norm."""
-    schedule = optax.linear_schedule(
-        config.learning_rate / max(config.warmup_steps, 1),
-        config.learning_rate,
-        config.warmup_steps,
-    )
-    adamw = optax.adamw(
-        schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay
-    )
-    return skip_not_finite(
-        optax.chain(record_global_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw)
-    )
-
-
-def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wrap `inner` so that a step whose loss or gradient norm is not finite changes neither the
-    parameters nor the optimizer's state.
-
-    The decision is made inside the compiled step, because the step reuses the memory of the old
-    state for the new one. `inner` is a chain that begins with `record_global_norm`, whose state is
-    updated in any case.
-    """
-
-    def update(
-        updates: Any, state: Any, params: Any = None, *, loss: Any = 0.0, **_: Any
-    ) -> tuple[Any, Any]:
-        changes, changed = cast(tuple[Any, Any], inner.update(updates, state, params))
-        noted, *after = changed
-        finite = jnp.isfinite(noted.norm) & jnp.isfinite(jnp.asarray(getattr(loss, "array", loss)))
-        changes = jax.tree.map(
-            lambda change: jnp.where(finite, change, jnp.zeros_like(change)), changes
-        )
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), tuple(after), tuple(state[1:])
-        )
-        return changes, (noted, *kept)
-
-    return optax.GradientTransformationExtraArgs(inner.init, cast(Any, update))
 
 
 class InMemoryTracker(Tracker):
@@ -159,7 +98,7 @@ class Updater:
             minimised = cast(Any, make_objective(self.config, parts))
             trainer = Trainer(
                 trainer_config(len(places), of_device, self.config),
-                optimizer(self.config),
+                make_optimizer(self.config),
                 minimised,
                 add_default_hooks=False,
             )

@@ -20,6 +20,10 @@ FIXED = {
         "buffer, batcher and servers follow the versions of that learner; begin a second one beside"
         " it (`streamrl learner --name`)"
     ),
+    "learner.optimizer": (
+        "checkpoints have its state; begin a new run from an export (`streamrl export-model`, then"
+        " model.path)"
+    ),
     "fork": "it says what the run began with, and is written by `streamrl fork`",
 }
 """Setting or section -> why it cannot change.

@@ -182,6 +182,11 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
             f"--set model...: a fork goes on with the weights of {parent.run}, so model, vocabulary"
             " and tokenizer stay what they are"
         )
+    if run.learner.optimizer != parent.learner.optimizer:
+        raise ConfigError(
+            f"--set learner.optimizer: a fork goes on with the state of {parent.learner.optimizer};"
+            " begin a new run from an export instead (`streamrl export-model`, then model.path)"
+        )
     return run
 
 

@@ -116,3 +116,12 @@ def test_a_preset_can_be_chosen_for_a_fork():
     run = changed(parse(a_run()), ["learner.clip_epsilon=0.1", "learner.preset=dapo"])
     assert (run.buffer.advantage, run.learner.loss) == ("grpo", "dapo")
     assert (run.learner.normalize_advantages, run.learner.clip_epsilon) == (False, 0.1)
+
+
+def test_a_schedule_goes_over_all_steps_of_the_run():
+    whole = {"orchestrator": {"max_steps": 200}}
+    run = parse(a_run(**whole, learner={"schedule": "linear", "warmup_fraction": 0.1}))
+    assert (run.learner.schedule_steps, run.learner.warmup) == (200, 20)
+    own = parse(a_run(**whole, learner={"schedule": "linear", "schedule_steps": 50}))
+    assert (own.learner.schedule_steps, own.learner.warmup) == (50, 10)
+    assert parse(a_run(**whole)).learner.schedule_steps == 0

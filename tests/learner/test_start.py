@@ -29,6 +29,7 @@ def announced(version: int, sha256: str) -> PolicyVersion:
         ("second", None, ("batcher.max_seq_len=8",), "a second learner can have settings learner"),
         ("second", None, ("learner.name=x",), "a second learner can have settings learner"),
         ("second", None, ("learner.los=ppo",), "did you mean 'loss'"),
+        ("second", 2, ("learner.optimizer=lion",), "goes on with the state of adamw"),
         ("../x", None, (), "not a name of lowercase letters"),
     ],
 )

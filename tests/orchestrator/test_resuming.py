@@ -42,6 +42,7 @@ REFUSED = {
     "model.tiny.seed": "the model is made at the run's beginning",
     "model.max_seq_len": "the model was made for 10",
     "learner.name": "buffer, batcher and servers follow the versions of that learner",
+    "learner.optimizer": "checkpoints have its state",
 }
 OWN_TEST = {
     "run": "another name is another run: tests/orchestrator/test_run_directory.py",
@@ -117,6 +118,10 @@ LEARNER = {
     "learner.logprob_chunk": 5,
     "learner.learning_rate": 0.01,
     "learner.warmup_steps": 3,
+    "learner.warmup_fraction": 0.2,
+    "learner.schedule": "cosine",
+    "learner.schedule_steps": 50,
+    "learner.min_learning_rate": 0.001,
     "learner.beta1": 0.8,
     "learner.beta2": 0.9,
     "learner.weight_decay": 0.1,
@@ -351,6 +356,7 @@ OTHERS = {
     "model.tiny.alphabet": "ab",
     "model.max_seq_len": 9,
     "learner.name": "other",
+    "learner.optimizer": "lion",
 }
 
 

@@ -368,6 +368,7 @@ def test_code_that_no_longer_makes_the_parents_batches_is_found(
 @pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("learner.optimizer=muon", "goes on with the state of adamw"),
         ("model.tiny.hidden=64", "goes on with the weights of small"),
         ("model.tiny.alphabet=abc", "vocabulary and tokenizer stay"),
         ("model.max_seq_len=8", "goes on with the weights of small"),

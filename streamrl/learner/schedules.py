@@ -1,0 +1,36 @@
+"""The learning rate of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import optax
+
+from streamrl.config.run_file import Learner
+
+Schedule = Callable[[jax.Array | int], jax.Array | float]
+
+
+def learning_rate(config: Learner) -> Schedule:
+    """The learning rate by the number of steps that were taken before, skipped ones not counted.
+
+    With W steps of warm-up, N steps in all, the rate L and the last rate E, the rate at step t is
+
+        L (1 + t (W - 1) / W) / W   for t < W
+        L                           then, if it is constant
+        L + (E - L) p               linear, with p = min((t - W) / (N - W), 1)
+        E + (L - E) (1 + cos pi p) / 2   cosine
+
+    """
+    rate = config.learning_rate
+    steps = config.warmup
+    warmup = optax.linear_schedule(rate / max(steps, 1), rate, steps)
+    if config.schedule == "constant":
+        return warmup
+    rest = max(config.schedule_steps - steps, 1)
+    if config.schedule == "linear":
+        decay = optax.linear_schedule(rate, config.min_learning_rate, rest)
+    else:
+        decay = optax.cosine_decay_schedule(rate, rest, config.min_learning_rate / rate)
+    return optax.join_schedules([warmup, decay], [steps])
