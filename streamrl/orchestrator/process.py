@@ -19,18 +19,9 @@ from streamrl.log.protocol import Log
 from streamrl.monitoring import report
 from streamrl.monitoring.display import Display, Frame
 from streamrl.monitoring.http import NO_OVERRIDE, ListenOverride, remove_targets, serving
-from streamrl.monitoring.run_view import (
-    BATCHES,
-    TOPICS,
-    Verdict,
-    believable,
-    deciding_view,
-    run_finished,
-    update_view,
-)
+from streamrl.monitoring.run_view import BATCHES, TOPICS, Verdict
 from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.sinks.base import SinkContext
-from streamrl.monitoring.status import view_partitions
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.gauges import gauges
 from streamrl.orchestrator.liveness import Liveness
@@ -38,15 +29,14 @@ from streamrl.orchestrator.parts import SupervisedParts, environment, parts_by_m
 from streamrl.orchestrator.plan import BROKER
 from streamrl.orchestrator.preparation import ensure_broker, prepare_topics, publish_config
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.orchestrator.target import batches_begin
+from streamrl.orchestrator.target import first_offsets
 from streamrl.orchestrator.terminal import logging_to, open_display, say, short_path
+from streamrl.orchestrator.watching import RunWatch
 from streamrl.processor.part import open_part
 
 SCHEMAS = {**TOPICS, **BATCHES}
 POLL_S = 0.2
 MAX_POLL_RECORDS = 2_000
-SHOW_EVERY_S = 0.5
-MEASURE_EVERY_S = 1.0
 INTERRUPTED = 130
 
 
@@ -108,23 +98,16 @@ def watch(
     display: Display,
     parts: SupervisedParts | None = None,
 ) -> Verdict:
-    """Follow the run's topics, keep its parts running and show it, until it is over or `stop` is
-    set.
-    """
+    """Follow the run's topics, keep its parts running and show it until it is over or stopped."""
     began_s = time.time()
     began = time.monotonic()
-    seen = deciding_view(run, began_s)
-    begin = log.beginning_offsets(view_partitions(log))
-    if target := run.orchestrator.target:
-        begin[topology.sole_partition(topology.BATCHES)] = batches_begin(log, target)
-    history = log.end_offsets(begin)
-    measured_s = 0.0
-    shown_s = 0.0
+    begin = first_offsets(log, run.orchestrator.target)
+    watched = RunWatch(run, began_s, log.end_offsets(begin))
     lines_said = queue.SimpleQueue[str]()
     with (
         open_part(log, "orchestrator", writer=None) as part,
         contextlib.closing(log.reader(begin)) as reader,
-        runner.running(SinkContext(run, lines_said.put, seen.since_s)) as sinks,
+        runner.running(SinkContext(run, lines_said.put, watched.view.since_s)) as sinks,
     ):
         try:
             while not stop.is_set():
@@ -132,31 +115,24 @@ def watch(
                 events = [to_event(message, SCHEMAS[message.topic]) for message in messages]
                 # A clock that is set while the run is watched decides nothing.
                 now = began_s + time.monotonic() - began
-                seen = update_view(seen, events, None if history else now)
-                sinks.write(
-                    (event.offset, metric)
-                    for event in events
-                    if (metric := believable(event, seen.version))
-                )
+                watched.on_events(events, now)
+                sinks.write(watched.metrics(events))
                 failure = parts.keep_running(display) if parts else None
-                lines = parts.lines() if parts else parts_by_metrics(seen, now)
-                if verdict := failure or run_finished(run.orchestrator, seen, now):
+                lines = parts.lines() if parts else parts_by_metrics(watched.view, now)
+                if verdict := failure or watched.verdict(now):
                     return verdict
-                history = {tp: end for tp, end in history.items() if reader.position(*tp) < end}
-                # Before all history is read, the counts are not those of what is going on now.
-                if not history and now - measured_s >= MEASURE_EVERY_S:
+                watched.on_position(reader.position)
+                if watched.measure_due(now):
                     part.mark_ready()
-                    measured_s = now
-                    part.meter.publish(gauges(seen, lines, now))
+                    part.meter.publish(gauges(watched.view, lines, now))
                 while not lines_said.empty():
                     display.say(lines_said.get())
-                if now - shown_s >= SHOW_EVERY_S:
-                    shown_s = now
-                    display.show(Frame(run, seen, now, lines))
+                if watched.show_due(now):
+                    display.show(Frame(run, watched.view, now, lines))
             return Verdict(INTERRUPTED, "interrupted")
         finally:
             with contextlib.suppress(StreamrlError):  # the last measurements are not worth an error
-                part.meter.publish(gauges(seen, [], time.time()))
+                part.meter.publish(gauges(watched.view, [], time.time()))
 
 
 def conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> None:

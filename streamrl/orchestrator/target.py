@@ -5,8 +5,17 @@ from __future__ import annotations
 from streamrl.config import topology
 from streamrl.config.run_file import Target
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, beginning_offset, end_offset, read
+from streamrl.log.protocol import Log, TopicPartition, beginning_offset, end_offset, read
 from streamrl.monitoring.run_view import BATCHES, RunView, update_view
+from streamrl.monitoring.status import view_partitions
+
+
+def first_offsets(log: Log, target: Target | None) -> dict[TopicPartition, int]:
+    """Where the orchestrator begins to read each topic of the run."""
+    begin = log.beginning_offsets(view_partitions(log))
+    if target:
+        begin[topology.sole_partition(topology.BATCHES)] = batches_begin(log, target)
+    return begin
 
 
 def batches_begin(log: Log, target: Target) -> int:
