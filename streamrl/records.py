@@ -515,6 +515,26 @@ class Probe(Record, frozen=True, kw_only=True):
     logprobs: Array  # (n - 1,) float32: of tokens[1:], each given those before it
 
 
+class AdapterCheck(Record, frozen=True, kw_only=True):
+    """A random adapter of a base. A server that has loaded it and answers its probe applies
+    adapters.
+    """
+
+    uri: str  # a directory in PEFT's layout
+    size_bytes: int
+    sha256: str  # of the manifest
+    probe: Probe
+
+
+class AdapterBase(Record, frozen=True, kw_only=True):
+    """The model that an adapter stands on. It is the same for all versions of a learner."""
+
+    uri: str  # a directory in Hugging Face layout
+    size_bytes: int
+    sha256: str  # of the manifest
+    check: AdapterCheck
+
+
 class PolicyVersion(Record, frozen=True, kw_only=True):
     """Version `version` exists: where its weights are and how to tell that they are whole. Version
     0 is the initial model (`batch` None).
@@ -526,7 +546,8 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
 
     learner: str
     version: int
-    uri: str  # a directory in Hugging Face layout
+    # a directory in Hugging Face layout, or of an adapter in PEFT's
+    uri: str
     size_bytes: int
     sha256: str  # of the manifest (weights/manifest.py), which lists the hash of every file
     batch: int | None = None  # the batch it was trained on
@@ -538,6 +559,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     skipped: bool = False
     lineage: int = 0  # how often this version has been computed again with another result
     replaces: str = ""  # sha256 of the version's lineage before this one
+    base: AdapterBase | None = None  # of a version that is an adapter
 
 
 # ---- inference -----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from streamrl.log import topics
 from streamrl.log.codec import decode, encode
 from streamrl.records import (
     RECORDS,
+    AdapterBase,
+    AdapterCheck,
     Demand,
     EnvProgress,
     Fate,
@@ -107,6 +109,17 @@ def examples() -> dict[str, Record]:
             batch=3,
             probe=Probe(tokens=tokens(1, 2), logprobs=floats(-0.25)),
             time_s=1.5,
+            base=AdapterBase(
+                uri="file:///w/base",
+                size_bytes=99,
+                sha256="cd",
+                check=AdapterCheck(
+                    uri="file:///w/check",
+                    size_bytes=9,
+                    sha256="ef",
+                    probe=Probe(tokens=tokens(3, 4), logprobs=floats(-0.5)),
+                ),
+            ),
         ),
         "server": Server(
             server_id="inference-0",

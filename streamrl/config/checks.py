@@ -328,6 +328,11 @@ def _loss_problems(run: RunFile) -> Iterator[str]:
             f"learner.reference: path {reference.path} is a fixed reference, every"
             f" {reference.every} one that follows; leave one of them out"
         )
+    if learner.lora and reference.every:
+        yield (
+            f"learner.reference.every is {reference.every}, and with learner.lora the reference is"
+            " the base, which stays the same; leave every out"
+        )
     if reference.by == "none" and (reference.path or reference.every):
         yield (
             "learner.reference.by is none: nobody would ask the reference that path or every names;"

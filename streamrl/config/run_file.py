@@ -44,6 +44,7 @@ from streamrl.config.plugins import imports_in
 from streamrl.config.topology import GENERATION
 from streamrl.errors import ConfigError, one_line, unknown
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RECORDED = "recorded"  # Context of a validation: the run exists already.
 RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
 RUN_FILE = "run.yaml"  # Name of the resolved run file in the run's directory.
@@ -340,6 +341,18 @@ class Reference(Section):
     every: int = Field(default=0, ge=0)
 
 
+class Lora(Section):
+    """Adapters: small matrices beside the linear layers of the model, which itself stays as it is
+    (docs/models.md).
+    """
+
+    rank: int = Field(default=16, ge=1, le=512)  # Rank of an adapter's two matrices.
+    # Their product is multiplied by alpha / rank.
+    alpha: float = Field(default=32.0, gt=0)
+    # Linear layers that have an adapter.
+    targets: Annotated[list[LoraTarget], Field(min_length=1)] = [*get_args(LoraTarget)]
+
+
 class Learner(Section):
     """Batches in, policy versions out."""
 
@@ -368,6 +381,9 @@ class Learner(Section):
     kl_coefficient: float = Field(default=0.01, ge=0)
     # Whether the divergence is added to the loss or subtracted from the advantages.
     kl_in: Literal["loss", "advantages"] = "loss"
+    # Trains adapters instead of the whole model. A version is then an adapter. Empty: the whole
+    # model is trained.
+    lora: Lora | None = None
     # Rows that a device computes at a time. 0: all of its rows.
     micro_batch_rows: int = Field(default=0, ge=0)
     # Number format that the model computes in: float32, or bf16 (bfloat16). Parameters, gradients

@@ -31,7 +31,7 @@ HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding
 
 
 @eqx.filter_jit
-def _named(model: Any) -> dict[str, jax.Array]:
+def _named(model: Any, prefix: str | None = None) -> dict[str, jax.Array]:
     """Tensors by their Hugging Face names. It is one compiled program, because layers are stacked,
     and slicing them one by one takes longer than writing a small model.
 
@@ -41,18 +41,19 @@ def _named(model: Any) -> dict[str, jax.Array]:
     return {
         name: jnp.copy(tensor)
         for name, tensor in to_state_dict(
-            flatten_modules_for_export(eqx.filter(model, is_jax_array_like))
+            flatten_modules_for_export(eqx.filter(model, is_jax_array_like)), prefix
         ).items()
     }
 
 
-def state_dict(model: Any) -> dict[str, np.ndarray]:
+def state_dict(model: Any, prefix: str | None = None) -> dict[str, np.ndarray]:
     """Tensors by their Hugging Face names, in float32 and in memory of their own. All processes of
-    a learner call this together, because each has only its shards.
+    a learner call this together, because each has only its shards. `prefix` is put before each
+    name.
     """
     return {
         name: np.asarray(process_allgather(tensor, tiled=True)).astype(np.float32, copy=False)
-        for name, tensor in _named(model).items()
+        for name, tensor in _named(model, prefix).items()
     }
 
 

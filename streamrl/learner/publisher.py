@@ -23,6 +23,7 @@ from typing import Self, TypeVar
 from streamrl.config import topology
 from streamrl.errors import WeightError
 from streamrl.learner import checkpoints
+from streamrl.learner.adapter_base import publish_base
 from streamrl.learner.background import BackgroundWorker
 from streamrl.learner.checkpoints import TrainingPosition
 from streamrl.learner.inputs import TrainingInput
@@ -37,7 +38,7 @@ from streamrl.learner.trainer import (
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output, Writer
-from streamrl.records import PolicyVersion, Probe
+from streamrl.records import AdapterBase, PolicyVersion, Probe
 from streamrl.weights.store import Store, pinned_for_eval
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class VersionPublisher:
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
         self._background = BackgroundWorker()
         self._saved = -1  # The version of the newest checkpoint.
+        self._base: AdapterBase | None = None  # What the versions stand on if they are adapters.
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +170,7 @@ class VersionPublisher:
         """
         if self.writer is not None:
             self.store.clear()
+        self._publish_base()
         if found is None:
             self.publish(None)  # version 0 is the initial model, announced before training
         else:
@@ -177,6 +180,16 @@ class VersionPublisher:
                 return
             self.publish(known.batch, checkpoint=False)
         self.wait()
+
+    def _publish_base(self) -> None:
+        """Put what adapters stand on into the store, before the first of them is announced."""
+        form = self.policy.adapter
+        if form is None:
+            return
+        check = self.policy.random_adapter()
+        if self.writer is not None:
+            origin = self.policy.initial_model_dir
+            self._base = publish_base(origin, form, check, self.policy.run.store)
 
     def save_last_checkpoint(self) -> None:
         """At a clean stop, write a checkpoint of the newest version, so that nothing has to be
@@ -259,6 +272,7 @@ class VersionPublisher:
                 time_s=time.time(),
                 lineage=0 if known is None else known.lineage + 1,
                 replaces="" if known is None else known.sha256,
+                base=self._base,
                 **version.export.stored._asdict(),
             )
             self.writer.commit([to_message(Output(topology.POLICY_VERSIONS, self.learner, record))])

@@ -21,7 +21,9 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
-from streamrl.learner import checkpoints, export, model
+from streamrl.learner import adapters, checkpoints, export, model
+from streamrl.learner.adapter_base import RandomAdapter, base_manifest, random_adapter
+from streamrl.learner.adapters import AdapterFormat
 from streamrl.learner.checkpoints import TrainingPosition
 from streamrl.learner.distributed import is_rank_zero, rank_zero_first
 from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
@@ -66,10 +68,17 @@ class WeightsSnapshot(NamedTuple):
     tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
     vocab_size: int  # token ids that can be trained on are below it
     skipped: bool  # nothing was trained on the batch before it
+    # How the tensors of an adapter are written. None: they are those of a whole model.
+    adapter: AdapterFormat | None = None
 
     def save(self, directory: Path) -> None:
-        """Write a Hugging Face directory that a server can load. Raises OSError."""
-        export.save(self.tensors, self.initial_model_dir, directory)
+        """Write a directory that a server can load: a Hugging Face model, or an adapter. Raises
+        OSError.
+        """
+        if self.adapter is not None:
+            adapters.save(self.tensors, self.adapter, directory)
+        else:
+            export.save(self.tensors, self.initial_model_dir, directory)
 
     def sha256(self) -> str:
         """The hash that the version is announced with."""
@@ -122,14 +131,18 @@ def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[Po
     make_deterministic()
     directory = rank_zero_first(lambda: initial_model_dir(run))
     updater = Updater(run.learner, run.batcher.rows)
+    lora = run.learner.lora
     with updater.training():
-        state = updater.initial_state(model.load(directory, run.model.max_seq_len, run.learner))
+        initial = model.load(directory, run.model.max_seq_len, run.learner)
+        if lora is not None:
+            initial = adapters.attach(initial, lora, run.learner.seed)
         policy = PolicyTrainer(
             run=run,
             initial_model_dir=directory,
             updater=updater,
-            state=state,
+            state=updater.initial_state(initial),
             position=TrainingPosition(0, 0, ""),
+            adapter=AdapterFormat(lora, base_manifest(directory)) if lora else None,
         )
         if start := start or fork_checkpoint(run):
             policy.load(start)
@@ -148,6 +161,8 @@ class PolicyTrainer:
     updater: Updater
     state: TrainerState[Any]
     position: TrainingPosition  # sha256 is empty until the weights have been exported
+    # How versions are written if adapters are trained. None: the whole model is trained.
+    adapter: AdapterFormat | None = None
     vocab_size: int = field(init=False)  # token ids that can be trained on are below it
     # ids that the tokenizer knows are below it; the embedding may be padded
     tokenizer_ids: int = field(init=False)
@@ -162,8 +177,12 @@ class PolicyTrainer:
             len(model.load_tokenizer(self.initial_model_dir)), self.state.model.Vocab.size
         )
         self.vocab_size = trainable_vocab_size(self.run, self.state.model.Vocab.size)
-        asks = self.run.learner.uses_reference and not self.run.learner.uses_scorer_pool
-        self.reference = ReferenceModel(self.run, self.tokenizer_ids) if asks else None
+        learner = self.run.learner
+        asks = learner.uses_reference and not learner.uses_scorer_pool
+        # The initial model is in memory already if adapters are trained.
+        self._base_is_reference = asks and self.adapter is not None and not learner.reference.path
+        holds = asks and not self._base_is_reference
+        self.reference = ReferenceModel(self.run, self.tokenizer_ids) if holds else None
 
     @property
     def version(self) -> int:
@@ -205,7 +224,7 @@ class PolicyTrainer:
             measured = {"skipped": 1.0}
         else:
             self.state, measured = self.updater.step(
-                self.state, self.reference and self.reference.model, example, rollout_numbers(batch)
+                self.state, self._reference_model(), example, rollout_numbers(batch)
             )
             measured["masked_sequences"] = float(masks)
         self.skipped = bool(measured["skipped"])
@@ -216,6 +235,14 @@ class PolicyTrainer:
             raise TrainingDiverged(f"nothing could be trained on {steps}; {hint}")
         self.position = TrainingPosition(batch.number + 1, taken.offset, "", taken.scores_offset)
         return measured
+
+    def _reference_model(self) -> Any:
+        """The model that the divergence of the next batch is measured from; None where the learner
+        does not ask it.
+        """
+        if self._base_is_reference:
+            return adapters.detach(self.state.model)
+        return self.reference and self.reference.model
 
     def load_reference(self, start: ResumePoint | None = None) -> None:
         """Load the reference of the next batch, unless it is in memory. It may be the current
@@ -251,12 +278,14 @@ class PolicyTrainer:
 
     def snapshot(self) -> WeightsSnapshot:
         """A copy of the current weights. All processes of a learner call this together."""
+        trained = adapters if self.adapter is not None else export
         return WeightsSnapshot(
             position=self.position,
             initial_model_dir=self.initial_model_dir,
-            tensors=export.state_dict(self.state.model),
+            tensors=trained.state_dict(self.state.model),
             vocab_size=self.vocab_size,
             skipped=self.skipped,
+            adapter=self.adapter,
         )
 
     def sha256(self) -> str:
@@ -295,23 +324,39 @@ class PolicyTrainer:
                     tensors, self.initial_model_dir, directory / reference_dir_name(version)
                 )
 
+    def random_adapter(self) -> RandomAdapter:
+        """The adapter that servers are checked with before they serve any of this policy. All
+        processes of a learner call this together.
+        """
+        assert self.adapter is not None, "adapters are trained"
+        return random_adapter(
+            adapters.detach(self.state.model),
+            self.adapter.settings,
+            self.run.learner.seed,
+            lambda changed: self._probe_of(changed, seed=0),
+            self.run.inference.probe_tolerance,
+        )
+
     def probe(self) -> Probe:
         """Random tokens, drawn with the version as the seed, and this policy's logprobs of them. A
         server's logprobs are compared with these.
         """
+        return self._probe_of(self.state.model, seed=self.version)
+
+    def _probe_of(self, policy: Any, seed: int) -> Probe:
         count = min(
             self.run.learner.probe_tokens,
             self.run.model.max_seq_len,
             self.run.inference.max_model_len - 1,
         )
         tokens = (
-            np.random.default_rng(self.version)
+            np.random.default_rng(seed)
             .integers(0, self.tokenizer_ids, count)
             .astype(token_dtype(self.tokenizer_ids))
         )
         return Probe(
             tokens=tokens,
-            logprobs=self.updater.logprobs(self.state.model, model.single_sequence(tokens))[0, :-1],
+            logprobs=self.updater.logprobs(policy, model.single_sequence(tokens))[0, :-1],
         )
 
 

@@ -22,6 +22,7 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import Learner
+from streamrl.learner.adapters import is_trainable
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.mesh import shard_rows, trainer_config
 from streamrl.learner.model import compute_policy, predict
@@ -122,7 +123,10 @@ class Updater:
             yield
 
     def initial_state(self, model: Any) -> TrainerState[Any]:
-        return self._trainer.initial_state(jax.random.PRNGKey(self.config.seed), model=model)
+        """The state before the first step. Of a model with adapters only these are trained."""
+        return self._trainer.initial_state(
+            jax.random.PRNGKey(self.config.seed), model=model, is_trainable=is_trainable(model)
+        )
 
     def step(
         self,

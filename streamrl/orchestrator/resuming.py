@@ -24,6 +24,7 @@ FIXED = {
         "checkpoints have its state; begin a new run from an export (`streamrl export-model`, then"
         " model.path)"
     ),
+    "learner.lora": f"every version is an adapter of that shape, or a whole model; {ELSEWHERE}",
     "fork": "it says what the run began with, and is written by `streamrl fork`",
 }
 """Setting or section -> why it cannot change.

@@ -17,6 +17,8 @@ from streamrl.errors import WeightError
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 TOKENIZER_FILES = (  # of the model that training begins with, as they are
     "generation_config.json",
     "tokenizer.json",
@@ -28,7 +30,12 @@ TOKENIZER_FILES = (  # of the model that training begins with, as they are
     "merges.txt",
     "chat_template.jinja",
 )
-NAMES = (CONFIG, INDEX, *TOKENIZER_FILES)  # of a version's files, besides *.safetensors
+NAMES = (
+    CONFIG,
+    INDEX,
+    ADAPTER_CONFIG,
+    *TOKENIZER_FILES,
+)  # of a version's files, besides *.safetensors
 CHUNK_BYTES = 1 << 20
 T = TypeVar("T")
 R = TypeVar("R")

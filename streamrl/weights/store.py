@@ -30,7 +30,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from streamrl.errors import WeightError, describe_error
-from streamrl.records import PolicyVersion
+from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
 from streamrl.weights.manifest import (
     CONFIG,
     MANIFEST,
@@ -60,6 +60,9 @@ class WeightRef(NamedTuple):
     uri: str
     size_bytes: int
     sha256: str
+
+
+Stored = PolicyVersion | AdapterBase | AdapterCheck | WeightRef
 
 
 def version_name(version: int) -> str:
@@ -104,11 +107,17 @@ class Store:
                 manifest = self._publish(directory, temporary, name)
         except OSError as error:
             raise self._write_error(name, size_bytes, error) from None
+        return self.ref(version, manifest)
+
+    def ref(self, version: int, manifest: Manifest) -> WeightRef:
+        """The claim check that `put` returns for a version with these files."""
         return WeightRef(
-            f"{self.root}/{_directory(name, manifest.sha256)}", manifest.size_bytes, manifest.sha256
+            f"{self.root}/{_directory(version_name(version), manifest.sha256)}",
+            manifest.size_bytes,
+            manifest.sha256,
         )
 
-    def holds(self, version: PolicyVersion) -> bool:
+    def holds(self, version: Stored) -> bool:
         """Whether the announced version is in this store, with the announced contents. All of it is
         read.
 
@@ -259,15 +268,15 @@ def _as_weight_error(ask: Callable[[], T], what: str) -> T:
         raise WeightError(f"{what}: {cause}") from None
 
 
-def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool = False) -> Path:
-    """Copy an announced version to `destination`, and verify it on the way. If it is not what was
-    announced, raises WeightError and leaves nothing.
+def pull(version: Stored, store_root: str, destination: Path, link: bool = False) -> Path:
+    """Copy an announced version, or what it stands on, to `destination`, and verify it on the way.
+    If it is not what was announced, raises WeightError and leaves nothing.
 
     `store_root`: the configured store. A URI outside it is refused. `link`: for callers that only
     read; files of this user on the same file system are hard-linked instead of copied, and stay
     when the store deletes its own name.
     """
-    where = f"version {version.version} at {version.uri}"
+    where = f"{_described(version)} at {version.uri}"
     fs, path = _open(check_inside_store(version.uri, store_root))
     if _is_local(fs):
         _refuse_links(Path(path), Path(_open(store_root)[1]), where)
@@ -297,6 +306,14 @@ def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool 
             f"{where} ({version.size_bytes} bytes) cannot be copied to {destination}: {cause}"
         ) from None
     return destination
+
+
+def _described(stored: Stored) -> str:
+    if isinstance(stored, PolicyVersion):
+        return f"version {stored.version}"
+    if isinstance(stored, AdapterCheck):
+        return "the check of adapters"
+    return "the base of adapters"
 
 
 def check_inside_store(uri: str, store_root: str) -> str:

@@ -43,6 +43,9 @@ REFUSED = {
     "model.max_seq_len": "the model was made for 10",
     "learner.name": "buffer, batcher and servers follow the versions of that learner",
     "learner.optimizer": "checkpoints have its state",
+    "learner.lora.rank": "every version is an adapter of that shape, or a whole model",
+    "learner.lora.alpha": "every version is an adapter of that shape, or a whole model",
+    "learner.lora.targets": "every version is an adapter of that shape, or a whole model",
 }
 OWN_TEST = {
     "run": "another name is another run: tests/orchestrator/test_run_directory.py",
@@ -357,16 +360,20 @@ OTHERS = {
     "model.max_seq_len": 9,
     "learner.name": "other",
     "learner.optimizer": "lion",
+    "learner.lora.targets": "[q_proj]",
 }
 
 
 @pytest.mark.parametrize("path", REFUSED)
 def test_what_is_fixed_for_a_run_is_refused_before_anything_is_changed(path: str, tmp_path: Path):
-    run = RUN.model_copy(update={"runs_dir": str(tmp_path)})
+    lora = ["learner.lora={rank: 8}"] if path.startswith("learner.lora.") else []
+    before = run_file.changed(RUN, lora)
+    run = before.model_copy(update={"runs_dir": str(tmp_path)})
     with lock_run_dir(run) as home:
         kept = (home / "run.yaml").read_text()
     now = run_file.changed(run, [f"{path}={OTHERS.get(path, 64)}"])
-    named = "model.tiny" if path.startswith("model.tiny.") else path
+    section = path.rpartition(".")[0]
+    named = section if section in ("model.tiny", "learner.lora") else path
     says = rf"^{named} cannot be changed in a run that is gone on with: {REFUSED[path]}"
     with pytest.raises(ConfigError, match=says), lock_run_dir(now, resume=True):
         pass

@@ -1,0 +1,114 @@
+"""The base that adapters stand on, for servers: the files of the model that training begins with,
+and a random adapter whose logprobs are known.
+
+A new adapter changes nothing, and one of the first versions little. A server that ignores adapters
+would pass their probes. So before its first version a server is probed with the random adapter,
+which changes logprobs visibly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamrl.config.run_file import Lora
+from streamrl.errors import ModelError
+from streamrl.learner import adapters
+from streamrl.learner.adapters import AdapterFormat
+from streamrl.records import AdapterBase, AdapterCheck, Probe
+from streamrl.weights.manifest import CONFIG, NAMES, Manifest, WeightFile, hash_file, parallel_map
+from streamrl.weights.store import Store
+
+MIN_EFFECT = 0.1  # nats, of the largest change of a logprob in the probe
+TOLERANCES = 4  # The change is also larger than so many times what a probe may be off.
+FIRST_SCALE = 2**-10  # Standard deviation of B. It is doubled until the change is large enough.
+MAX_DOUBLINGS = 24
+DIRECTORY = "_base"  # Of the base in a run's store. No learner can have this name.
+BASE = 0  # The numbers that base and check have in their store.
+CHECK = 1
+
+
+class RandomAdapter(NamedTuple):
+    """A random adapter, and the learner's logprobs with it."""
+
+    tensors: Mapping[str, np.ndarray]
+    probe: Probe
+
+
+def random_adapter(
+    base: Any, settings: Lora, seed: int, probe: Callable[[Any], Probe], tolerance: float
+) -> RandomAdapter:
+    """An adapter of the base that changes its logprobs by more than a probe may be off. The same
+    seed gives the same adapter. Raises ModelError.
+
+    `probe`: computes a model's logprobs of some tokens; `tolerance`: inference.probe_tolerance.
+    """
+    adapted = adapters.attach(base, settings, seed)
+    plain = probe(adapted).logprobs
+    effect = max(MIN_EFFECT, TOLERANCES * tolerance)
+    for doubling in range(MAX_DOUBLINGS):
+        changed = adapters.randomized(adapted, seed, FIRST_SCALE * 2**doubling)
+        found = probe(changed)
+        if np.abs(found.logprobs - plain).max() >= effect:
+            return RandomAdapter(adapters.state_dict(changed), found)
+    raise ModelError(
+        f"adapters of {', '.join(settings.targets)} change no logprob by {effect:g}: servers could"
+        " not be checked for whether they apply them; give learner.lora.targets more layers"
+    )
+
+
+def publish_base(
+    origin: Path, form: AdapterFormat, check: RandomAdapter, store_root: str
+) -> AdapterBase:
+    """Put the base and its check into the run's store, unless they are there. Raises WeightError.
+
+    `origin`: the directory of the model that training begins with.
+    """
+    store = Store(f"{store_root}/{DIRECTORY}")
+    base = store.ref(BASE, form.base)
+    if not store.holds(base):
+        base = store.put(BASE, partial(write_base, origin), form.base.size_bytes)
+    written = store.put(CHECK, partial(adapters.save, check.tensors, form))
+    return AdapterBase(**base._asdict(), check=AdapterCheck(**written._asdict(), probe=check.probe))
+
+
+class ServedFiles(NamedTuple):
+    """The files of a model directory that a server may have."""
+
+    copied: list[Path]  # as they are
+    config: bytes  # config.json without what loads Python code
+
+
+def served_files(origin: Path) -> ServedFiles:
+    """The files of the initial model in `origin`. Raises OSError."""
+    settings = json.loads((origin / CONFIG).read_bytes())
+    settings.pop("auto_map", None)
+    copied = [
+        path
+        for path in sorted(origin.iterdir())
+        if path.name != CONFIG and (path.name in NAMES or path.suffix == ".safetensors")
+    ]
+    return ServedFiles(copied, (json.dumps(settings, indent=1, sort_keys=True) + "\n").encode())
+
+
+def write_base(origin: Path, directory: Path) -> None:
+    """Write the base to `directory`. Raises OSError."""
+    files = served_files(origin)
+    for path in files.copied:
+        shutil.copyfile(path, directory / path.name)
+    (directory / CONFIG).write_bytes(files.config)
+
+
+def base_manifest(origin: Path) -> Manifest:
+    """The manifest of what `write_base` writes. Raises OSError."""
+    files = served_files(origin)
+    config = WeightFile(CONFIG, len(files.config), hashlib.sha256(files.config).hexdigest())
+    found = [config, *parallel_map(hash_file, files.copied)]
+    return Manifest(tuple(sorted(found, key=lambda file: file.name)))

@@ -1,0 +1,141 @@
+"""A learner of adapters: what it announces, and what it makes of its checkpoints and of its log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from streamrl.config.run_file import RunFile, changed
+from streamrl.learner import adapters, checkpoints, export, process
+from streamrl.learner.adapter_base import base_manifest, write_base
+from streamrl.learner.recompute import retrain_all
+from streamrl.log.memory import MemoryLog
+from streamrl.records import PolicyVersion
+from streamrl.weights.manifest import describe
+from streamrl.weights.store import pull
+from tests.learner import plain_llama
+from tests.learner.test_process import a_log, batch, learning, metrics, run_of, versions
+
+LORA = [
+    "learner.lora={rank: 4, alpha: 8}",
+    "learner.loss=cispo",
+    "learner.learning_rate=0.05",
+    "learner.warmup_steps=0",
+    "learner.kl_coefficient=0.1",
+    "weights.keep_versions=9",
+]
+
+
+class Trained(NamedTuple):
+    run: RunFile
+    log: MemoryLog
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """A run of three batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "enable_compilation_cache", lambda directory: None)
+        run = changed(run_of(tmp_path_factory.mktemp("runs"), tiny), LORA)
+        log = a_log(*map(batch, range(3)))
+        with learning(run, log) as life:
+            life.until(lambda: len(metrics(log)) == 3)
+        yield Trained(run, log)
+
+
+def merged(trained: Trained, record: PolicyVersion, directory: Path) -> Path:
+    """The model that a version is: its base and its adapter, from the store, put together by
+    numpy.
+    """
+    assert record.base is not None
+    base = pull(record.base, trained.run.store, directory / "base")
+    adapter = pull(record, trained.run.store, directory / "adapter")
+    tensors = adapters.merged(
+        load_file(base / export.WEIGHTS), load_file(adapter / "adapter_model.safetensors"), 2.0
+    )
+    export.save(tensors, base, directory / "merged")
+    return directory / "merged"
+
+
+def test_a_version_is_an_adapter_that_says_what_it_stands_on(
+    trained: Trained, tiny: Path, tmp_path: Path
+):
+    announced = versions(trained.log)
+    assert [record.version for record in announced] == [0, 1, 2, 3]
+    assert len({record.sha256 for record in announced}) == 4
+    base = announced[0].base
+    assert base is not None and base.sha256 == base_manifest(tiny).sha256
+    assert {record.base.uri for record in announced if record.base} == {base.uri}
+    adapter = pull(announced[3], trained.run.store, tmp_path / "adapter")
+    assert {path.name for path in adapter.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "manifest.json",
+    }
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == f"sha256:{base.sha256}"
+
+
+def test_the_probe_is_that_of_base_and_adapter_together(trained: Trained, tmp_path: Path):
+    record = versions(trained.log)[3]
+    assert record.probe is not None and record.base is not None
+    whole = merged(trained, record, tmp_path)
+    tokens = record.probe.tokens.tolist()
+    by_numpy = plain_llama.next_logprobs(whole, tokens)
+    np.testing.assert_allclose(record.probe.logprobs, by_numpy, atol=2e-5)
+    assert np.abs(by_numpy - plain_llama.next_logprobs(tmp_path / "base", tokens)).max() > 1e-3
+
+
+def test_a_server_without_the_random_adapter_would_be_found_out(trained: Trained, tmp_path: Path):
+    base = versions(trained.log)[0].base
+    assert base is not None
+    directory = pull(base, trained.run.store, tmp_path / "base")
+    check = pull(base.check, trained.run.store, tmp_path / "check")
+    tokens = base.check.probe.tokens.tolist()
+    ignoring = plain_llama.next_logprobs(directory, tokens)
+    assert np.abs(base.check.probe.logprobs - ignoring).max() >= 0.1
+    adapter = load_file(check / "adapter_model.safetensors")
+    tensors = adapters.merged(load_file(directory / export.WEIGHTS), adapter, 2.0)
+    export.save(tensors, directory, tmp_path / "whole")
+    applying = plain_llama.next_logprobs(tmp_path / "whole", tokens)
+    np.testing.assert_allclose(base.check.probe.logprobs, applying, atol=2e-5)
+
+
+def test_the_divergence_is_measured_from_the_base(trained: Trained):
+    first, _, third = (metric.values["learner/kl"] for metric in metrics(trained.log))
+    assert abs(first) < 1e-9 and third > 1e-6
+
+
+def test_every_version_comes_out_the_same(trained: Trained):
+    found = [position.sha256 for position in retrain_all(trained.run, trained.log)]
+    assert found == [record.sha256 for record in versions(trained.log)]
+
+
+def test_a_checkpoint_has_the_adapters_and_training_goes_on_from_it(
+    trained: Trained, tmp_path: Path
+):
+    run = trained.run.model_copy(update={"runs_dir": str(tmp_path)})
+    shutil.copytree(trained.run.directory, run.directory)
+    assert checkpoints.versions(run.directory / "checkpoints" / "lead") == [2, 3]
+    found = [position.sha256 for position in retrain_all(run, trained.log, 2)]
+    assert found == [record.sha256 for record in versions(trained.log)[2:]]
+
+
+def test_the_base_is_written_without_what_loads_code(tiny: Path, tmp_path: Path):
+    origin = tmp_path / "origin"
+    shutil.copytree(tiny, origin)
+    settings = json.loads((origin / "config.json").read_text())
+    (origin / "config.json").write_text(json.dumps({**settings, "auto_map": {"AutoModel": "x"}}))
+    (origin / "modeling.py").write_text("raise SystemExit")
+    (tmp_path / "base").mkdir()
+    write_base(origin, tmp_path / "base")
+    assert describe(tmp_path / "base") == base_manifest(origin)
+    assert json.loads((tmp_path / "base" / "config.json").read_text()) == settings
+    assert not (tmp_path / "base" / "modeling.py").exists()
