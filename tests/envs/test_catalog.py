@@ -144,17 +144,6 @@ def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
     assert make_env("copy-digits", 0, {}, "envs.x").problem(0).answer
 
 
-def test_a_file_that_fails_is_named_with_what_it_said(tmp_path: Path):
-    file = tmp_path / "mine.py"
-    for text, says in (
-        ("words = undefined", "NameError: name 'undefined'"),
-        ("def f(:", "SyntaxError"),
-    ):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=f"cannot be loaded, .*mine.py fails with {says}"):
-            make_env(f"{file}:Mine", 0, {}, "envs.x")
-
-
 @pytest.mark.parametrize("kind", ENVS)
 def test_a_problem_follows_from_seed_and_index_alone(kind: str):
     env, again, other = (make_env(kind, seed, PARAMS[kind], "envs.x") for seed in (1, 1, 2))

@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from streamrl.envs.sandbox import limits, programs
+from streamrl.envs.sandbox import programs
 from streamrl.envs.sandbox.programs import Outcome
 from tests.support.waiting import patience, until
 
@@ -119,19 +119,6 @@ def test_a_program_that_ends_while_it_is_asked_fails_the_tests_that_follow():
 
 def test_an_answer_without_end_is_none():
     assert run("def f(): return 'x' * 3_000_000", "assert len(f()) == 3_000_000").passed == [False]
-
-
-def test_the_filter_by_hand():
-    code = limits.seccomp_program(7, 0)
-    lines = [code[i : i + 8].hex() for i in range(0, len(code), 8)]
-    # load the machine; is it 7? otherwise kill
-    assert lines[:3] == ["2000000004000000", "1500010007000000", "0600000000000080"]
-    # is it call 0, read? then it is allowed
-    assert lines[6:8] == ["1500000100000000", "060000000000ff7f"]
-    assert lines[-1] == "060000000d000500"  # anything else is EACCES
-    assert (
-        max(number for both in limits.CALLS.values() for number in both if number is not None) < 450
-    )
 
 
 def test_nothing_of_it_is_left():
