@@ -97,6 +97,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 PRETRAINED: dict[str, Any] = {
     "learner.learning_rate": 1e-6,
     "learner.kl_coefficient": 0.0,
+    "learner.precision": "bf16",
+    "learner.remat": "full",
+    "learner.logprob_chunk": 1024,
+    "inference.dtype": "bfloat16",
+    "inference.probe_tolerance": 0.05,  # Learner and server round bfloat16 differently.
 }
 """Defaults where `model.path` names a pretrained model. Those of `run_file.py` are for the tiny
 one.

@@ -10,7 +10,7 @@ import yaml
 
 from docs.hooks import settings
 from streamrl.config import choices, topology
-from streamrl.config.presets import PRESETS
+from streamrl.config.presets import PRESETS, PRETRAINED
 from streamrl.config.run_file import Buffer, Learner, parse
 from streamrl.config.topology import ROLES, Role
 from streamrl.envs.catalog import ENVS, REWARDS
@@ -89,6 +89,12 @@ def test_the_page_of_losses_has_the_settings_of_every_preset():
         for preset, settings in PRESETS.items()
     }
     assert on_page == expected, "docs/losses.md and streamrl/config/presets.py differ"
+
+
+def test_the_page_of_models_has_the_defaults_of_a_pretrained_one():
+    table = rows("docs/models.md", "| setting | default with `model.path` |")
+    on_page = {cells[0].strip("`"): yaml.safe_load(cells[1]) for cells in table}
+    assert on_page == PRETRAINED, "docs/models.md and streamrl/config/presets.py differ"
 
 
 def test_the_page_of_envs_names_every_env_and_reward():

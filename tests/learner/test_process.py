@@ -60,6 +60,9 @@ def run_of(directory: Path, tiny: Path) -> RunFile:
                 "probe_tokens": 8,
                 "learning_rate": 1e-3,
                 "kl_coefficient": 0.01,
+                "precision": "float32",
+                "remat": "none",
+                "logprob_chunk": 0,
             },
             "weights": {"keep_versions": 2},
         }

@@ -37,7 +37,15 @@ BATCHES = 5
 # so batches 0 to 2 are measured from the model that the run began with, 3 and 4 from version 3
 EVERY = 3
 # so that a wrong reference shows
-STRONG = {"kl_coefficient": 0.5, "checkpoint_every": 2, "probe_tokens": 8, "learning_rate": 0.01}
+STRONG = {
+    "kl_coefficient": 0.5,
+    "checkpoint_every": 2,
+    "probe_tokens": 8,
+    "learning_rate": 0.01,
+    "precision": "float32",
+    "remat": "none",
+    "logprob_chunk": 0,
+}
 
 
 def run_of(directory: Path, tiny: Path, by: str, **reference: Any) -> RunFile:
