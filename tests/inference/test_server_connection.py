@@ -7,10 +7,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from streamrl.inference.server_connection import (
+    Answer,
     RequestFailed,
     RequestRejected,
     ServerConnection,
@@ -95,4 +95,60 @@ def test_an_answer_of_another_shape_is_an_error(answer: Any, monkeypatch: pytest
     ],
 )
 def test_the_reason_is_the_message_of_an_error_or_all_of_it(content: bytes, reason: str):
-    assert reason_of(httpx.Response(502, content=content)) == reason
+    assert reason_of(Answer(502, content)) == reason
+
+
+async def answered(served: bytes) -> list[int] | str:
+    """What is made of these bytes of a server, which then closes the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(served)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    connection = ServerConnection(f"http://127.0.0.1:{port}")
+    try:
+        return (await post(connection)).token_ids
+    except RequestFailed as error:
+        return str(error)
+    finally:
+        await connection.close()
+        server.close()
+
+
+async def test_an_answer_may_come_in_chunks_or_end_with_the_connection():
+    head = b"HTTP/1.1 200 OK\r\n"
+    chunks = (
+        b'transfer-encoding: chunked\r\n\r\n8\r\n{"token_\r\n8\r\nids":[1]\r\n1\r\n}\r\n0\r\n\r\n'
+    )
+    early = b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert await answered(early + head + chunks) == [1]
+    assert await answered(head + b'\r\n{"token_ids": [2]}') == [2]
+
+
+@pytest.mark.parametrize(
+    "served", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", b"nonsense\r\n\r\n"]
+)
+async def test_an_answer_that_is_cut_off_is_an_error(served: bytes):
+    assert "connection error" in str(await answered(served))
+
+
+async def test_a_request_that_is_given_up_takes_its_connection_with_it():
+    with Stub("a", "held") as stub:
+        connection = ServerConnection(stub.url)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await post(connection)
+        stub.mode = "ok"
+        assert (await post(connection)).token_ids == stub.rendered
+        stub.kill()
+        await connection.close()
+
+
+async def test_a_key_of_two_lines_is_not_shown():
+    connection = ServerConnection("http://127.0.0.1:1", "sesame\nopen")
+    with pytest.raises(RequestFailed, match="one line") as failed:
+        await post(connection)
+    assert "sesame" not in str(failed.value)
