@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import httpx
 import openai
 import pytest
 
@@ -26,3 +27,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         key = gateway.begin(url)["api_key"]
         api = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=patience(30))
         yield Shared(gateway, url, key, api)
+
+
+PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate")
+
+
+BODY = {"messages": [{"role": "user", "content": "q"}], "input": "q", "token_ids": [1, 2]}
+
+
+def post(url: str, key: str = "", **fields: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}" if key else "none", **fields.pop("headers", {})}
+    return httpx.post(url, headers=headers, timeout=patience(30), **fields)

@@ -11,7 +11,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output
 from streamrl.records import Reward, SessionEnd
-from tests.gateway.test_replicas import RETRY, Agent
+from tests.gateway.test_replica import RETRY, Agent
 from tests.support.gateways import ENV, TOPICS, gateways
 from tests.support.kafka import make_topics
 

@@ -1,4 +1,4 @@
-"""The process of a gateway: where it listens."""
+"""The process of a gateway: where it listens, and what it needs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import threading
 from pathlib import Path
 from queue import Queue
 
+import pytest
+
+from streamrl.errors import ConfigError
+from streamrl.gateway import process
 from streamrl.gateway.process import main
 from streamrl.local_kafka import ports
 from streamrl.log.memory import MemoryLog
-from tests.support.gateways import TOPICS, run_of
+from tests.support.gateways import ENV, TOPICS, run_of
 from tests.support.waiting import patience
 
 
@@ -27,3 +31,13 @@ def test_a_replica_that_has_an_address_of_its_own_is_given_its_port(tmp_path: Pa
         stop.set()
         thread.join(patience(20))
     assert not thread.is_alive()
+
+
+def test_a_run_without_sessions_has_no_gateway(tmp_path: Path):
+    run = run_of(tmp_path)
+    none = run.envs[ENV].model_copy(update={"sessions": None})
+    with pytest.raises(ConfigError, match=r"envs\.<name>\.sessions"):
+        process.check(run.model_copy(update={"envs": {ENV: none}}))
+    other = run.envs[ENV].model_copy(update={"tool_syntax": "my:own"})
+    with pytest.raises(ConfigError, match="tool_syntax is 'my:own'"):
+        process.check(run.model_copy(update={"envs": {ENV: other}}))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.sampling import Reading, read_answer
-from tests.gateway.test_chat import ASKED, client
+from tests.gateway.test_openai_chat import ASKED, client
 from tests.support.gateways import gateways
 from tests.support.sampling_stub import END, ROLES, tool_call
-from tests.support.waiting import patience
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -123,33 +121,6 @@ def test_a_template_that_rewrites_history_is_a_fork(tmp_path: Path):
         one, two = gateway.calls()
     assert two.continues == one.call and two.fork == "template"
     assert two.prompt.tolist().count(ROLES["user"]) == 2
-
-
-def test_token_ids_go_on_from_token_ids(tmp_path: Path):
-    with gateways(tmp_path) as gateway:
-        url = gateway.start()
-        key = gateway.begin(url)["api_key"]
-
-        def ask(tokens: list[int], **sampling: Any) -> httpx.Response:
-            return httpx.post(
-                f"{url}/inference/v1/generate",
-                json={"token_ids": tokens, "sampling_params": sampling},
-                headers={"authorization": f"Bearer {key}"},
-                timeout=patience(30),
-            )
-
-        first = ask([5, 6], n=2, max_tokens=4).json()["choices"]
-        assert [choice["index"] for choice in first] == [0, 1]
-        assert first[1]["weight_versions"] == [{"version": "3", "start": 0, "end": 4}]
-        said = first[0]["token_ids"]
-        assert len(first[0]["logprobs"]["content"]) == len(said) == 4
-        ask([5, 6, *said, 7]).raise_for_status()
-        one, _, third = gateway.calls()
-        for wrong in ([], [1, -1], [1, True], [1, 2**32], "text", None):
-            refused = ask(wrong)  # pyright: ignore[reportArgumentType]
-            assert refused.status_code == 400 and refused.json()["error"]["param"] == "token_ids"
-        assert ask([1], stop=["x"]).status_code == 400
-    assert third.continues == one.call and third.prompt.tolist() == [7]
 
 
 def test_what_a_server_refuses_is_the_agents_error(tmp_path: Path):

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.config import topology
+from streamrl.records import Reward, SessionStart
+from tests.gateway.conftest import BODY, Shared, post
+from tests.support.gateways import ENV, gateways
+
+
+def test_a_session_is_a_record_and_so_is_its_reward(tmp_path: Path):
+    with gateways(tmp_path, sessions={"rewards": ["exact"]}) as gateway:
+        url = gateway.start()
+        opened = gateway.begin(url, group_id="g", metadata={"difficulty": 3})
+        key = opened["api_key"]
+        answer = post(f"{url}/v1/chat/completions", key, json=BODY).json()
+        said = post(f"{url}/rl/set_reward", key, json={"reward": 1, "interaction_id": answer["id"]})
+        assert said.json() == {"session_id": "s0", "name": "exact", "reward": 1.0}
+        post(f"{url}/rl/end_session", key, json={}).raise_for_status()
+        more = {"reward": 0.5, "name": "style", "scorer": "judge", "scorer_version": "2"}
+        post(f"{url}/rl/set_reward", key, json=more).raise_for_status()
+        for wrong in (None, True, "1", [1]):
+            refused = post(f"{url}/rl/set_reward", key, json={"reward": wrong})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
+        start = gateway.records()[0]
+        first, second = gateway.records(topology.rewards(ENV))
+    assert isinstance(start, SessionStart) and start.metadata == {"difficulty": 3}
+    assert (start.environment, start.group_id, start.problem_id) == (ENV, "g", "7")
+    assert isinstance(first, Reward) and isinstance(second, Reward)
+    assert (first.rollout, first.value, first.call) == ("s0", 1.0, answer["choices"][0]["call"])
+    assert (second.name, second.scorer, second.scorer_version) == ("style", "judge", "2")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task_id", ""),
+        ("task_id", None),
+        ("task_id", ["x"]),
+        ("env", "nobody"),
+        ("session_id", "a.b"),
+        ("session_id", "a\nb"),
+        ("session_id", 5),
+        ("metadata", "x"),
+        ("metadata", {"x": "y" * 300_000}),
+        ("metadata", {"x": eval("[" * 40 + "]" * 40)}),
+        ("group_id", "g" * 2_000),
+    ],
+)
+def test_a_session_that_cannot_be_is_refused_by_the_field(shared: Shared, field: str, value: Any):
+    refused = post(f"{shared.url}/rl/start_session", json={"task_id": "1", field: value})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == field
