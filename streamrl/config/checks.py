@@ -188,6 +188,17 @@ def _size_problems(run: RunFile) -> Iterator[str]:
             f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than"
             f" total_token_budget {budget}"
         )
+    mesh = run.learner.mesh
+    if mesh.data > 0 and batcher.processes % (mesh.data * mesh.replica):
+        yield (
+            f"batcher.processes {batcher.processes}: learner.mesh divides the rows among"
+            f" {mesh.data * mesh.replica} devices (data times replica); give that number"
+        )
+    if batcher.max_seq_len % mesh.context:
+        yield (
+            f"batcher.max_seq_len {batcher.max_seq_len} cannot be divided among"
+            f" learner.mesh.context {mesh.context} devices; give a multiple of it"
+        )
     if batcher.rows % batcher.processes:
         yield (
             f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes"

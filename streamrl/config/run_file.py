@@ -353,6 +353,30 @@ class Lora(Section):
     targets: Annotated[list[LoraTarget], Field(min_length=1)] = [*get_args(LoraTarget)]
 
 
+class Mesh(Section):
+    """How the devices of the learner divide its work (docs/batches.md). The product of the sizes is
+    the number of devices. Where JAX knows the nodes, it is that of each node, and each node has a
+    copy of the parameters.
+    """
+
+    # Number of devices that divide rows, parameters and optimizer. -1: all that are left.
+    data: int = Field(default=-1, ge=-1)
+    # Number of copies of the parameters. Rows are divided among the copies, too.
+    replica: int = Field(default=1, ge=1)
+    # Number of devices that divide the heads and the MLP of every layer. It divides the number of
+    # key-value heads.
+    model: int = Field(default=1, ge=1)
+    # Number of devices that divide the tokens of every row. It divides batcher.max_seq_len.
+    context: int = Field(default=1, ge=1)
+
+    @field_validator("data")
+    @classmethod
+    def _some(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 devices divide nothing; -1 takes all that are left")
+        return value
+
+
 class Learner(Section):
     """Batches in, policy versions out."""
 
@@ -386,6 +410,7 @@ class Learner(Section):
     lora: Lora | None = None
     # Rows that a device computes at a time. 0: all of its rows.
     micro_batch_rows: int = Field(default=0, ge=0)
+    mesh: Mesh = Mesh()  # How several devices divide the work.
     # Number format that the model computes in: float32, or bf16 (bfloat16). Parameters, gradients
     # and optimizer are float32 in any case.
     precision: Literal["float32", "bf16"] = "float32"

@@ -59,11 +59,6 @@ def initialize(rank: ProcessRank) -> None:
         ) from None
 
 
-def device_count() -> int:
-    """The number of devices of all processes."""
-    return jax.device_count()
-
-
 def is_rank_zero() -> bool:
     """Whether this is the process that writes."""
     return jax.process_index() == 0

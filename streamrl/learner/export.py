@@ -31,7 +31,7 @@ HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding
 
 
 @eqx.filter_jit
-def _named(model: Any, prefix: str | None = None) -> dict[str, jax.Array]:
+def named_tensors(model: Any, prefix: str | None = None) -> dict[str, jax.Array]:
     """Tensors by their Hugging Face names. It is one compiled program, because layers are stacked,
     and slicing them one by one takes longer than writing a small model.
 
@@ -53,7 +53,7 @@ def state_dict(model: Any, prefix: str | None = None) -> dict[str, np.ndarray]:
     """
     return {
         name: np.asarray(process_allgather(tensor, tiled=True)).astype(np.float32, copy=False)
-        for name, tensor in _named(model, prefix).items()
+        for name, tensor in named_tensors(model, prefix).items()
     }
 
 

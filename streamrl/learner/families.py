@@ -223,6 +223,15 @@ def levanter_config(
     return family.levanter(**{**fields, **own})
 
 
+def check_heads(hf: Any, devices: int) -> None:
+    """Refuse to divide the heads among devices that they cannot be divided among."""
+    if hf.num_key_value_heads % devices:
+        raise UnsupportedSetting(
+            f"its {hf.num_key_value_heads} key-value heads cannot be divided among"
+            f" {devices} devices; lower learner.mesh.model"
+        )
+
+
 def _activation(hf: Any) -> str:
     """The name of the activation. Where an old Gemma says gelu, transformers computes its tanh
     approximation.

@@ -17,8 +17,10 @@ from haliax import Axis, NamedArray
 from jax.sharding import NamedSharding
 from levanter.tracker import NoopConfig
 from levanter.trainer import Trainer, TrainerConfig
+from levanter.utils.mesh import MeshConfig
 
-from streamrl.config.run_file import Learner
+from streamrl.config.run_file import Learner, Mesh
+from streamrl.errors import ConfigError
 from streamrl.learner.model import BATCH, POSITION, compute_policy
 
 
@@ -29,13 +31,15 @@ def trainer_config(
     a time. `compute`: how the learner computes.
 
     Levanter's tracker, checkpoints and checks for a non-finite loss are off, because streamrl has
-    its own.
+    its own. Raises ConfigError for a mesh that is not for the devices that there are.
     """
+    compute = compute or Learner()
     return TrainerConfig(
         id="streamrl",
         tracker=NoopConfig(),
         require_accelerator=False,
-        mp=compute_policy((compute or Learner()).precision),
+        mp=compute_policy(compute.precision),
+        mesh=mesh_config(compute.mesh),
         train_batch_size=rows,
         per_device_parallelism=micro_batch_rows,
         num_train_steps=2**31 - 1,
@@ -45,6 +49,37 @@ def trainer_config(
         crash_on_nan=False,
         crash_on_inf=False,
     )
+
+
+def mesh_config(mesh: Mesh) -> MeshConfig:
+    """Levanter's mesh. Parameters and optimizer are divided by `data` and `model`, rows by `data`
+    and `replica`, tokens of a row by `context`. Raises ConfigError.
+    """
+    # Where JAX knows the nodes, each node has such a mesh.
+    nodes = 1 + max(getattr(device, "slice_index", 0) for device in jax.devices())
+    devices = jax.device_count() // nodes
+    others = mesh.replica * mesh.model * mesh.context
+    fits = devices % others == 0 if mesh.data < 0 else devices == others * mesh.data
+    if not fits:
+        raise ConfigError(
+            f"learner.mesh is for {others * abs(mesh.data)} devices, and there are {devices}; the"
+            " product of its sizes has to be the number of devices"
+        )
+    axes = {
+        "data": mesh.data,
+        "replica": mesh.replica,
+        "model": mesh.model,
+        "context": mesh.context,
+    }
+    # Levanter divides the MLP and the output of attention; this divides queries, keys and values.
+    shared = {"kv_head": "model"} if mesh.model > 1 else {}
+    compute = {"position": "context"} if mesh.context > 1 else {}
+    return MeshConfig(axes=axes, shared_mapping=shared, compute_mapping=compute)
+
+
+def data_parallel_devices(compute: Learner) -> int:
+    """The number of devices, or groups of devices, that have rows of their own."""
+    return trainer_config(compute=compute).data_axis_size
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from streamrl.learner.examples import RlExample
 from streamrl.learner.families import (
     FAMILIES,
     UnsupportedSetting,
+    check_heads,
     levanter_config,
     to_transformers_v4,
 )
@@ -47,6 +48,13 @@ def with_axes(array: np.ndarray | jax.Array) -> NamedArray:
     """A (rows, max_seq_len) array with the axis names that Levanter shards by."""
     return hax.named(
         jnp.asarray(array), (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
+    )
+
+
+def unnamed(tree: Any) -> Any:
+    """The same tree with plain arrays instead of named ones."""
+    return jax.tree.map(
+        lambda leaf: leaf.array, tree, is_leaf=lambda leaf: isinstance(leaf, NamedArray)
     )
 
 
@@ -93,6 +101,15 @@ def _tokens_and_mask(example: RlExample) -> tuple[NamedArray, AttentionMask]:
 def _logit_bound(model: Model) -> float | None:
     """The soft cap of Gemma 2 and 3. Levanter knows it, and leaves it to us."""
     return getattr(model.config, "final_logit_softcapping", None)
+
+
+def compute_options(compute: Learner) -> dict[str, Any]:
+    """Options of `levanter_config` for how the learner computes."""
+    return {
+        "gradient_checkpointing": compute.remat == "full",
+        # Sums over a row lose too much in bfloat16.
+        "upcast_attn": compute.precision == "bf16",
+    }
 
 
 def compute_policy(precision: str) -> jmp.Policy:
@@ -171,13 +188,8 @@ def load(
     settings = hf_config(directory)
     tokenizer = load_tokenizer(directory)
     try:
-        config = levanter_config(
-            settings,
-            max_seq_len,
-            gradient_checkpointing=compute.remat == "full" and not frozen,
-            # Sums over a row lose too much in bfloat16.
-            upcast_attn=compute.precision == "bf16",
-        )
+        check_heads(settings, compute.mesh.model)
+        config = levanter_config(settings, max_seq_len, **compute_options(compute))
         family = FAMILIES[settings.model_type]
         made: Any = HFCheckpointConverter(
             family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer

@@ -30,7 +30,7 @@ from streamrl.learner.losses import (
     loss_named,
     ratio,
 )
-from streamrl.learner.model import predict
+from streamrl.learner.model import predict, unnamed
 
 Metrics = dict[str, Metric]
 # what the effective sample size is made of
@@ -54,9 +54,7 @@ class Objective(NamedTuple):
         The trainer averages over the parts; the weights are the whole batch's already, so that
         their sum is wanted: each part counts `parts` times.
         """
-        example, weights = jax.tree.map(
-            lambda named: named.array, inputs, is_leaf=lambda leaf: isinstance(leaf, NamedArray)
-        )
+        example, weights = unnamed(inputs)
         predicted = predict(model, example, self.config.logprob_chunk)
         loss, metrics = self.from_predictions(predicted, example, weights)
         return loss * self.parts, metrics

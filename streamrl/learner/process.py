@@ -31,7 +31,11 @@ from streamrl.learner.inputs import (
     read_announcements,
     take_until_stopped,
 )
-from streamrl.learner.mesh import enable_compilation_cache, make_deterministic
+from streamrl.learner.mesh import (
+    data_parallel_devices,
+    enable_compilation_cache,
+    make_deterministic,
+)
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.start import clone_lead_checkpoint, learner_settings, newest_checkpoint
 from streamrl.learner.trainer import ResumePoint, checkpoint_directory, open_trainer
@@ -68,7 +72,7 @@ def main(
     enable_compilation_cache(run.directory / "compiled")
     if rank is not None:
         distributed.initialize(rank)
-    check_device_count(run)
+    check_division(own)
     with open_writing_part(log, topology.learner_identity(learner), stop) as part:
         # The writer fences an earlier process, so from here on its announcements are final.
         distributed.barrier("alone")
@@ -120,13 +124,15 @@ def train(publisher: VersionPublisher, inputs: Iterable[TrainingInput]) -> None:
         idle_since_s = time.monotonic()
 
 
-def check_device_count(run: RunFile) -> None:
-    """Warn if the batches are divided among another number of devices than this learner has."""
-    devices = distributed.device_count()
+def check_division(run: RunFile) -> None:
+    """Warn if the batches are divided among another number of devices than have rows of their own
+    here. Raises ConfigError for a mesh that is not for the devices that there are.
+    """
+    devices = data_parallel_devices(run.learner)
     if devices != run.batcher.processes:
         logger.warning(
-            "batches are divided for %d processes, this learner has %d devices; set"
-            " batcher.processes",
+            "batches are divided for %d processes, and the rows of this learner among %d devices;"
+            " set batcher.processes",
             run.batcher.processes,
             devices,
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
@@ -24,8 +26,8 @@ from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import Learner
 from streamrl.learner.adapters import is_trainable
 from streamrl.learner.examples import RlExample, empty_example
-from streamrl.learner.mesh import shard_rows, trainer_config
-from streamrl.learner.model import compute_policy, predict
+from streamrl.learner.mesh import data_parallel_devices, shard_rows, trainer_config
+from streamrl.learner.model import compute_policy, predict, unnamed, with_axes
 from streamrl.learner.normalization import AVERAGES, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
 from streamrl.learner.optimizers import GradientNorm, make_optimizer
@@ -62,6 +64,7 @@ class RowLayout(NamedTuple):
     """How batches with a given number of rows are distributed over devices."""
 
     order: np.ndarray  # of the rows, as `device_row_order` returns it
+    part: int  # The number of rows that all devices together work on at a time.
     trainer: Trainer
 
 
@@ -81,21 +84,32 @@ class Updater:
         self.config = config
         self._normalize = AVERAGES[config.average or AVERAGE_OF.get(config.loss, "tokens")]
         self._layouts = dict[int, RowLayout]()
-        self._trainer = self._layout(rows).trainer
+        self.trainer = self._layout(rows).trainer
         self._tracker = InMemoryTracker()
         self._logprobs = eqx.filter_jit(self._predict_logprobs)
+        self._sharded_logprobs = eqx.filter_jit(self.sharded_logprobs)
 
     def _predict_logprobs(self, model: Any, example: RlExample) -> jax.Array:
         computed: Any = compute_policy(self.config.precision).cast_to_compute(model)
         return predict(computed, example, self.config.logprob_chunk).logprobs
 
+    def sharded_logprobs(self, model: Any, named: RlExample) -> jax.Array:
+        """Logprobs of the next tokens, each row on its device: (rows, max_seq_len) float32.
+
+        `named`: an example with named arrays.
+        """
+        with hax.axis_mapping(self.trainer.compute_axis_mapping):
+            found = self._predict_logprobs(model, unnamed(named))
+            return hax.auto_sharded(with_axes(found)).array
+
     def _layout(self, rows: int) -> RowLayout:
         """The layout for this number of rows. It is made when the first such batch arrives."""
         if rows not in self._layouts:
-            # rows that it works on at a time
-            of_device = self.config.micro_batch_rows or -(-rows // jax.device_count())
-            parts = -(-rows // (of_device * jax.device_count()))
-            places = device_row_order(rows, jax.device_count(), parts, of_device)
+            devices = data_parallel_devices(self.config)
+            # rows that a device works on at a time
+            of_device = self.config.micro_batch_rows or -(-rows // devices)
+            parts = -(-rows // (of_device * devices))
+            places = device_row_order(rows, devices, parts, of_device)
             minimised = cast(Any, make_objective(self.config, parts))
             trainer = Trainer(
                 trainer_config(len(places), of_device, self.config),
@@ -103,12 +117,12 @@ class Updater:
                 minimised,
                 add_default_hooks=False,
             )
-            self._layouts[rows] = RowLayout(places, trainer)
+            self._layouts[rows] = RowLayout(places, of_device * devices, trainer)
         return self._layouts[rows]
 
     @contextmanager
     def training(self) -> Generator[None]:
-        with self._trainer, levanter.tracker.current_tracker(self._tracker):
+        with self.trainer, levanter.tracker.current_tracker(self._tracker):
             yield
 
     @contextmanager
@@ -117,14 +131,14 @@ class Updater:
         one tracker per process.
         """
         with (
-            haliax.partitioning.set_mesh(self._trainer.device_mesh),
-            hax.axis_mapping(self._trainer.parameter_axis_mapping),
+            haliax.partitioning.set_mesh(self.trainer.device_mesh),
+            hax.axis_mapping(self.trainer.parameter_axis_mapping),
         ):
             yield
 
     def initial_state(self, model: Any) -> TrainerState[Any]:
         """The state before the first step. Of a model with adapters only these are trained."""
-        return self._trainer.initial_state(
+        return self.trainer.initial_state(
             jax.random.PRNGKey(self.config.seed), model=model, is_trainable=is_trainable(model)
         )
 
@@ -188,16 +202,30 @@ class Updater:
         """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0
         elsewhere.
 
-        The learner and the scorers both use this: the same number of rows gives the same program,
-        and on the same devices the same bits.
+        Each device computes its own rows, as many at a time as in training. The learner and the
+        scorers both use this: the same number of rows gives the same program, and on the same
+        devices the same bits.
         """
-        places = self._layout(len(example.input_ids)).order
-        found = self.logprobs(model, reorder_rows(example, places))
+        order = self._layout(len(example.input_ids)).order
+        parts = [
+            np.asarray(process_allgather(p, tiled=True)) for p in self.parts_of(model, example)
+        ]
         return np.where(
             example.loss_mask > 0,
-            restore_row_order(found, places, len(example.input_ids)),
+            restore_row_order(np.concatenate(parts), order, len(example.input_ids)),
             np.float32(0),
         )
+
+    def parts_of(self, model: Any, example: RlExample) -> Iterator[jax.Array]:
+        """The logprobs of the rows that are computed together, part by part, in the order of the
+        layout: (rows, max_seq_len) float32, each row on its device.
+        """
+        layout = self._layout(len(example.input_ids))
+        ordered = reorder_rows(example, layout.order)
+        for first in range(0, len(layout.order), layout.part):
+            part = jax.tree.map(itemgetter(slice(first, first + layout.part)), ordered)
+            rows = jax.tree.map(partial(shard_rows, trainer=layout.trainer), part)
+            yield self._sharded_logprobs(model, rows)
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """Logprobs of the next tokens, as `model.predict` defines them: (rows, max_seq_len)

@@ -139,6 +139,7 @@ LEARNER = {
 }
 OWN_TEST |= {
     "learner.preset": "sets others, which stand above: tests/config/test_presets.py",
+    "learner.mesh": "how devices divide the work changes no result: tests/learner/test_mesh.py",
     "learner.reference": "a checkpoint says whose reference it holds: tests/scorer/test_process.py",
 }
 # A replica of an env is started with it behind the progress of its earlier life.

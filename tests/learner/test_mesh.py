@@ -1,0 +1,95 @@
+"""How the devices of a learner divide its work changes no gradient."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from streamrl.config.run_file import Learner, Mesh, TinyModel
+from streamrl.errors import ConfigError, ModelError
+from streamrl.learner import model
+from streamrl.learner.initial import write_tiny
+from streamrl.learner.mesh import data_parallel_devices, mesh_config, use_mesh
+from tests.learner.conftest import CONTEXT
+from tests.learner.gradients import gradient
+from tests.learner.meshes import MESHES
+from tests.support.waiting import patience
+
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its two key-value heads can be divided among two devices."""
+    return write_tiny(
+        tmp_path_factory.mktemp("models") / "small",
+        TinyModel(layers=1, hidden=16, head_dim=8, seed=1),
+        CONTEXT,
+    )
+
+
+@pytest.fixture(scope="module")
+def on_eight_devices(
+    small: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, np.ndarray]:
+    out = tmp_path_factory.mktemp("meshes") / "found"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.learner.meshes", str(small), str(out)],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return load_file(out)
+
+
+@pytest.fixture(scope="module")
+def on_one_device(small: Path) -> dict[str, np.ndarray]:
+    return gradient(small)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_mesh_gives_the_gradient_of_one_device(
+    mesh: str, on_eight_devices: dict[str, np.ndarray], on_one_device: dict[str, np.ndarray]
+):
+    """With the loss, the divergence from the reference and the probe."""
+    worst = max(
+        float(np.abs(on_eight_devices[f"{mesh}/{name}"] - array).max())
+        for name, array in on_one_device.items()
+    )
+    print(f"{mesh}: at most {worst:.1e} from one device")
+    assert worst <= TOLERANCE
+
+
+def test_each_device_scores_its_own_rows(on_eight_devices: dict[str, np.ndarray]):
+    """Four rows and four of padding on eight devices: one each."""
+    assert on_eight_devices["reference rows"].tolist() == [8, 1]
+
+
+def test_devices_are_counted_by_what_they_divide():
+    assert data_parallel_devices(Learner()) == 1
+    assert mesh_config(Mesh(data=1)).axes == {"data": 1, "replica": 1, "model": 1, "context": 1}
+
+
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"model": 2}, {"data": 2, "replica": 4}])
+def test_a_mesh_for_other_devices_is_refused(mesh: dict[str, int]):
+    with pytest.raises(ConfigError, match=r"^learner.mesh is for \d devices, and there are 1; "):
+        mesh_config(Mesh(**mesh))
+
+
+def test_heads_that_cannot_be_divided_are_refused(small: Path):
+    with (
+        use_mesh(),
+        pytest.raises(ModelError, match="2 key-value heads cannot be divided among 3 devices"),
+    ):
+        model.load(small, CONTEXT, Learner(mesh=Mesh(model=3)))
