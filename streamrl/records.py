@@ -105,6 +105,18 @@ class InferenceMetadata(Record, frozen=True, kw_only=True):
     latency_s: float = 0.0
 
 
+class LossWeights(Record, frozen=True, kw_only=True):
+    """How much each loss counts at a token (`learner/components.py`)."""
+
+    policy_gradient: float = 1.0  # learner.loss
+    cross_entropy: float = 0.0  # as in supervised fine-tuning
+
+    def __post_init__(self) -> None:
+        weights = msgspec.structs.astuple(self)
+        if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+            raise ValueError(f"loss weights {weights}: each must be finite and at least 0")
+
+
 class Turn(Record, frozen=True, kw_only=True):
     """A single message of a rollout, with the very tokens the model saw or sampled.
 
@@ -127,6 +139,7 @@ class Turn(Record, frozen=True, kw_only=True):
     # (n,) float32, nats: of the distribution that each token was sampled from, where the server
     # reports it
     entropies: Array | None = None
+    loss: LossWeights | None = None  # of its sampled tokens; None: as its env says
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.tokens.ndim != 1 or self.tokens.dtype.kind != "u"):
@@ -395,6 +408,11 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     policy_entropies: Annotated[
         Array | None, Column("token", "<f4", source="entropies", finite=True)
     ] = None
+    # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
+    policy_gradient_weights: Annotated[
+        Array | None, Column("token", "<f4", fill=1, finite=True)
+    ] = None
+    cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
 
     def __post_init__(self) -> None:
         counts = {"sequence": len(self.uids), "token": int(self.lengths.sum())}
@@ -446,6 +464,11 @@ class Batch(Record, frozen=True, kw_only=True):
     temperatures: Annotated[Array, Column("sequence", "<f4")]
     oldest_versions: Annotated[Array, Column("sequence", "<i4")]
     policy_entropies: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
+    policy_gradient_weights: Annotated[
+        Array | None, Column("token", "<f4", fill=1, finite=True)
+    ] = None
+    cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
 
     def __post_init__(self) -> None:
         what = f"batch {self.number}"

@@ -26,6 +26,7 @@ from streamrl.records import (
     Fate,
     InferenceMetadata,
     JournalEntry,
+    LossWeights,
     Metric,
     PolicyVersion,
     Probe,
@@ -191,6 +192,7 @@ def whole() -> dict[str, Record]:
         inference_metadata=how,
         timestamp=1.5,
         entropies=some,
+        loss=LossWeights(policy_gradient=0.5, cross_entropy=2.0),
     )
     short = examples()
     rest = {
@@ -211,6 +213,8 @@ def whole() -> dict[str, Record]:
             token_advantages=some,
             truncated=np.array([0, 1], np.uint8),
             policy_entropies=some,
+            policy_gradient_weights=some,
+            cross_entropy_weights=some,
         ),
         "batch": structs.replace(
             short["batch"],
@@ -218,6 +222,8 @@ def whole() -> dict[str, Record]:
             loss_mask=np.ones(5, np.uint8),
             token_advantages=np.arange(5, dtype=np.float32),
             policy_entropies=np.arange(5, dtype=np.float32),
+            policy_gradient_weights=np.arange(5, dtype=np.float32),
+            cross_entropy_weights=np.arange(5, dtype=np.float32),
         ),
         "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}),
         "policy-version": structs.replace(

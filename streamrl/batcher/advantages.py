@@ -59,7 +59,8 @@ def normalize_batch(batch: Batch, normalizer: BatchNormalizer) -> Batch:
     """The batch with what the normalizer makes of its advantages, and of those of its tokens.
     Raises ValueError naming the batch when the result cannot be used.
     """
-    over = batch.advantages[first_of_rollout_mask(batch.uids)]  # one value a rollout
+    # one value for each rollout that the policy gradient trains
+    over = batch.advantages[first_of_rollout_mask(batch.uids) & policy_gradient_mask(batch)]
     advantages = _apply(normalizer, batch, batch.advantages, over)
     token_advantages = batch.token_advantages
     if token_advantages is not None:
@@ -68,6 +69,16 @@ def normalize_batch(batch: Batch, normalizer: BatchNormalizer) -> Batch:
         token_advantages = token_advantages.copy()
         token_advantages[sampled] = _apply(normalizer, batch, token_advantages[sampled], over)
     return msgspec.structs.replace(batch, advantages=advantages, token_advantages=token_advantages)
+
+
+def policy_gradient_mask(batch: Batch) -> np.ndarray:
+    """(n,) bool: the sequences that the policy gradient trains. The advantages of the others have
+    no meaning.
+    """
+    if batch.policy_gradient_weights is None:
+        return np.ones(len(batch.uids), bool)
+    sequences = np.repeat(np.arange(len(batch.uids)), batch.lengths)
+    return np.bincount(sequences, batch.policy_gradient_weights, len(batch.uids)) > 0
 
 
 def _apply(

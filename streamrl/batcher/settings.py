@@ -20,7 +20,9 @@ def batcher_config(run: RunFile) -> BatcherConfig:
     rules = run.batcher
     advantage = rules.advantage
     if not advantage:
-        first_env = next(iter(run.envs))
+        # those that the policy gradient trains need the same; the others need nothing
+        compared = [name for name, env in run.envs.items() if env.loss.policy_gradient]
+        first_env = (compared or list(run.envs))[0]
         advantage = NORMALIZER_OF.get(run.buffer_of(first_env).advantage, "none")
     # The producers of these envs are granted groups. Others begin groups by the demand alone.
     granted = {}

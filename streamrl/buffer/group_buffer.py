@@ -24,7 +24,7 @@ from streamrl.buffer.validation import (
 from streamrl.config import topology
 from streamrl.log.dead_letters import printable, text_of, to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
+from streamrl.records import Fate, FateKind, LossWeights, Metric, Rollout, ScoredGroup
 
 ENV_REMOVED = "its env was taken out of the run"
 IDLE_CHECK_S = 1.0  # the open groups are asked so often how long they have waited
@@ -358,13 +358,15 @@ class GroupBuffer:
         cause = "group below its minimum size"
         if len(members) >= rules.min_group_size:
             scored, cause = try_score(
-                members, advantage_named(rules.advantage, rules.rules_version)
+                members,
+                advantage_named(rules.advantage, rules.rules_version),
+                rules.losses.get(env, groups.POLICY_GRADIENT),
             )
             if scored is None:
                 window.intake.unscored = cause
         if scored is None and members:
             self.record_fate("filtered", members, cause)
-        if scored is not None and not has_signal(scored.advantages):
+        if scored is not None and not trains(scored):
             window.intake.flat_groups += 1
             if rules.zero_advantage == "filter":
                 self.record_fate("filtered", members, "group whose advantages are all 0")
@@ -397,13 +399,22 @@ class GroupBuffer:
         self.outputs.append(Output(topology.FATES, first.group_id, record))
 
 
-def try_score(members: Sequence[Event], advantage: Advantage) -> tuple[ScoredGroup | None, str]:
+def trains(group: ScoredGroup) -> bool:
+    """Whether anything can be learned from the group. The cross entropy trains whatever the
+    advantages are.
+    """
+    return has_signal(group.advantages) or group.cross_entropy_weights is not None
+
+
+def try_score(
+    members: Sequence[Event], advantage: Advantage, loss: LossWeights
+) -> tuple[ScoredGroup | None, str]:
     """The group of these members, or None and the reason.
 
     The advantage function may be anybody's, and an exception of it must not end the buffer.
     """
     try:
-        return groups.score_group(members, advantage), ""
+        return groups.score_group(members, advantage, loss), ""
     except MemoryError:
         raise  # it is about this process and not about the group
     except Exception as error:

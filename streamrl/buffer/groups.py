@@ -13,12 +13,15 @@ import numpy as np
 from streamrl.buffer.advantages import Advantage
 from streamrl.buffer.returns import token_advantages, tokens_of
 from streamrl.log.protocol import Event
-from streamrl.records import Rollout, ScoredGroup, Turn, columns_of
+from streamrl.records import LossWeights, Rollout, ScoredGroup, Turn, columns_of
 
 # the columns of a group that may be None
 OPTIONAL = frozenset(
     field.name for field in msgspec.structs.fields(ScoredGroup) if field.default is None
 )
+
+
+POLICY_GRADIENT = LossWeights()
 
 
 class Piece(NamedTuple):
@@ -29,9 +32,13 @@ class Piece(NamedTuple):
     length: int  # tokens from there on
 
 
-def score_group(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
+def score_group(
+    events: Sequence[Event], advantage: Advantage, loss: LossWeights = POLICY_GRADIENT
+) -> ScoredGroup:
     """The group of these rollouts, in the order given. The prompt of the group is what all its
     sequences begin with and nobody sampled.
+
+    `loss`: the weights of turns that do not say their own.
     """
     rollouts = [rollout_of(event) for event in events]
     sequences = list[list[Turn]]()
@@ -64,7 +71,22 @@ def score_group(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
         advantages=advantages[numbers],
         token_advantages=_token_advantages(rollouts, advantage, mask, sum(lengths)),
         **columns,
+        **_loss_columns(pieces, loss),
     )
+
+
+def _loss_columns(pieces: Sequence[Piece], loss: LossWeights) -> dict[str, np.ndarray]:
+    """The columns of the losses' weights: (sum of lengths,) float32 each. There are none where the
+    policy gradient alone trains all turns.
+    """
+    weights = [piece.turn.loss or loss for piece in pieces]
+    lengths = [piece.length for piece in pieces]
+    found = dict[str, np.ndarray]()
+    for name, default in msgspec.structs.asdict(POLICY_GRADIENT).items():
+        values = [getattr(weight, name) for weight in weights]
+        if any(value != default for value in values):
+            found[f"{name}_weights"] = np.repeat(np.array(values, np.float32), lengths)
+    return found
 
 
 def _sourced_columns(

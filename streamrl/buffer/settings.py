@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from streamrl.buffer.staleness import max_future_versions
 from streamrl.buffer.state import BufferConfig, EnvRules
-from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
+from streamrl.config.run_file import Buffer, EnvBuffer, EnvLoss, RunFile
+from streamrl.records import LossWeights
 
 
 def buffer_config(run: RunFile, index: int) -> BufferConfig:
@@ -33,6 +34,11 @@ def buffer_config(run: RunFile, index: int) -> BufferConfig:
         begins_at=run.fork.version if run.fork else -1,
         shard=index,
         shards=rules.shards,
+        losses={
+            env: LossWeights(**settings.loss.model_dump())
+            for env, settings in run.envs.items()
+            if settings.loss != EnvLoss()
+        },
     )
 
 

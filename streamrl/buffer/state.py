@@ -17,7 +17,7 @@ from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import FUTURE_VERSIONS
 from streamrl.buffer.stats import IntakeStats
 from streamrl.log.protocol import Event
-from streamrl.records import Rollout
+from streamrl.records import LossWeights, Rollout
 
 # A window holds at most so many bytes of records for each token that it may hold. The id and the
 # logprob of a token are 8 bytes, and its text is about as many.
@@ -65,6 +65,8 @@ class BufferConfig:
     begins_at: int = -1
     shard: int = 0  # its number among `shards`
     shards: int = 1  # among which the partitions of rollouts.<env> are divided
+    # by env, where it is not the policy gradient alone: what trains its rollouts
+    losses: dict[str, LossWeights] = field(default_factory=dict[str, LossWeights])
 
     def for_env(self, env: str) -> BufferConfig:
         """This configuration with the rules that the env has for itself."""

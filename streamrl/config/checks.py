@@ -171,8 +171,13 @@ def _size_problems(run: RunFile) -> Iterator[str]:
     yield from _group_problems(run, "buffer", run.buffer)
     for name, env in run.envs.items():
         if env.buffer.model_dump(exclude_none=True):
-            yield from _group_problems(run, f"envs.{name}.buffer", run.buffer_of(name))
-    compared = {run.buffer_of(name).advantage in NORMALIZED_ADVANTAGES for name in run.envs}
+            compares = bool(env.loss.policy_gradient)
+            yield from _group_problems(run, f"envs.{name}.buffer", run.buffer_of(name), compares)
+    compared = {
+        run.buffer_of(name).advantage in NORMALIZED_ADVANTAGES
+        for name, env in run.envs.items()
+        if env.loss.policy_gradient
+    }
     if len(compared) > 1 and not batcher.advantage:
         yield (
             "batcher.advantage: of the envs' advantages some need normalize and some none"
@@ -215,8 +220,13 @@ def _size_problems(run: RunFile) -> Iterator[str]:
         )
 
 
-def _group_problems(run: RunFile, where: str, buffer: Buffer) -> Iterator[str]:
-    """Problems of the buffer's rules, those for all envs or for one, with the batcher's sizes."""
+def _group_problems(
+    run: RunFile, where: str, buffer: Buffer, compares: bool = True
+) -> Iterator[str]:
+    """Problems of the buffer's rules, those for all envs or for one, with the batcher's sizes.
+
+    `compares`: advantages train, so the rollouts of a group are compared.
+    """
     batcher = run.batcher
     budget = batcher.total_token_budget
     if batcher.lookahead > buffer.max_age:
@@ -234,7 +244,7 @@ def _group_problems(run: RunFile, where: str, buffer: Buffer) -> Iterator[str]:
             f"{where}.min_group_size {buffer.min_group_size} is larger than {where}.group_size"
             f" {buffer.group_size}"
         )
-    if buffer.min_group_size == 1 and buffer.advantage in RELATIVE_ADVANTAGES:
+    if compares and buffer.min_group_size == 1 and buffer.advantage in RELATIVE_ADVANTAGES:
         alone = (
             f"{buffer.advantage} compares the rollouts of a group, so one alone has advantage 0 and"
             " only fills the batch"
@@ -293,6 +303,12 @@ def _group_problems(run: RunFile, where: str, buffer: Buffer) -> Iterator[str]:
 
 
 def _loss_problems(run: RunFile) -> Iterator[str]:
+    for name, env in run.envs.items():
+        if not any(env.loss.model_dump().values()):
+            yield (
+                f"envs.{name}.loss: every weight is 0, so its rollouts would train nothing; give"
+                " one of them a weight, or leave the env out"
+            )
     learner = run.learner
     correction = learner.correction
     if learner.loss == "dapo" and learner.clip_epsilon_high <= learner.clip_epsilon:

@@ -123,6 +123,17 @@ class Sessions(Section):
     max_open: int = Field(default=1_024, ge=1)  # Limit of sessions that have not ended.
 
 
+class EnvLoss(Section):
+    """How much each loss counts at the sampled tokens of an env's rollouts (docs/losses.md). A turn
+    may say its own weights.
+    """
+
+    # Weight of the policy gradient, which is learner.loss.
+    policy_gradient: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    # Weight of the cross entropy, as in supervised fine-tuning.
+    cross_entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
 class Env(Section):
     """An environment of the run: its problems, its sampling and its share of a batch."""
 
@@ -170,6 +181,7 @@ class Env(Section):
     # Whether each model call is recorded as it ends, so that a replica that dies is followed by one
     # that goes on with its conversations.
     record_turns: bool = False
+    loss: EnvLoss = EnvLoss()  # How much each loss counts at this env's tokens.
     # Agents that sample through the gateway. It takes `replicas: 0`. Empty: there are none.
     sessions: Sessions | None = None
 

@@ -1,5 +1,5 @@
-"""The objective: the weighted sum of the sampled tokens' losses, with off-policy corrections and
-the divergence from the reference.
+"""The objective: the weighted sum of the tokens' losses, with off-policy corrections and the
+divergence from the reference.
 
 It is a pure function of logprobs, so tests can check it on a policy that is a table. Every number
 here adds up over the parts of a batch.
@@ -16,6 +16,7 @@ from levanter.metrics import Metric, ReductionType
 
 from streamrl.config.run_file import Learner
 from streamrl.learner import segments
+from streamrl.learner.components import components_of, cross_entropy, sampled_mask
 from streamrl.learner.corrections import correct, effective_sample_size, weight_sums
 from streamrl.learner.examples import RlExample
 from streamrl.learner.head import Predictions
@@ -67,10 +68,14 @@ class Objective(NamedTuple):
         over the parts.
         """
         c = self.config
-        mask = jnp.asarray(example.loss_mask)
+        whole = jnp.asarray(example.loss_mask)
+        components = components_of(example)
+        mask = sampled_mask(whole, components)
         segment_ids = jnp.asarray(example.segment_ids)
         policy = jnp.asarray(example.policy_logprobs)
         reference = jnp.asarray(example.reference_logprobs)
+        if components is not None:
+            policy = jnp.where(mask > 0, policy, 0.0)
         # one step a batch: it begins with the old policy
         known = jax.lax.stop_gradient(jnp.where(mask > 0, predicted.logprobs, 0.0))
         corrected = correct(c.correction, known - policy, mask, segment_ids)
@@ -87,6 +92,7 @@ class Objective(NamedTuple):
             mask=corrected.kept,
             segment_ids=segment_ids,
         )
+        all_weights = weights
         weights = kept(weights)
         sums = dict[str, jax.Array]()
         if c.uses_reference:  # otherwise nobody has asked the reference
@@ -97,9 +103,10 @@ class Objective(NamedTuple):
                 )
             else:
                 sums["kl_loss"] = c.kl_coefficient * weighted_sum(divergence, weights)
-        sums["policy_loss"] = weighted_sum(
-            corrected.weights * self.loss(tokens, clip_range(c)), weights
-        )
+        policy_loss = corrected.weights * self.loss(tokens, clip_range(c))
+        if components is not None:
+            policy_loss = policy_loss * components.policy_gradient
+        sums["policy_loss"] = weighted_sum(policy_loss, weights)
 
         ratios = ratio(jax.lax.stop_gradient(tokens.current), old)
         means = {
@@ -117,9 +124,15 @@ class Objective(NamedTuple):
                 strict=True,
             )
         )
+        metrics = to_metrics(means, sums, mask)
         loss = sums["policy_loss"] + sums.get("kl_loss", 0.0)
+        if components is not None:
+            taught = components.cross_entropy
+            surprise = jnp.where(taught > 0, cross_entropy(predicted.logprobs), 0.0)
+            loss += weighted_sum(surprise * taught, all_weights)
+            metrics |= to_metrics({"cross_entropy": surprise}, {}, (taught > 0).astype(jnp.float32))
         return loss, {
-            **to_metrics(means, sums, mask),
+            **metrics,
             "ratio_max": max_metric(means["ratio_mean"], mask),
         }
 

@@ -25,6 +25,7 @@ from levanter.trainer_state import TrainerState
 from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import Learner
 from streamrl.learner.adapters import is_trainable
+from streamrl.learner.components import compared_mask
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.mesh import data_parallel_devices, shard_rows, trainer_config
 from streamrl.learner.model import compute_policy, predict, unnamed, with_axes
@@ -276,13 +277,13 @@ def restore_row_order(rows: np.ndarray, order: np.ndarray, count: int) -> np.nda
 
 
 def normalize_advantages(example: RlExample) -> RlExample:
-    """Divide advantages by their standard deviation over the sampled tokens of the batch, so that
-    the size of a step does not shrink as rewards converge.
+    """Divide advantages by their standard deviation over the tokens of the batch that the policy
+    gradient trains, so that the size of a step does not shrink as rewards converge.
 
     Longer rollouts have more weight, as in the loss. The mean stays, because the advantage function
     has chosen its baseline. Equal advantages are not changed.
     """
-    sampled = example.advantages[example.loss_mask > 0]
+    sampled = example.advantages[compared_mask(example)]
     scale = float(sampled.std(dtype=np.float64)) if sampled.size else 0.0
     return (
         example._replace(advantages=example.advantages / np.float32(scale))

@@ -199,6 +199,9 @@ MEASURES = (
     # ---- learner
     MetricSpec("learner/loss", "1", "loss that is minimised"),
     MetricSpec("learner/policy_loss", "1", "loss without the divergence"),
+    MetricSpec(
+        "learner/cross_entropy", "nats", "-logprob of the tokens that the cross entropy trains"
+    ),
     MetricSpec("learner/kl", "nats", "divergence from the reference per token, by learner.kl"),
     MetricSpec("learner/grad_norm", "1", "norm of the gradient before clipping"),
     MetricSpec("learner/entropy", "nats", "entropy of the policy per token"),

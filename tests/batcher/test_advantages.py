@@ -149,3 +149,13 @@ def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
         match=r"batcher.advantage: 'normalise' is not known; did you mean 'normalize'\?",
     ):
         normalizer_named("normalise")
+
+
+def test_rollouts_that_the_policy_gradient_does_not_train_are_no_part_of_the_scale():
+    made = assemble([group(sizes=(1, 2, 1))], 0, 0, row_count=1, max_seq_len=16)
+    assert made is not None
+    batch = structs.replace(
+        made, advantages=floats(1, 100, 3), policy_gradient_weights=floats(1, 0, 0, 0.5)
+    )
+    found = normalize_batch(batch, normalized)
+    np.testing.assert_allclose(found.advantages[[0, 2]], [-1, 1])

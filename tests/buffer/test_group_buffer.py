@@ -18,7 +18,7 @@ from streamrl.buffer.state import BufferState
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.processor.snapshots import deserialize_state, serialize_state
-from streamrl.records import Fate, Metric, Rollout
+from streamrl.records import Fate, LossWeights, Metric, Rollout
 from tests.support.buffer import CONFIG, RULES, advance, fates, fold, groups, of_size
 from tests.support.build import rollout, rollout_event, turns, version_event
 
@@ -490,3 +490,16 @@ def test_a_full_window_closes_its_oldest_group_at_the_minimum():
         0.0,
     )
     assert groups(outputs)[0].uids == ["g0-0", "g0-1"] and paused(config, state) == frozenset()
+
+
+def test_demonstrations_train_although_their_advantages_are_all_0():
+    """A group without advantages is filtered; one that the cross entropy trains is not."""
+    events = [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(2))]
+    filtering = replace(RULES, zero_advantage="filter")
+    _, out = advance(events, filtering)
+    assert [group.uids for group in groups(out)] == [[]]
+    imitated = LossWeights(policy_gradient=0, cross_entropy=1)
+    _, out = advance(events, replace(filtering, losses={"copy": imitated}))
+    (scored,) = groups(out)
+    assert len(scored.uids) == 2 and scored.cross_entropy_weights is not None
+    assert scored.cross_entropy_weights.tolist() == [1] * 6

@@ -18,7 +18,7 @@ from streamrl.log.protocol import Output
 from streamrl.processor import processor
 from streamrl.processor.definition import from_json, to_json
 from streamrl.recordings.replay import replay
-from streamrl.records import ScoredGroup
+from streamrl.records import LossWeights, ScoredGroup
 from tests.support.buffer import CONFIG, fates, fold, groups
 from tests.support.build import rollout, rollout_event, version_event
 from tests.support.data_path import RUN, TOPICS, announce, found, send_groups
@@ -159,3 +159,10 @@ def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_
     )
     result, _ = replay(log, part)
     assert result.difference == "" and result.identical["groups"] == 2
+
+
+def test_the_losses_of_envs_are_in_the_journaled_configuration():
+    run = parse({"run": "r", "envs": {"copy-digits": {}, "chat": {"loss": {"cross_entropy": 0.5}}}})
+    config = part(run).config
+    assert config.losses == {"chat": LossWeights(cross_entropy=0.5)}
+    assert from_json(to_json(config), part(run)) == config

@@ -28,6 +28,11 @@ QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"
         ("learner.warmup_fraction=0.1", "learner.warmup_fraction needs a number of steps"),
         ("learner={schedule: linear, schedule_steps: 10}", "10 leaves nothing after the 10 steps"),
         ("learner.min_learning_rate=1", "min_learning_rate 1 is above learning_rate 0.001"),
+        (
+            "envs.copy-digits.loss={policy_gradient: 0}",
+            "every weight is 0, so its rollouts would train nothing",
+        ),
+        ("envs.copy-digits.loss={cross_entropy: -1}", "greater than or equal to 0"),
         ("batcher.lookahead=3", "need 0 <= lookahead <= max_age"),
         ("buffer.min_group_size=9", "larger than buffer.group_size 8"),
         ("envs.copy-digits.fraction=0.9", "add up to 1.2"),
@@ -209,3 +214,14 @@ def test_a_division_that_cannot_work_is_named(overrides: list[str], says: str):
 )
 def test_an_address_that_only_this_machine_reaches(host: str, only_here: bool):
     assert is_loopback(host) == only_here
+
+
+def test_demonstrations_need_no_peers():
+    """Without a policy gradient nobody reads their advantages."""
+    alone = {"group_size": 1, "min_group_size": 1}
+    imitated = {"policy_gradient": 0, "cross_entropy": 1}
+    data = {"run": "r", "envs": {"copy-digits": {}, "shown": {"replicas": 0, "buffer": alone}}}
+    with pytest.raises(ConfigError, match=r"envs\.shown\.buffer\.min_group_size is 1"):
+        run_file.parse(data)
+    data["envs"]["shown"]["loss"] = imitated
+    assert run_file.parse(data).envs["shown"].loss.cross_entropy == 1

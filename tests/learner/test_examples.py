@@ -13,7 +13,7 @@ from streamrl.learner.examples import (
     to_dense,
     to_ragged,
 )
-from streamrl.records import Turn
+from streamrl.records import LossWeights, Turn
 from tests.support.build import floats, group, rollout, rollout_event, turns
 
 
@@ -168,6 +168,40 @@ def test_entropies_of_a_server_travel_from_the_turn_to_the_dense_rows():
     assert dense[1:].tolist() == [[0, 0.5, 0.25, 0, 0, 0, 0], [0] * 7]
     without = assemble([silent], 0, 0, row_count=1, max_seq_len=7)
     assert without is not None and expand(without).policy_entropies is None
+
+
+def test_the_weights_of_losses_travel_from_env_and_turn_to_the_dense_rows():
+    """The policy's answer trains as the env says; what a teacher wrote after it, as the turn says.
+    The rollouts of another env have the policy gradient alone.
+    """
+    asked, said = turns(response=(3, 4))
+    shown = structs.replace(
+        said, loss=LossWeights(policy_gradient=0, cross_entropy=2), logprobs=floats(0, 0)
+    )
+    events = [rollout_event(0, rollout(turns=[asked, said, asked, shown]))]
+    scored = score_group(events, lambda rewards: rewards, LossWeights(cross_entropy=0.5))
+    assert scored.policy_gradient_weights is not None and scored.cross_entropy_weights is not None
+    assert scored.policy_gradient_weights.tolist() == [1, 1, 1, 1, 0, 0]
+    assert scored.cross_entropy_weights.tolist() == [0.5, 0.5, 0.5, 0.5, 2, 2]
+    other = group("b", "gb", sizes=(2,), prompt=1)
+    batch = assemble([scored, other], 0, 0, row_count=2, max_seq_len=8)
+    assert batch is not None and batch.policy_gradient_weights is not None
+    assert batch.policy_gradient_weights.tolist() == [1, 1, 1, 1, 0, 0, 1, 1]
+    dense = expand(batch)
+    assert dense.policy_gradient_weights is not None and dense.cross_entropy_weights is not None
+    assert dense.policy_gradient_weights.tolist() == [
+        [0, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+    ]
+    assert dense.cross_entropy_weights.tolist() == [[0, 0.5, 0.5, 0, 0, 2, 2, 0], [0] * 8]
+    plain = score_group([rollout_event(0, rollout())], lambda rewards: rewards)
+    assert plain.policy_gradient_weights is None and plain.cross_entropy_weights is None
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_a_weight_of_a_loss_that_is_none_is_refused(weight: float):
+    with pytest.raises(ValueError, match="each must be finite and at least 0"):
+        LossWeights(cross_entropy=weight)
 
 
 def test_entropies_that_do_not_fit_their_tokens_are_refused():
