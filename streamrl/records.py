@@ -110,6 +110,7 @@ class LossWeights(Record, frozen=True, kw_only=True):
 
     policy_gradient: float = 1.0  # learner.loss
     cross_entropy: float = 0.0  # as in supervised fine-tuning
+    teacher_kl: float = 0.0  # divergence from the teacher, as in distillation
 
     def __post_init__(self) -> None:
         weights = msgspec.structs.astuple(self)
@@ -413,6 +414,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         Array | None, Column("token", "<f4", fill=1, finite=True)
     ] = None
     cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    teacher_kl_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
 
     def __post_init__(self) -> None:
         counts = {"sequence": len(self.uids), "token": int(self.lengths.sum())}
@@ -469,6 +471,7 @@ class Batch(Record, frozen=True, kw_only=True):
         Array | None, Column("token", "<f4", fill=1, finite=True)
     ] = None
     cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    teacher_kl_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
 
     def __post_init__(self) -> None:
         what = f"batch {self.number}"
@@ -505,7 +508,7 @@ class Demand(Record, frozen=True, kw_only=True):
 
 
 class Scores(Record, frozen=True, kw_only=True):
-    """Logprobs of a batch's tokens under the reference.
+    """Logprobs of a batch's tokens under the reference, and under the teacher if there is one.
 
     Earlier versions of streamrl wrote those of a large batch as several records, each with some of
     the tokens.
@@ -513,14 +516,19 @@ class Scores(Record, frozen=True, kw_only=True):
 
     number: int  # the batch
     scorer: str  # the worker
-    reference: int  # policy version of the model; -1: one of its own (learner.reference.path)
+    # policy version of the model; -1: one of its own (learner.reference.path); -2: the pool was not
+    # asked for a reference, and `logprobs` are 0
+    reference: int
     tokens: int  # that the whole batch has, prompts left out
     start: int = 0  # the first token that these are of
     logprobs: Array  # (n,) float32: of tokens start to start + n of the batch; 0 where not sampled
+    teacher_logprobs: Array | None = None  # (n,) float32: likewise; None: there is no teacher
 
     def __post_init__(self) -> None:
         what = f"scores of batch {self.number}"
         check_floats(f"{what}: logprobs", self.logprobs, None)
+        if self.teacher_logprobs is not None:
+            check_floats(f"{what}: teacher_logprobs", self.teacher_logprobs, len(self.logprobs))
         end = self.start + len(self.logprobs)
         if not 0 <= self.start <= end <= self.tokens:
             raise ValueError(f"{what}: tokens {self.start} to {end} of {self.tokens}")

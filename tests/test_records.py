@@ -192,7 +192,7 @@ def whole() -> dict[str, Record]:
         inference_metadata=how,
         timestamp=1.5,
         entropies=some,
-        loss=LossWeights(policy_gradient=0.5, cross_entropy=2.0),
+        loss=LossWeights(policy_gradient=0.5, cross_entropy=2.0, teacher_kl=0.25),
     )
     short = examples()
     rest = {
@@ -215,6 +215,7 @@ def whole() -> dict[str, Record]:
             policy_entropies=some,
             policy_gradient_weights=some,
             cross_entropy_weights=some,
+            teacher_kl_weights=some,
         ),
         "batch": structs.replace(
             short["batch"],
@@ -224,7 +225,9 @@ def whole() -> dict[str, Record]:
             policy_entropies=np.arange(5, dtype=np.float32),
             policy_gradient_weights=np.arange(5, dtype=np.float32),
             cross_entropy_weights=np.arange(5, dtype=np.float32),
+            teacher_kl_weights=np.arange(5, dtype=np.float32),
         ),
+        "scores": structs.replace(short["scores"], teacher_logprobs=floats(-0.25, 0.0)),
         "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}),
         "policy-version": structs.replace(
             short["policy-version"], vocab_size=18, skipped=True, lineage=1, replaces="cd"

@@ -400,10 +400,11 @@ class GroupBuffer:
 
 
 def trains(group: ScoredGroup) -> bool:
-    """Whether anything can be learned from the group. The cross entropy trains whatever the
+    """Whether anything can be learned from the group. Cross entropy and teacher train whatever the
     advantages are.
     """
-    return has_signal(group.advantages) or group.cross_entropy_weights is not None
+    by_other_losses = (group.cross_entropy_weights, group.teacher_kl_weights)
+    return has_signal(group.advantages) or any(w is not None for w in by_other_losses)
 
 
 def try_score(

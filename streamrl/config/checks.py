@@ -309,6 +309,11 @@ def _loss_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.loss: every weight is 0, so its rollouts would train nothing; give"
                 " one of them a weight, or leave the env out"
             )
+        if env.loss.teacher_kl and not run.learner.teacher.path:
+            yield (
+                f"envs.{name}.loss.teacher_kl: learner.teacher.path names no teacher; give it a"
+                " model, or set the weight to 0"
+            )
     learner = run.learner
     correction = learner.correction
     if learner.loss == "dapo" and learner.clip_epsilon_high <= learner.clip_epsilon:

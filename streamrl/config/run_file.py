@@ -132,6 +132,8 @@ class EnvLoss(Section):
     policy_gradient: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     # Weight of the cross entropy, as in supervised fine-tuning.
     cross_entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    # Weight of the divergence from the teacher (learner.teacher), as in distillation.
+    teacher_kl: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
 class Env(Section):
@@ -389,6 +391,17 @@ class Mesh(Section):
         return value
 
 
+class Teacher(Section):
+    """A model that the policy is distilled from. The pool of `scorer` computes its logprobs of each
+    batch (docs/reference.md).
+    """
+
+    # Hugging Face directory with the policy's tokenizer. Empty: there is no teacher.
+    path: str = ""
+    # Estimator of the divergence from the teacher: k1, k2, k3 (docs/losses.md), or MODULE:FUNCTION.
+    kl: Annotated[str, one_of(*DIVERGENCES)] = "k2"
+
+
 class Learner(Section):
     """Batches in, policy versions out."""
 
@@ -412,6 +425,8 @@ class Learner(Section):
     # MODULE:FUNCTION.
     kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"
     reference: Reference = Reference()  # The reference model.
+    # The teacher of the tokens with a weight `teacher_kl` (envs.<name>.loss).
+    teacher: Teacher = Teacher()
     # Weight of the divergence. 0: no reference is loaded or asked, and this is the default where
     # `model.path` is given.
     kl_coefficient: float = Field(default=0.01, ge=0)
@@ -476,9 +491,14 @@ class Learner(Section):
         return self.kl_coefficient > 0 and self.reference.by != "none"
 
     @property
-    def uses_scorer_pool(self) -> bool:
+    def pool_scores_reference(self) -> bool:
         """Whether the reference's logprobs come from the scorer pool."""
         return self.uses_reference and self.reference.by == "pool"
+
+    @property
+    def uses_scorer_pool(self) -> bool:
+        """Whether logprobs of the reference or of a teacher come from the scorer pool."""
+        return self.pool_scores_reference or bool(self.teacher.path)
 
 
 class Scorer(Section):

@@ -1,5 +1,6 @@
-"""The components of the loss: how much the policy gradient and the cross entropy count at each
-token, so that reinforcement learning and supervised fine-tuning mix in one batch.
+"""The components of the loss: how much the policy gradient, the cross entropy and the divergence
+from a teacher count at each token, so that reinforcement learning, supervised fine-tuning and
+distillation mix in one batch.
 
 The weights are part of the batch, so they are a decision that is recorded. Where a batch has none,
 the policy gradient alone trains, with weight 1. The decomposition is that of prime-rl.
@@ -21,18 +22,25 @@ class Components(NamedTuple):
 
     policy_gradient: jax.Array
     cross_entropy: jax.Array
+    teacher_kl: jax.Array
 
 
 def components_of(example: RlExample) -> Components | None:
     """The weights of the losses, or None where the policy gradient alone trains."""
-    gradient = example.policy_gradient_weights
-    entropy = example.cross_entropy_weights
-    if gradient is None and entropy is None:
+    weights = (
+        example.policy_gradient_weights,
+        example.cross_entropy_weights,
+        example.teacher_kl_weights,
+    )
+    if all(array is None for array in weights):
         return None
     mask = jnp.asarray(example.loss_mask)
+    none = jnp.zeros_like(mask)
     return Components(
-        mask if gradient is None else jnp.asarray(gradient),
-        jnp.zeros_like(mask) if entropy is None else jnp.asarray(entropy),
+        *(
+            default if array is None else jnp.asarray(array)
+            for array, default in zip(weights, (mask, none, none), strict=True)
+        )
     )
 
 
@@ -44,7 +52,7 @@ def sampled_mask(mask: jax.Array, components: Components | None) -> jax.Array:
     """
     if components is None:
         return mask
-    return mask * (components.policy_gradient > 0)
+    return mask * ((components.policy_gradient > 0) | (components.teacher_kl > 0))
 
 
 def cross_entropy(current: jax.Array) -> jax.Array:

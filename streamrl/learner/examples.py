@@ -32,6 +32,8 @@ class RlExample(NamedTuple):
     # float32; 0 outside the mask. None: 1 within it
     policy_gradient_weights: np.ndarray | None = None
     cross_entropy_weights: np.ndarray | None = None  # float32. None: 0
+    teacher_kl_weights: np.ndarray | None = None  # float32. None: 0
+    teacher_logprobs: np.ndarray | None = None  # float32; None where nobody has asked a teacher
 
 
 # The columns by token of a batch that are arrays of an example, under the same name. One with a

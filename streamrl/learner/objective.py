@@ -44,6 +44,7 @@ class Objective(NamedTuple):
     config: Learner
     loss: Loss
     divergence: Divergence
+    teacher_divergence: Divergence
     parts: int = 1
 
     def __call__(
@@ -131,6 +132,16 @@ class Objective(NamedTuple):
             surprise = jnp.where(taught > 0, cross_entropy(predicted.logprobs), 0.0)
             loss += weighted_sum(surprise * taught, all_weights)
             metrics |= to_metrics({"cross_entropy": surprise}, {}, (taught > 0).astype(jnp.float32))
+        if components is not None and example.teacher_logprobs is not None:
+            distilled = components.teacher_kl
+            teacher = jnp.where(distilled > 0, jnp.asarray(example.teacher_logprobs), 0.0)
+            distance = kept(self.teacher_divergence(tokens.current, kept(teacher)))
+            loss += weighted_sum(corrected.weights * distance * distilled, weights)
+            metrics |= to_metrics(
+                {"teacher_kl": self.teacher_divergence(known, teacher)},
+                {},
+                (distilled > 0).astype(jnp.float32),
+            )
         return loss, {
             **metrics,
             "ratio_max": max_metric(means["ratio_mean"], mask),
@@ -158,7 +169,13 @@ def max_metric(values: jax.Array, mask: jax.Array) -> Metric:
 
 def make_objective(config: Learner, parts: int = 1) -> Objective:
     """The objective of the settings. Raises ConfigError for an unknown loss or divergence."""
-    return Objective(config, loss_named(config.loss), divergence_named(config.kl), parts)
+    return Objective(
+        config,
+        loss_named(config.loss),
+        divergence_named(config.kl),
+        divergence_named(config.teacher.kl),
+        parts,
+    )
 
 
 def clip_range(config: Learner) -> Clip:

@@ -342,7 +342,7 @@ class VersionPublisher:
         scorers make it themselves.
         """
         run = self.policy.run
-        reference = reference_version(run, version) if run.learner.uses_scorer_pool else 0
+        reference = reference_version(run, version) if run.learner.pool_scores_reference else 0
         return ({reference} if reference else set[int]()) | pinned_for_eval(
             version, run.weights.keep_versions, run.eval.interval
         )

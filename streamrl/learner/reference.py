@@ -17,6 +17,7 @@ from streamrl.learner import model
 from streamrl.learner.initial import initial_model_dir
 
 EXTERNAL = -1  # The reference is no version of the policy but the model at learner.reference.path.
+NO_REFERENCE = -2  # The pool is asked for a teacher's logprobs alone.
 
 
 def reference_version(run: RunFile, batch: int) -> int:
@@ -36,16 +37,16 @@ def reference_version(run: RunFile, batch: int) -> int:
 
 
 def trainable_vocab_size(run: RunFile, rows: int) -> int:
-    """Token ids below this can be trained on: both the policy and its reference have an embedding
-    of them. Raises ModelError.
+    """Token ids below this can be trained on: the policy, its reference and its teacher have an
+    embedding of them. Raises ModelError.
 
     A server samples from all `rows` of the policy's embedding, including padding. This number is
     announced, so that the buffer can refuse what the learner would mask.
     """
-    settings = run.learner.reference
-    if not (run.learner.uses_reference and settings.path):
-        return rows
-    return min(rows, model.hf_config(Path(settings.path)).vocab_size)
+    learner = run.learner
+    others = [learner.reference.path if learner.uses_reference else "", learner.teacher.path]
+    known = [model.hf_config(Path(path)).vocab_size for path in others if path]
+    return min(rows, *known) if known else rows
 
 
 @dataclass
@@ -54,8 +55,14 @@ class ReferenceModel:
 
     run: RunFile
     tokenizer_ids: int  # ids that the policy's tokenizer knows are below it
+    setting: str = "learner.reference.path"  # that names a model of its own
     version: int | None = None
     model: Any = None
+
+    @property
+    def role(self) -> str:
+        """What the model is to the learner: the reference or the teacher."""
+        return self.setting.split(".")[1]
 
     def version_to_load(self, batch: int) -> int | None:
         """The version to load before this batch, or None if the right one is in memory."""
@@ -76,8 +83,8 @@ class ReferenceModel:
                 f" {self.tokenizer_ids}"
             )
             raise ModelError(
-                f"reference {directory} {known}; learner.reference.path needs a model with the"
-                " policy's tokenizer"
+                f"{self.role} {directory} {known}; {self.setting} needs a model with the policy's"
+                " tokenizer"
             )
         self.version = version
         self.model = loaded

@@ -43,7 +43,12 @@ def learner_settings(
             f"--set learner.optimizer: a learner that begins at version {at} goes on with the state"
             f" of {run.learner.optimizer}; leave one of them out"
         )
-    if own.learner.uses_scorer_pool and own.learner.reference != run.learner.reference:
+    if own.learner.teacher.path != run.learner.teacher.path:
+        raise ConfigError(
+            "--set learner.teacher.path: the pool, if the run has one, scores under the run's own"
+            " teacher; leave it out, or begin another run"
+        )
+    if own.learner.pool_scores_reference and own.learner.reference != run.learner.reference:
         raise ConfigError(
             "--set learner.reference: the pool, if the run has one, scores under the run's own; add"
             " --set learner.reference.by=learner"

@@ -178,7 +178,7 @@ class PolicyTrainer:
         )
         self.vocab_size = trainable_vocab_size(self.run, self.state.model.Vocab.size)
         learner = self.run.learner
-        asks = learner.uses_reference and not learner.uses_scorer_pool
+        asks = learner.uses_reference and not learner.pool_scores_reference
         # The initial model is in memory already if adapters are trained.
         self._base_is_reference = asks and self.adapter is not None and not learner.reference.path
         holds = asks and not self._base_is_reference
@@ -370,6 +370,16 @@ def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlE
     ValueError for scores of another batch.
     """
     assert scores is not None, "read with its scores"
+    example = expand(batch)
+    if scores.teacher_logprobs is not None:
+        teacher = to_dense(batch, scores.teacher_logprobs) * example.loss_mask
+        example = example._replace(teacher_logprobs=teacher)
+    elif batch.teacher_kl_weights is not None:
+        logger.warning(
+            "batch %d was scored without a teacher: nothing is distilled from it", batch.number
+        )
+    if not run.learner.pool_scores_reference:
+        return example
     # learner.reference has been changed since
     if scores.reference != (wanted := reference_version(run, batch.number)):
         logger.warning(
@@ -378,4 +388,4 @@ def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlE
             scores.reference,
             wanted,
         )
-    return expand(batch)._replace(reference_logprobs=to_dense(batch, scores.logprobs))
+    return example._replace(reference_logprobs=to_dense(batch, scores.logprobs))

@@ -202,6 +202,9 @@ MEASURES = (
     MetricSpec(
         "learner/cross_entropy", "nats", "-logprob of the tokens that the cross entropy trains"
     ),
+    MetricSpec(
+        "learner/teacher_kl", "nats", "divergence from the teacher per token, by learner.teacher.kl"
+    ),
     MetricSpec("learner/kl", "nats", "divergence from the reference per token, by learner.kl"),
     MetricSpec("learner/grad_norm", "1", "norm of the gradient before clipping"),
     MetricSpec("learner/entropy", "nats", "entropy of the policy per token"),
@@ -354,7 +357,9 @@ MEASURES = (
         "tokens whose reference logprob is not finite; they get the policy's",
     ),
     MetricSpec(
-        "scorer/reference_version", "version", "version of the reference; -1: a model of its own"
+        "scorer/reference_version",
+        "version",
+        "version of the reference; -1: another model; -2: none",
     ),
     # ---- evaluation
     MetricSpec(

@@ -1,5 +1,5 @@
-"""Scorer: batches in, their logprobs under the reference out. The scorer is a pool of n workers;
-worker i scores the batches i, i + n, i + 2 n, ...
+"""Scorer: batches in, their logprobs under the reference and the teacher out. The scorer is a pool
+of n workers; worker i scores the batches i, i + n, i + 2 n, ...
 
 A worker has no state. Its work is the batches that the lead learner has not trained on and nobody
 has scored. So a worker may be killed at any time, and a run may continue with more workers or
@@ -19,8 +19,6 @@ from pathlib import Path
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
-from streamrl.learner import model
-from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import follow_batches_until, read_scores, wait_for_version
 from streamrl.learner.mesh import enable_compilation_cache, make_deterministic
 from streamrl.learner.reference import ReferenceModel, static_reference_dir
@@ -29,8 +27,7 @@ from streamrl.learner.update import Updater
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Output
 from streamrl.processor.part import open_part
-from streamrl.records import Scores
-from streamrl.scorer.scoring import score, to_metrics
+from streamrl.scorer.scoring import open_models, score_all, to_metrics
 from streamrl.weights.store import pull
 
 logger = logging.getLogger(__name__)
@@ -51,32 +48,26 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
         start, scored = resume_point(run, log)
         logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
         part.mark_ready()
-        reference = None
+        pool = None
         idle_since = time.monotonic()
         for batch, offset in follow_batches_until(log, start, stop):
             if batch.number % workers != worker or scored.has(batch.number):
                 continue
             # There is a batch, so the learner has made the model by now.
-            reference = reference or ReferenceModel(run, model.vocab_size(initial_model_dir(run)))
-            if not ensure_reference(run, log, reference, batch.number, stop):
+            pool = pool or open_models(run)
+            if pool.reference and not ensure_reference(
+                run, log, pool.reference, batch.number, stop
+            ):
                 break
             begun = time.monotonic()
-            scored_now = score(updater, reference, batch)
-            assert reference.version is not None
-            scores = Scores(
-                number=batch.number,
-                scorer=identity,
-                reference=reference.version,
-                tokens=len(scored_now.logprobs),
-                logprobs=scored_now.logprobs,
-            )
+            scores, not_finite = score_all(updater, pool, batch, identity)
             part.writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
             part.writer.commit_offsets({BATCHES: offset})
             values = to_metrics(
-                batch, reference.version, begun - idle_since, time.monotonic() - begun
+                batch, scores.reference, begun - idle_since, time.monotonic() - begun
             )
             part.meter.publish(
-                {**values, "scorer/not_finite_tokens": float(scored_now.not_finite)},
+                {**values, "scorer/not_finite_tokens": float(not_finite)},
                 step=batch.number,
             )
             idle_since = time.monotonic()
@@ -96,7 +87,7 @@ def check_worker(run: RunFile, worker: int) -> None:
     if not run.learner.uses_scorer_pool:
         raise ConfigError(
             f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set"
-            " it to pool"
+            " it to pool, or give learner.teacher.path"
         )
     if worker >= run.scorer.replicas:
         raise ConfigError(

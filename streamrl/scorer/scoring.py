@@ -1,27 +1,71 @@
-"""The logprobs of a batch under the reference, by the learner's own function."""
+"""The logprobs of a batch under the reference and the teacher, by the learner's own function."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamrl.config.run_file import RunFile
 from streamrl.errors import ModelError
+from streamrl.learner import model
 from streamrl.learner.examples import expand, to_ragged
+from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.masking import mask_untrainable
-from streamrl.learner.reference import ReferenceModel
+from streamrl.learner.reference import EXTERNAL, NO_REFERENCE, ReferenceModel
 from streamrl.learner.update import Updater
-from streamrl.records import Batch
+from streamrl.records import Batch, Scores
 
 logger = logging.getLogger(__name__)
 
 
 class BatchLogprobs(NamedTuple):
-    """The logprobs of a batch under the reference."""
+    """The logprobs of a batch under one model."""
 
     logprobs: np.ndarray  # (sum of lengths,) float32, 0 where not sampled
     not_finite: int  # the number of tokens whose logprob was not finite
+
+
+class ScoringModels(NamedTuple):
+    """The models under which the pool scores each batch. One of them is there."""
+
+    reference: ReferenceModel | None
+    teacher: ReferenceModel | None
+
+
+def open_models(run: RunFile) -> ScoringModels:
+    """The models that the run's learner asks for. The teacher is in memory; the reference is loaded
+    by `ensure_reference`. Raises ModelError.
+    """
+    tokenizer_ids = model.vocab_size(initial_model_dir(run))
+    reference = ReferenceModel(run, tokenizer_ids) if run.learner.pool_scores_reference else None
+    if not run.learner.teacher.path:
+        return ScoringModels(reference, None)
+    teacher = ReferenceModel(run, tokenizer_ids, setting="learner.teacher.path")
+    teacher.load(EXTERNAL, Path(run.learner.teacher.path))
+    return ScoringModels(reference, teacher)
+
+
+def score_all(
+    updater: Updater, models: ScoringModels, batch: Batch, scorer: str
+) -> tuple[Scores, int]:
+    """The scores of a batch under all models, and how many logprobs were not finite."""
+    found = [score(updater, one, batch) if one else None for one in models]
+    reference, teacher = found
+    version = models.reference.version if models.reference else NO_REFERENCE
+    assert version is not None, "loaded before"
+    count = len(batch.tokens)
+    scores = Scores(
+        number=batch.number,
+        scorer=scorer,
+        reference=version,
+        tokens=count,
+        logprobs=reference.logprobs if reference else np.zeros(count, np.float32),
+        teacher_logprobs=teacher.logprobs if teacher else None,
+    )
+    return scores, sum(one.not_finite for one in found if one)
 
 
 def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLogprobs:
@@ -41,8 +85,8 @@ def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLog
     finite = np.isfinite(found)
     if len(found) and not finite.any():
         raise ModelError(
-            f"batch {batch.number}: logprobs under the reference (version {reference.version}) are"
-            " not finite; look at its weights"
+            f"batch {batch.number}: logprobs under the {reference.role}"
+            f" (version {reference.version}) are not finite; look at its weights"
         )
     return BatchLogprobs(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
 

@@ -32,6 +32,10 @@ QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"
             "envs.copy-digits.loss={policy_gradient: 0}",
             "every weight is 0, so its rollouts would train nothing",
         ),
+        (
+            "envs.copy-digits.loss={teacher_kl: 1}",
+            "learner.teacher.path names no teacher",
+        ),
         ("envs.copy-digits.loss={cross_entropy: -1}", "greater than or equal to 0"),
         ("batcher.lookahead=3", "need 0 <= lookahead <= max_age"),
         ("buffer.min_group_size=9", "larger than buffer.group_size 8"),

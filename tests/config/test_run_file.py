@@ -60,6 +60,7 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("learner.reference.by=learner", True, False),
         ("learner.kl_coefficient=0", False, False),
         ("learner.reference={by: pool, every: 20}", True, True),
+        ("learner.teacher={path: m}", True, True),
     ],
 )
 def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer_pool: bool):

@@ -105,3 +105,40 @@ def test_advantages_are_scaled_by_those_that_train():
     np.testing.assert_allclose(
         normalize_advantages(taken).advantages, WHOLE.advantages / spread, rtol=1e-6
     )
+
+
+def test_the_gradient_of_the_distillation_by_hand():
+    """k2 pulls the policy's own samples towards the teacher with (c - q), the slope of
+    KL(policy || teacher). The demonstration is nobody's sample, and has no weight.
+    """
+    settings = Learner(loss="grpo", average="tokens", kl_coefficient=0)
+    teacher = (WHOLE.policy_logprobs + 0.4) * MASK
+    pulled = (0.5 * MASK * (1 - SHOWN)).astype(np.float32)
+    taken = mixed(gradient_weight=0)._replace(teacher_kl_weights=pulled, teacher_logprobs=teacher)
+    found = np.asarray(predictions(TABLE, WHOLE).logprobs)
+
+    def loss(table: Any) -> Any:
+        current = predictions(table, WHOLE).logprobs
+        slope = pulled * (found - teacher) * current
+        return jnp.sum(slope - current * (0.5 * SHOWN + 0.25 * BOTH)) / MASK.sum()
+
+    weights = average(settings, taken)
+    expected = jax.jit(jax.grad(loss))(TABLE)
+    np.testing.assert_allclose(gradient(settings, taken, weights), expected, atol=1e-6)
+    distance = np.square(found - teacher)[pulled > 0] / 2
+    assert measured(settings, taken)["teacher_kl"] == pytest.approx(distance.mean(), rel=1e-5)
+    alone = taken._replace(teacher_logprobs=None)
+    unasked = mixed(gradient_weight=0)
+    np.testing.assert_allclose(
+        gradient(settings, alone, weights), gradient(settings, unasked, weights), atol=1e-7
+    )
+
+
+def test_a_teacher_that_agrees_with_the_policy_changes_nothing():
+    settings = Learner(loss="grpo", kl_coefficient=0)
+    current = np.asarray(predictions(TABLE, WHOLE).logprobs) * MASK
+    taken = WHOLE._replace(teacher_kl_weights=MASK, teacher_logprobs=current)
+    weights = average(settings, WHOLE)
+    np.testing.assert_allclose(
+        gradient(settings, taken, weights), gradient(settings, WHOLE, weights), atol=1e-6
+    )

@@ -140,6 +140,7 @@ LEARNER = {
 OWN_TEST |= {
     "learner.preset": "sets others, which stand above: tests/config/test_presets.py",
     "learner.mesh": "how devices divide the work changes no result: tests/learner/test_mesh.py",
+    "learner.teacher": "is in the scores of each batch: tests/scorer/test_process.py",
     "learner.reference": "a checkpoint says whose reference it holds: tests/scorer/test_process.py",
 }
 # A replica of an env is started with it behind the progress of its earlier life.
@@ -164,6 +165,7 @@ ENV = {
 ENV_OTHERS = {
     "top_p": "refused unless it is 1: tests/config",
     "top_k": "refused unless it is off: tests/config",
+    "loss": "in the buffer's journaled configuration: tests/buffer/test_process.py",
     "sessions": "the assembler goes on under others: tests/assembler/test_process.py",
     "record_turns": "read by a replica that starts again: tests/envs/test_open_sessions.py",
     "tool_syntax": "of verifiers' envs: tests/envs/shipped/test_verifiers.py",

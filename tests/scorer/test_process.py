@@ -15,11 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import RunFile, changed, parse
+from streamrl.config.run_file import RunFile, TinyModel, changed, parse
 from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import model
 from streamrl.learner import process as learner
 from streamrl.learner.examples import expand, to_ragged
+from streamrl.learner.initial import write_tiny
 from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import recompute_version, retrain_all
 from streamrl.learner.start import learner_settings
@@ -30,6 +31,7 @@ from streamrl.recordings.replay_weights import compare_versions
 from streamrl.records import Batch, Metric, PolicyVersion, Scores
 from streamrl.scorer import process
 from streamrl.weights.store import Store
+from tests.learner.conftest import CONTEXT, TINY
 from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions
 from tests.support.data_path import found, publish
 
@@ -355,3 +357,36 @@ def test_a_model_of_its_own_is_the_reference(tiny: Path, tmp_path: Path):
     with scoring(run, log, 0) as (worker,):
         worker.until(lambda: len(scores(log)) == 1)
     assert scores(log)[0].reference == -1 and run.learner.uses_scorer_pool
+
+
+def test_a_teacher_is_scored_by_the_pool_and_distilled_from(tiny: Path, tmp_path: Path):
+    """The policy's own divergence is not asked for. The teacher is another model: the batch pulls
+    the policy towards it, and the learner trains again from the recorded scores alone.
+    """
+    other = write_tiny(tmp_path / "teacher", TinyModel(**{**TINY.model_dump(), "seed": 5}), CONTEXT)
+    run = run_of(tmp_path, tiny, "none").model_copy(update={"run": "distilled"})
+    run = changed(run, [f"learner.teacher.path={other}"])
+    assert run.learner.uses_scorer_pool and not run.learner.pool_scores_reference
+    one = batch(0)
+    pulled = np.ones(len(one.tokens), np.float32)
+    still = msgspec.structs.replace(one, advantages=np.zeros_like(one.advantages))
+    log = a_log(msgspec.structs.replace(still, teacher_kl_weights=pulled))
+    with scoring(run, log, 0) as (worker,), learning(run, log) as life:
+        worker.until(lambda: len(scores(log)) == 1)
+        life.until(lambda: trained(log) == 1)
+    (scored,) = scores(log)
+    assert scored.reference == -2 and not scored.logprobs.any()
+    with process.open_updater(run) as updater:
+        taught = updater.scores(model.load(other, 16), expand(one))
+        assert scored.teacher_logprobs is not None
+        np.testing.assert_allclose(scored.teacher_logprobs, to_ragged(one, taught), atol=1e-6)
+    ((_, values),) = measured(log)
+    assert values["learner/teacher_kl"] > 0 and values["learner/grad_norm"] > 0
+    assert values["learner/policy_loss"] == 0
+    with recompute_version(run, log, 1) as policy:
+        assert policy.position.sha256 == hashes(log)[1] != hashes(log)[0]
+
+
+def test_a_second_learner_has_the_teacher_of_the_run(made: Made):
+    with pytest.raises(ConfigError, match="^--set learner.teacher.path: the pool, if the run has"):
+        learner_settings(made["pool"][0], "second", None, ("learner.teacher.path=elsewhere",))

@@ -17,7 +17,9 @@ from tests.learner.test_process import batch
 
 VOCABULARY = 16
 REFERENCE: Any = SimpleNamespace(
-    model=SimpleNamespace(Vocab=SimpleNamespace(size=VOCABULARY)), version=2
+    model=SimpleNamespace(Vocab=SimpleNamespace(size=VOCABULARY)),
+    version=2,
+    role="reference",
 )
 
 
