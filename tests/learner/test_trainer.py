@@ -45,7 +45,7 @@ def test_without_a_coefficient_no_reference_is_loaded_or_asked(
         loaded.append(directory)
         return load_model(directory, *settings, **others)
 
-    def logprobs(updater: Updater, asked: Any, example: Any) -> np.ndarray:
+    def scores(updater: Updater, asked: Any, example: Any) -> np.ndarray:
         passes.append(asked)
         return np.zeros(example.input_ids.shape, np.float32)
 
@@ -54,7 +54,7 @@ def test_without_a_coefficient_no_reference_is_loaded_or_asked(
 
     load_model = model.load
     monkeypatch.setattr(model, "load", load)
-    monkeypatch.setattr(Updater, "logprobs", logprobs)
+    monkeypatch.setattr(Updater, "scores", scores)
     monkeypatch.setattr("levanter.trainer.Trainer.train_step", train_step)
     batch = assemble(
         [group("copy", "g", sizes=(2, 3, 1), prompt=2)], 0, 0, row_count=2, max_seq_len=16
