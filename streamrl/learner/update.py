@@ -28,7 +28,14 @@ from streamrl.learner.adapters import is_trainable
 from streamrl.learner.components import compared_mask
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.mesh import data_parallel_devices, shard_rows, trainer_config
-from streamrl.learner.model import compute_policy, predict, unnamed, with_axes
+from streamrl.learner.model import (
+    BATCH,
+    POSITION,
+    compute_policy,
+    predict,
+    unnamed,
+    with_axes,
+)
 from streamrl.learner.normalization import AVERAGES, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
 from streamrl.learner.optimizers import GradientNorm, make_optimizer
@@ -231,8 +238,14 @@ class Updater:
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """Logprobs of the next tokens, as `model.predict` defines them: (rows, max_seq_len)
         float32.
+
+        There may be fewer rows than devices, so rows are not divided. Neither is the width of
+        activations: a mixture of experts cannot be computed in such parts.
         """
-        return np.asarray(process_allgather(self._logprobs(model, example), tiled=True))
+        computed = self.trainer.compute_axis_mapping.items()
+        whole = {axis: over for axis, over in computed if axis not in (BATCH, POSITION)}
+        with hax.axis_mapping(whole):
+            return np.asarray(process_allgather(self._logprobs(model, example), tiled=True))
 
 
 def device_row_order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from streamrl.config.run_file import Inference
 from streamrl.errors import ModelError
 from streamrl.learner import export, model
 from streamrl.learner.initial import tiny_tokenizer
 from streamrl.learner.mesh import use_mesh
+from tests.learner.gradients import gradient
 from tests.learner.plain_llama import log_softmax
 from tests.learner.plain_transformers import CONTEXT, TOKENS, VARIANTS
 from tests.learner.test_update import Training, batch
@@ -116,6 +119,25 @@ def test_a_mixture_of_experts_trains_its_router_and_the_experts_that_it_chose(
         assert f"model.layers.{layer}.mlp.gate.weight" in changed
         assert any(name.startswith(experts) for name in changed)
         assert before[f"{experts}.5.down_proj.weight"].shape == (64, 64)
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_has_the_gradient_of_one_device_on_two(origins: Path, tmp_path: Path):
+    """And the probe, which is one row: parameters are divided between the devices."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.learner.gradients", origins / "qwen3_moe", tmp_path / "two"],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = load_file(tmp_path / "two")
+    expected = gradient(origins / "qwen3_moe")
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=5e-5, err_msg=name)
 
 
 @pytest.mark.slow
