@@ -10,6 +10,13 @@ ENV := .venv
 INFERENCE_ENV := .venv-inference
 AGENTS_ENV := .venv-agents
 UV := $(ENV)/bin/uv
+# What learner and servers compute on: cpu, or cuda for NVIDIA's GPUs (`make setup DEVICE=cuda`). Later targets keep what was chosen; back to cpu is `make clean`.
+DEVICE := $(or $(shell cat .streamrl/.device 2>/dev/null),cpu)
+ifeq ($(filter $(DEVICE),cpu cuda),)
+$(error DEVICE is $(DEVICE); it can be cpu or cuda)
+endif
+LEARNER_READY := $(ENV)/$(if $(filter cuda,$(DEVICE)),.cuda,.installed)
+INFERENCE_READY := $(INFERENCE_ENV)/$(if $(filter cuda,$(DEVICE)),.cuda,.synced)
 # Tests wait for brokers and processes, too: three files at a time keep two cores busy.
 THREE := -n 3 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file, and Go for the env in another language.
@@ -22,7 +29,8 @@ EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboa
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
 
-setup: $(ENV)/.installed $(INFERENCE_ENV)/.synced .streamrl/.kafka ## both Python environments and the local Kafka
+setup: $(LEARNER_READY) $(INFERENCE_READY) .streamrl/.kafka ## both Python environments and the local Kafka; DEVICE=cuda: for NVIDIA's GPUs
+	@echo $(DEVICE) > .streamrl/.device
 
 quickstart: setup ## the whole loop: envs, Kafka, learner and vLLM, until the policy has learned to copy digits
 	@$(ENV)/bin/streamrl up --fresh deploy/runs/quickstart.yaml
@@ -124,9 +132,17 @@ $(ENV)/.installed: pyproject.toml $(ENV)/.synced
 	$(UV) pip install --quiet --python $(ENV)/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(ENV)/.cuda: requirements/learner-gpu.txt $(ENV)/.installed
+	$(UV) pip install --quiet --require-hashes --compile-bytecode --python $(ENV)/bin/python -r $<
+	@touch $@
+
+# One environment for either device: what was there for the other one is replaced.
 $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
+$(INFERENCE_ENV)/.cuda: requirements/inference-gpu.txt | $(UV)
+$(INFERENCE_ENV)/.synced $(INFERENCE_ENV)/.cuda:
 	@test -x $(INFERENCE_ENV)/bin/python || $(ENV)/bin/python -m venv --without-pip $(INFERENCE_ENV)
 	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(INFERENCE_ENV)/bin/python $<
+	@rm -f $(INFERENCE_ENV)/.synced $(INFERENCE_ENV)/.cuda
 	@touch $@
 
 $(AGENTS_ENV)/.synced: requirements/agents.txt | $(UV)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from streamrl.config import topology
 from streamrl.config.choices import (
     NAME,
     NORMALIZED_ADVANTAGES,
@@ -43,6 +44,7 @@ def problems(run: RunFile, recorded: bool) -> Iterator[str]:
     yield from _eval_problems(run)
     yield from _curriculum_problems(run)
     yield from _secret_problems(run)
+    yield from _placement_problems(run)
     if not recorded:
         yield from _size_problems(run)
         yield from _loss_problems(run)
@@ -401,6 +403,32 @@ def _schedule_problems(run: RunFile) -> Iterator[str]:
             f"learner.min_learning_rate {learner.min_learning_rate:g} is above learning_rate"
             f" {learner.learning_rate:g}; the rate only falls"
         )
+
+
+def _placement_problems(run: RunFile) -> Iterator[str]:
+    by_role: dict[str, list[str]] = {}
+    for part in topology.parts(run):
+        by_role.setdefault(part.role, []).append(part.name)
+    names = [*by_role, *(name for members in by_role.values() for name in members)]
+    for role in ("learner", "scorer", "inference", "evaluator") if run.placement else ():
+        missing = sorted({*by_role.get(role, ())} - {*run.placement})
+        if missing and role not in run.placement:
+            yield (
+                f"placement: {missing[0]} is not named and would see no GPU; add {role}: {{devices:"
+                " [...]}, with none if that is meant"
+            )
+    for name, placement in run.placement.items():
+        if name not in names:
+            yield f"placement.{name}: no role or part of this run; {meant(name, names)}"
+            continue
+        if len(set(placement.devices)) != len(placement.devices):
+            yield f"placement.{name}.devices: {placement.devices} has a device twice"
+        sharing = topology.sharing_parts(run, name)
+        if sharing and len(placement.devices) % len(sharing):
+            yield (
+                f"placement.{name}.devices: {len(placement.devices)} devices cannot be divided"
+                f" among {', '.join(sharing)}; give a multiple of {len(sharing)}, or name the parts"
+            )
 
 
 def _secret_problems(run: RunFile) -> Iterator[str]:

@@ -686,6 +686,16 @@ class Metrics(Section):
     step_within_s: float = Field(default=1_800.0, gt=0)
 
 
+class Placement(Section):
+    """The GPUs of a part, or of all parts of a role, which get an equal number each."""
+
+    # Numbers of the GPUs, from 0, among those that `streamrl up` sees.
+    devices: list[Annotated[int, Field(ge=0)]] = []
+    # Share of each GPU's memory that a learner or scorer reserves. 0: three quarters, as JAX does.
+    # Servers: `--gpu-memory-utilization` in inference.extra_args.
+    memory_fraction: float = Field(default=0.0, ge=0, le=1)
+
+
 class Topics(Section):
     """The run's topics on the broker."""
 
@@ -747,6 +757,10 @@ class RunFile(Section):
     orchestrator: Orchestrator = Orchestrator()
     metrics: Metrics = Metrics()
     topics: Topics = Topics()
+    # GPUs of the parts that `streamrl up` starts, by the name of a role (learner, scorer,
+    # inference, evaluator) or of a part (inference-0). A part that is not named sees none. Empty:
+    # all see all.
+    placement: dict[str, Placement] = {}
     fork: Fork | None = None
 
     @field_validator("run")

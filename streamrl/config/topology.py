@@ -353,6 +353,13 @@ def parts(run: RunFile) -> tuple[Part, ...]:
     return tuple(part for role in STARTED if role.is_needed(run) for part in role.parts(run))
 
 
+def sharing_parts(run: RunFile, role: str) -> list[str]:
+    """The parts of a role that share the devices of `placement.<role>`."""
+    return [
+        part.name for part in parts(run) if part.role == role and part.name not in run.placement
+    ]
+
+
 def identities(run: RunFile) -> dict[str, str]:
     """The identity of each part of a run, by the part's name."""
     return {part.name: part.identity for part in parts(run)}

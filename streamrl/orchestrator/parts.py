@@ -14,6 +14,7 @@ from streamrl.config.topology import Part
 from streamrl.monitoring.display import Display, PartLine
 from streamrl.monitoring.run_view import SILENT_S, RunView, Verdict
 from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.placement import VISIBLE, placed, visible_devices
 from streamrl.orchestrator.plan import (
     BROKER,
     BROKER_PART,
@@ -37,7 +38,10 @@ class SupervisedParts:
         self._supervisor = supervisor
         self._liveness = liveness
         self._planned = {part.name: part for part in topology.parts(run)}
+        visible = visible_devices(os.environ.get(VISIBLE))
+        self._variables = {name: placed(run, part, visible) for name, part in self._planned.items()}
         if supervisor.has(BROKER):
+            self._variables[BROKER] = {}
             self._planned = {BROKER: BROKER_PART, **self._planned}
 
     def keep_running(self, display: Display) -> Verdict | None:
@@ -58,7 +62,8 @@ class SupervisedParts:
                             f"starting it again ({len(ends)}): {self.last_line(name)}"
                         )
                     self._liveness.on_start(name)
-                    self._supervisor.start(name, command(self._run, self._planned[name]))
+                    part = self._planned[name]
+                    self._supervisor.start(name, command(self._run, part), self._variables[name])
                 case Abort(name, reason):
                     log = short_path(self._supervisor.log_path(name))
                     said = self.last_line(name)

@@ -56,14 +56,17 @@ class Supervisor:
             start_new_session=True,
         )
 
-    def start(self, name: str, command: Sequence[str]) -> None:
+    def start(
+        self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a process, with environment variables of its own on top of those of all."""
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
                 process_group.with_parent(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env={**self._environment, **(variables or {})},
                 start_new_session=True,
             )
         earlier = self._children.get(name)

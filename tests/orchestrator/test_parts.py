@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,6 +15,7 @@ from streamrl.monitoring.run_view import RunView
 from streamrl.orchestrator import liveness, parts
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
+from streamrl.orchestrator.plan import PartState
 from streamrl.orchestrator.supervisor import Supervisor
 from tests.support.waiting import until
 
@@ -80,6 +83,42 @@ def test_a_part_that_hangs_is_ended_and_started_again(
         " 60 s"
     )
     assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}
+
+
+class Started:
+    """Takes what is started, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, Mapping[str, str]] = {}
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, PartState]:
+        return {}
+
+    def start(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.variables[name] = variables
+
+
+def test_parts_are_started_with_the_gpus_of_their_placement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    run = parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}},
+            "placement": {"learner": {"devices": [1]}, "inference": {"devices": [0]}},
+        }
+    )
+    started = Started()
+    with Liveness(run, topology.identities(run)) as asked:
+        supervised = SupervisedParts(run, cast(Supervisor, started), asked)
+        assert supervised.keep_running(Said()) is None
+    seen = {name: own["CUDA_VISIBLE_DEVICES"] for name, own in started.variables.items()}
+    assert (seen["learner"], seen["inference-0"], seen["buffer"]) == ("7", "6", "")
 
 
 def test_the_words_of_a_log_line():

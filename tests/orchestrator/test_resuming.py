@@ -215,6 +215,7 @@ STARTED_WITH = {
     "metrics.port": 9000,
     "metrics.live_within_s": 7,
     "metrics.step_within_s": 7,
+    "placement": "{learner: {devices: [0]}, inference: {}}",
     "topics.retention_hours": 7,
     "topics.on_removed": "expire",
     "topics.config": "{segment.ms: '7000'}",

@@ -53,6 +53,15 @@ def test_a_part_runs_and_its_log_is_appended_to(supervisor: Supervisor):
     assert supervisor.last_line("a") == "err"
 
 
+def test_a_part_has_variables_of_its_own(supervisor: Supervisor):
+    says = [*PYTHON, "import os; print(os.environ.get('OWN'), len(os.environ) > 3)"]
+    supervisor.start("a", says, {"OWN": "4,5"})
+    supervisor.start("b", says)
+    until(lambda: not any(part.running for part in supervisor.observe().values()))
+    assert supervisor.log_path("a").read_text() == "4,5 True\n"
+    assert supervisor.log_path("b").read_text() == "None True\n"
+
+
 def test_an_end_is_noticed_once_and_by_its_signal(supervisor: Supervisor):
     supervisor.start("a", SLEEP)
     assert supervisor.observe()["a"].running

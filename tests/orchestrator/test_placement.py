@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile, parse
+from streamrl.errors import ConfigError
+from streamrl.orchestrator.placement import JAX_MEMORY, VISIBLE, placed, share, visible_devices
+
+ALL = {"learner": {"devices": [0, 1, 2, 3]}, "inference": {"devices": [4, 5, 6, 7]}}
+
+
+def run_of(placement: dict[str, Any], replicas: int = 2) -> RunFile:
+    return parse(
+        {
+            "run": "r",
+            "envs": {"copy": {}},
+            "inference": {"replicas": replicas},
+            "placement": placement,
+        }
+    )
+
+
+def variables(run: RunFile, visible: list[str] | None = None) -> dict[str, dict[str, str]]:
+    return {part.name: placed(run, part, visible) for part in topology.parts(run)}
+
+
+def test_without_a_placement_every_part_sees_what_the_orchestrator_sees():
+    assert not any(variables(run_of({})).values())
+
+
+def test_a_role_shares_its_devices_and_others_see_none():
+    seen = {name: own[VISIBLE] for name, own in variables(run_of(ALL)).items()}
+    assert seen == {
+        "learner": "0,1,2,3",
+        "inference-0": "4,5",
+        "inference-1": "6,7",
+        "buffer": "",
+        "batcher": "",
+        "env-copy-0": "",
+    }
+
+
+def test_a_part_of_its_own_is_left_out_of_its_role():
+    seen = variables(run_of({**ALL, "inference-1": {"devices": [3]}}, replicas=3))
+    assert [seen[f"inference-{index}"][VISIBLE] for index in range(3)] == ["4,5", "3", "6,7"]
+
+
+def test_the_share_of_memory_that_jax_reserves():
+    own = {**ALL, "learner": {"devices": [0], "memory_fraction": 0.4}}
+    seen = variables(run_of(own))
+    assert seen["learner"] == {VISIBLE: "0", JAX_MEMORY: "0.4"}
+    assert JAX_MEMORY not in seen["inference-0"]
+
+
+def test_devices_are_counted_among_those_that_the_orchestrator_sees():
+    """As a scheduler has given them to the job."""
+    visible = visible_devices("8, 9,10,11,12,13,14,GPU-5")
+    seen = variables(run_of(ALL), visible)
+    assert (seen["learner"][VISIBLE], seen["inference-1"][VISIBLE]) == ("8,9,10,11", "14,GPU-5")
+    assert visible_devices(None) is None and visible_devices("") == []
+    with pytest.raises(ConfigError, match="placement of learner: there is no device 3, as CUDA"):
+        variables(run_of(ALL), ["0", "1"])
+
+
+def test_a_share_is_a_stretch():
+    assert [share([7, 8, 9, 1], index, 2) for index in range(2)] == [[7, 8], [9, 1]]
+
+
+@pytest.mark.parametrize(
+    ("placement", "says"),
+    [
+        ({"learner": {"devices": [0]}}, "inference-0 is not named and would see no GPU"),
+        ({**ALL, "lerner": {}}, "placement.lerner: no role or part .* did you mean 'learner'"),
+        (
+            {"learner": {"devices": [0, 0]}, "inference": {}},
+            r"placement.learner.devices: \[0, 0\] has a device twice",
+        ),
+        (
+            {"learner": {}, "inference": {"devices": [0, 1, 2]}},
+            "3 devices cannot be divided among inference-0, inference-1; give a multiple of 2",
+        ),
+        ({"learner": {"devices": [-1]}, "inference": {}}, "placement.learner.devices.0: .*than or"),
+        ({**ALL, "learner": {"device": [0]}}, "unknown key 'placement.learner.device'"),
+    ],
+)
+def test_a_placement_that_makes_no_sense_is_refused(placement: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        run_of(placement)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def planned(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What make would do from a fresh clone, without doing it."""
+    command = ["make", "--dry-run", "--always-make", "setup", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", ["main", "inference"]), ("cuda", ["main", "learner-gpu", "inference-gpu"])],
+)
+def test_the_set_up_installs_what_the_device_needs(device: str, expected: list[str]):
+    lines = planned(f"DEVICE={device}").stdout.splitlines()
+    lists = [
+        line.split("requirements/")[1].removesuffix(".txt")
+        for line in lines
+        if "uv pip" in line and "requirements/" in line
+    ]
+    assert lists == expected
+    assert f"echo {device} > .streamrl/.device" in lines
+
+
+def test_an_unknown_device_is_refused():
+    assert "DEVICE is tpu; it can be cpu or cuda" in planned("DEVICE=tpu").stderr
