@@ -9,6 +9,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))
 ENV := .venv
 INFERENCE_ENV := .venv-inference
 AGENTS_ENV := .venv-agents
+VERIFIERS_ENV := .venv-verifiers
 UV := $(ENV)/bin/uv
 # What learner and servers compute on: cpu, or cuda for NVIDIA's GPUs (`make setup DEVICE=cuda`). Later targets keep what was chosen; back to cpu is `make clean`.
 DEVICE := $(or $(shell cat .streamrl/.device 2>/dev/null),cpu)
@@ -23,7 +24,7 @@ THREE := -n 3 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
+.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -31,6 +32,8 @@ help: ## this list
 
 setup: $(LEARNER_READY) $(INFERENCE_READY) .streamrl/.kafka ## both Python environments and the local Kafka; DEVICE=cuda: for NVIDIA's GPUs
 	@echo $(DEVICE) > .streamrl/.device
+
+setup-verifiers: $(VERIFIERS_ENV)/.synced ## .venv-verifiers, in which env servers of verifiers run: docs/verifiers.md
 
 quickstart: setup ## the whole loop: envs, Kafka, learner and vLLM, until the policy has learned to copy digits
 	@$(ENV)/bin/streamrl up --fresh deploy/runs/quickstart.yaml
@@ -46,7 +49,7 @@ test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have 
 	$(ENV)/bin/python -m pytest -m "not slow and not live" $(THREE)
 	$(ENV)/bin/python -m pytest -m "not slow and live"
 
-test-all: setup $(AGENTS_ENV)/.synced .streamrl/.programs ## all tests
+test-all: setup setup-verifiers $(AGENTS_ENV)/.synced .streamrl/.programs ## all tests
 	$(ENV)/bin/python -m pytest -m "not live" $(THREE)
 	$(ENV)/bin/python -m pytest -m live
 
@@ -105,6 +108,7 @@ lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit sta
 	$(COMPILE) --override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
 	$(COMPILE) requirements/inference-gpu.in -o requirements/inference-gpu.txt
 	$(COMPILE) requirements/agents.in -o requirements/agents.txt
+	$(COMPILE) requirements/verifiers.in -o requirements/verifiers.txt
 
 sbom: $(ENV)/.installed ## what each list in requirements/ is made of, as CycloneDX, in build/sbom
 	@mkdir -p build/sbom
@@ -145,9 +149,9 @@ $(INFERENCE_ENV)/.synced $(INFERENCE_ENV)/.cuda:
 	@rm -f $(INFERENCE_ENV)/.synced $(INFERENCE_ENV)/.cuda
 	@touch $@
 
-$(AGENTS_ENV)/.synced: requirements/agents.txt | $(UV)
-	@test -x $(AGENTS_ENV)/bin/python || $(ENV)/bin/python -m venv --without-pip $(AGENTS_ENV)
-	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(AGENTS_ENV)/bin/python $<
+$(AGENTS_ENV)/.synced $(VERIFIERS_ENV)/.synced: .venv-%/.synced: requirements/%.txt | $(UV)
+	@test -x .venv-$*/bin/python || $(ENV)/bin/python -m venv --without-pip .venv-$*
+	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python .venv-$*/bin/python $<
 	@touch $@
 
 .streamrl/.kafka: streamrl/local_kafka/broker_files/jars.txt | $(ENV)/.installed

@@ -50,6 +50,7 @@ OUTSIDE = {
     "mlflow": ["monitoring/sinks/mlflow.py"],
     "subprocess": [
         "processor/process_group.py",
+        "envs/servers/process.py",
         "local_kafka/*",
         "inference/*",
         "orchestrator/*",

@@ -27,7 +27,7 @@ def batcher_config(run: RunFile) -> BatcherConfig:
     # The producers of these envs are granted groups. Others begin groups by the demand alone.
     granted = {}
     if rules.admission != "demand":
-        granted = {name: env for name, env in run.envs.items() if env.replicas}
+        granted = {name: env for name, env in run.envs.items() if env.producers}
     return BatcherConfig(
         fractions={name: env.fraction for name, env in run.envs.items()},
         learner=run.learner.name,
@@ -47,7 +47,7 @@ def batcher_config(run: RunFile) -> BatcherConfig:
         admission=rules.admission,
         eta=run.buffer.max_age if rules.eta < 0 else rules.eta,
         producers={
-            name: [topology.producer(name, i) for i in range(env.replicas)]
+            name: [topology.producer(name, i) for i in range(env.producers)]
             for name, env in granted.items()
         },
         group_tokens={

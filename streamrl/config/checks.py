@@ -15,13 +15,14 @@ from streamrl.config.choices import (
     NORMALIZED_ADVANTAGES,
     RATIO_LOSSES,
     RELATIVE_ADVANTAGES,
+    SERVERS,
     meant,
 )
 from streamrl.config.secrets import exposed, is_secret
 from streamrl.config.topology import GENERATION
 
 if TYPE_CHECKING:
-    from streamrl.config.run_file import Buffer, RunFile, Stage
+    from streamrl.config.run_file import Buffer, Env, RunFile, Stage
 
 # Settings of librdkafka that a run file may have: how a cluster is reached, by whom, in what sizes.
 # None of them loads a library or starts a program.
@@ -68,7 +69,11 @@ def _env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.tool_syntax is for envs of kind verifiers:... and for sessions;"
                 " others read what the policy says themselves"
             )
-        if env.sessions and env.replicas:
+        if env.python:
+            yield from _server_problems(run, name, env)
+        elif env.variables:
+            yield f"envs.{name}.variables are for an env with a Python of its own (python)"
+        elif env.sessions and env.replicas:
             yield (
                 f"envs.{name}: agents make its rollouts (sessions), so no process may pose its"
                 " problems; set replicas: 0"
@@ -90,6 +95,30 @@ def _env_problems(run: RunFile) -> Iterator[str]:
         yield (
             f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(run.envs)}"
         )
+
+
+def _server_problems(run: RunFile, name: str, env: Env) -> Iterator[str]:
+    """Problems of an env whose processes run in an environment of their own."""
+    if env.kind.partition(":")[0] not in SERVERS and not env.kind.endswith(".py"):
+        yield (
+            f"envs.{name}.kind: an env with a Python of its own is {' or '.join(SERVERS)}:NAME, or"
+            f" FILE.py; {env.kind!r} is neither"
+        )
+    if not run.gateway.port:
+        yield (
+            f"envs.{name}.python: its processes have to know where the gateway is; give"
+            " gateway.port a number"
+        )
+    if env.record_turns:
+        yield f"envs.{name}.record_turns: the gateway records its model calls; leave it out"
+    if env.pass_rate or env.rewards:
+        yield (
+            f"envs.{name}: its server chooses problems and gives rewards itself, so pass_rate and"
+            " rewards do not apply; leave them out"
+        )
+    for evaluation, own in run.eval.envs.items():
+        if (own.env or evaluation) == name:
+            yield f"eval.envs.{evaluation}: {name} has a Python of its own, so it cannot be asked"
 
 
 def _pool_problems(run: RunFile) -> Iterator[str]:

@@ -139,8 +139,9 @@ class EnvLoss(Section):
 class Env(Section):
     """An environment of the run: its problems, its sampling and its share of a batch."""
 
-    # A shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or verifiers:MODULE. Empty: the
-    # shipped env of the name that this section has.
+    # A shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or verifiers:MODULE. With
+    # `python`: verifiers:TASKSET or FILE.py. Empty: the shipped env of the name that this section
+    # has.
     kind: str = ""
     params: dict[str, Any] = {}  # Arguments of the env's constructor, or of its load_environment.
     # Share of each batch's tokens. Envs with 0 divide what the fractions leave by availability.
@@ -184,8 +185,26 @@ class Env(Section):
     # that goes on with its conversations.
     record_turns: bool = False
     loss: EnvLoss = EnvLoss()  # How much each loss counts at this env's tokens.
-    # Agents that sample through the gateway. It takes `replicas: 0`. Empty: there are none.
+    # Agents that sample through the gateway. It takes `replicas: 0`, or `python`. Empty: there are
+    # none.
     sessions: Sessions | None = None
+    # Path of the Python of an environment without streamrl, in which the env's processes run and
+    # sample through the gateway (docs/env-servers.md). Empty: they run in this one.
+    python: str = ""
+    # Environment variables that these processes are given, beside those of the system.
+    variables: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _server_has_sessions(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("python") and value.get("sessions") is None:
+            return {**value, "sessions": {}}
+        return value
+
+    @property
+    def producers(self) -> int:
+        """Number of its processes that publish rollouts. Of sessions, the assembler does."""
+        return 0 if self.sessions else self.replicas
 
 
 class Buffer(Section):

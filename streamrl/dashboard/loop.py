@@ -98,7 +98,7 @@ def _envs(context: PartContext) -> list[Node]:
 
 
 def _env(context: PartContext, env: str) -> Node:
-    names = [topology.env_part(env, i) for i in range(context.run.envs[env].replicas)]
+    names = [topology.env_part(env, i) for i in range(context.run.envs[env].producers)]
     since_s = context.time_s - FRESH_S
     demand = context.seen.demand.get(env)
     facts = [

@@ -26,6 +26,7 @@ from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
 from streamrl.envs.replica import Replica, RolloutGroup
 from streamrl.envs.report import EnvReport
 from streamrl.envs.sandbox.limits import hide_memory
+from streamrl.envs.servers.process import run_server
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, make_client
 from streamrl.log.protocol import Log, TopicPartition, partitions_of, read
@@ -47,6 +48,9 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         raise ConfigError(
             f"envs.{name}.replicas is {settings.replicas}: there is no replica {replica}"
         )
+    if settings.python:
+        run_server(run, log, stop, name, replica)
+        return
     where = f"envs.{name}"
     made = make_env(
         settings.kind or name, settings.seed, settings.params, where, settings.tool_syntax

@@ -71,7 +71,7 @@ def with_evaluations(run: RunFile, names: Sequence[str]) -> RunFile:
     without evaluations in its file gets one for each env that has replicas, with the defaults.
     Raises ConfigError for an unknown name.
     """
-    there = run.eval.envs or {name: EvalEnv() for name, env in run.envs.items() if env.replicas}
+    there = run.eval.envs or {name: EvalEnv() for name, env in run.envs.items() if env.producers}
     for name in names:
         if name not in there:
             raise ConfigError(

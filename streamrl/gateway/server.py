@@ -70,6 +70,7 @@ class HttpApi:
             ("/rl/start_session", self._start_session),
             ("/rl/set_reward", self._set_reward),
             ("/rl/end_session", self._end_session),
+            ("/rl/end_sessions", self._end_sessions),
         ):
             routes.append(Route(path, self._guarded(handler), methods=["POST"]))
         routes.append(Route("/v1/models", self._guarded(self._models)))
@@ -138,8 +139,7 @@ class HttpApi:
         return call
 
     async def _start_session(self, request: Request) -> Response:
-        if not self._keys.opens_gateway(key_of(request)):
-            raise unauthorized("the gateway's key (gateway.api_key of the run file)")
+        self._check_gateway_key(request)
         body = await self._body_of(request)
         url = str(request.base_url).rstrip("/")
         return answered(await self._sessions.start(body, url, is_retry(request)))
@@ -152,6 +152,10 @@ class HttpApi:
         name = self._session_of(request)
         return answered(await self._sessions.end(name, await self._body_of(request)))
 
+    async def _end_sessions(self, request: Request) -> Response:
+        self._check_gateway_key(request)
+        return answered(await self._sessions.end_left(await self._body_of(request)))
+
     async def _models(self, request: Request) -> Response:
         name = self._session_of(request)
         client = self._clients[self._run.envs[name.env].pool]
@@ -163,6 +167,11 @@ class HttpApi:
 
     async def _health(self, request: Request) -> Response:
         return answered({"status": "ok"})
+
+    def _check_gateway_key(self, request: Request) -> None:
+        """Raises RequestRefused for a request without the key that opens sessions."""
+        if not self._keys.opens_gateway(key_of(request)):
+            raise unauthorized("the gateway's key (gateway.api_key of the run file)")
 
     def _session_of(self, request: Request) -> SessionName:
         """The session that the request's key opens. Raises RequestRefused."""

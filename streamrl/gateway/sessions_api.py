@@ -116,8 +116,32 @@ class SessionsApi:
         if not self._index.has_ended(*name):
             if name not in self._index.sessions:
                 raise RequestRefused(404, f"there is no session {name.session}")
-            await self._write(name, end, lambda: self._index.has_ended(*name))
+            await self._end(name, end)
         return {"session_id": name.session, "ended": True}
+
+    async def end_left(self, body: Body) -> dict[str, Any]:
+        """End the sessions that a server of an env has left open: those whose `metadata.server` has
+        this name. They fail. Raises RequestRefused.
+        """
+        env = self._env_of(body)
+        server = string(body, "server")
+        failure = string(body, "failure")
+        if not (server and failure):
+            raise refuse("server", "it and `failure` are needed: whose sessions end, and why")
+        async with limited(self._run.envs[env].timeout_s):
+            await self._follower.catch_up()
+        left = [
+            name
+            for (of_env, name), session in self._index.sessions.items()
+            if of_env == env and session.start.metadata.get("server") == server
+        ]
+        for session in left:
+            end = SessionEnd(session=session, failure=failure, time_s=time.time())
+            await self._end(SessionName(env, session), end)
+        return {"env": env, "server": server, "ended": left}
+
+    async def _end(self, name: SessionName, end: SessionEnd) -> None:
+        await self._write(name, end, lambda: self._index.has_ended(*name))
 
     async def _write(
         self, name: SessionName, record: Record, is_applied: Callable[[], bool]

@@ -431,11 +431,11 @@ def _reward(frame: Frame, env: str) -> float | None:
 def _rate(frame: Frame, env: str) -> float | None:
     """Rollouts per second that all replicas of the env publish, or None if none has said so lately.
 
-    For an env that the run does not start, they are those that the buffer reads.
+    For an env whose rollouts others publish, they are those that the buffer reads.
     """
-    if not frame.run.envs[env].replicas:
+    if not frame.run.envs[env].producers:
         return arrival_rate(frame.seen, env, frame.time_s)
-    sources = [topology.env_part(env, i) for i in range(frame.run.envs[env].replicas)]
+    sources = [topology.env_part(env, i) for i in range(frame.run.envs[env].producers)]
     return total(frame.seen, "env/rollouts_per_s", sources, frame.time_s - FRESH_S)
 
 

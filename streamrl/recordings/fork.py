@@ -325,15 +325,15 @@ def env_progress(
     for name, env in run.envs.items():
         parents_next: list[int] = []
         if name in parent.envs:
-            producers = [topology.producer(name, i) for i in range(parent.envs[name].replicas)]
+            producers = [topology.producer(name, i) for i in range(parent.envs[name].producers)]
             parents_next = [posed[producer] for producer in producers if producer in posed]
-        for i in range(env.replicas):
+        for i in range(env.producers):
             producer = topology.producer(name, i)
             record = EnvProgress(
                 producer=producer,
-                next_problem=next_problem(parents_next, i, env.replicas),
+                next_problem=next_problem(parents_next, i, env.producers),
                 published_groups=groups.get(producer, 0),
-                replicas=env.replicas,
+                replicas=env.producers,
                 begins=max(parents_next, default=0),
             )
             yield to_message(Output(topology.journal(topology.env_part(name, i)), producer, record))

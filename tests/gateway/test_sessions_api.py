@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streamrl.config import topology
-from streamrl.records import Reward, SessionStart
+from streamrl.records import Reward, SessionEnd, SessionStart
 from tests.gateway.conftest import BODY, Shared, post
 from tests.support.gateways import ENV, gateways
 
@@ -32,6 +32,23 @@ def test_a_session_is_a_record_and_so_is_its_reward(tmp_path: Path):
     assert isinstance(first, Reward) and isinstance(second, Reward)
     assert (first.rollout, first.value, first.call) == ("s0", 1.0, answer["choices"][0]["call"])
     assert (second.name, second.scorer, second.scorer_version) == ("style", "judge", "2")
+
+
+def test_the_sessions_that_a_server_has_left_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GW_KEY", "gw")
+    with gateways(tmp_path, api_key="env:GW_KEY") as gateway:
+        url = gateway.start()
+        for name, server in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
+            body = {"task_id": "7", "session_id": name, "metadata": {"server": server}}
+            assert gateway.opened(url, body, "gw").status_code == 200
+        left = {"server": "x", "failure": "it died"}
+        assert post(f"{url}/rl/end_sessions", "other", json=left).status_code == 401
+        assert post(f"{url}/rl/end_sessions", "gw", json={"server": ""}).status_code == 400
+        ended = post(f"{url}/rl/end_sessions", "gw", json=left).json()
+        again = post(f"{url}/rl/end_sessions", "gw", json=left).json()
+        ends = [each for each in gateway.records() if isinstance(each, SessionEnd)]
+    assert ended == {"env": ENV, "server": "x", "ended": ["a", "b"]} and again["ended"] == []
+    assert {(end.session, end.failure) for end in ends} == {("a", "it died"), ("b", "it died")}
 
 
 @pytest.mark.parametrize(

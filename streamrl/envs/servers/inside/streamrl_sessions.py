@@ -1,0 +1,229 @@
+"""Poses the problems of an env, and plays each of them as sessions of the gateway.
+
+This runs in the env's own Python, which does not have streamrl: it uses the standard library, and
+is found by PYTHONPATH, which is why its name is long. A program of your own that is the `kind` of
+an env ends with
+
+    serve(make_env)
+
+where `make_env` is called with the `Settings` and gives an `Env`. `streamrl_verifiers.py` is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+SETTINGS = "STREAMRL_SERVER"  # the environment variable that has the settings, as JSON
+KEY = "STREAMRL_GATEWAY_KEY"
+LEFT = "the env's server ended in the middle of it"  # why the sessions of an earlier process fail
+GONE_S = 60.0  # The gateway may be away for so long, while it is started again.
+PAUSE_S = 0.2  # before a request is repeated; before a session, for each that failed in a row
+MAX_PAUSE_S = 2.0
+MAX_CAUSE = 500  # characters
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the run file says of this server."""
+
+    env: str
+    server: str  # its name, which no other server of the run has
+    target: str  # what follows the first colon of the env's kind
+    params: dict[str, Any]
+    seed: int
+    index: int  # of this server
+    servers: int  # that the env has; server i poses every n-th problem
+    group_size: int  # sessions of a problem
+    max_sessions: int  # at a time
+    session_limit_s: float
+    rewards: list[str]  # names that a rollout waits for; empty: `reward`, whatever it consists of
+    gateway: str  # its address
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session that has begun. Whatever takes a base URL and an API key samples in it."""
+
+    session_id: str
+    api_key: str
+    base_url: str  # of OpenAI's APIs
+    anthropic_base_url: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a session has earned, by the name of the reward. The sum is what trains, unless the run
+    file has weights.
+    """
+
+    rewards: dict[str, float]
+    truncation: str = ""  # the limit that has ended it: turns, context or time
+
+
+class Failed(Exception):
+    """There is nothing to train on. The message says why."""
+
+
+class Env(Protocol):
+    """An env, as it is served."""
+
+    # What made its rollouts, for instance {"package": "verifiers", "version": "0.4.0"}.
+    source: dict[str, str]
+    problems: int  # how many there are; 0: they never end
+
+    async def play(self, problem: int, session: Session) -> Outcome:
+        """Let the policy work on a problem. Whatever this raises makes the session fail."""
+        ...
+
+
+MakeEnv = Callable[[Settings], AbstractAsyncContextManager[Env]]
+
+
+def serve(make_env: MakeEnv) -> None:
+    """Pose problems until this process is ended."""
+    settings = Settings(**json.loads(os.environ[SETTINGS]))
+    gateway = Gateway(settings.gateway, os.environ.pop(KEY, ""))
+    asyncio.run(Server(settings, gateway).run(make_env))
+
+
+@dataclass
+class Gateway:
+    """What a server asks of the gateway."""
+
+    url: str
+    key: str
+
+    async def post(self, path: str, body: dict[str, Any], key: str = "") -> Any:
+        """Send a request, and send it again while the gateway has no room or is away. Raises
+        SystemExit if it refuses, or is away for too long.
+        """
+        gone_s = time.monotonic() + GONE_S
+        attempt = -1
+        while True:
+            attempt += 1
+            try:
+                return await asyncio.to_thread(self._post, path, body, key or self.key, attempt)
+            except urllib.error.HTTPError as error:
+                said = error.read().decode("utf-8", "replace")
+                if error.code in (429, 503):
+                    gone_s = time.monotonic() + GONE_S
+                elif error.code < 500 or time.monotonic() > gone_s:
+                    raise SystemExit(f"{self.url}{path}: {error.code} {said}") from None
+            except OSError as error:
+                if time.monotonic() > gone_s:
+                    raise SystemExit(f"the gateway {self.url} is gone ({error})") from None
+            await asyncio.sleep(PAUSE_S)
+
+    def _post(self, path: str, body: dict[str, Any], key: str, attempt: int) -> Any:
+        headers = {"Content-Type": "application/json", "x-stainless-retry-count": str(attempt)}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+
+
+@dataclass
+class Server:
+    """One process of an env."""
+
+    settings: Settings
+    gateway: Gateway
+    # Sets its groups and sessions apart from those of earlier processes.
+    begun: str = field(default_factory=lambda: f"{time.time_ns():x}")
+    failed_in_a_row: int = 0  # sessions
+
+    async def run(self, make_env: MakeEnv) -> None:
+        settings = self.settings
+        left = {"env": settings.env, "server": settings.server, "failure": LEFT}
+        await self.gateway.post("/rl/end_sessions", left)
+        async with make_env(settings) as env:
+            room = asyncio.Semaphore(settings.max_sessions)
+            async with asyncio.TaskGroup() as playing:
+                for number, problem in enumerate(problems(env.problems, settings, self.begun)):
+                    for sample in range(settings.group_size):
+                        await room.acquire()
+                        await asyncio.sleep(min(self.failed_in_a_row * PAUSE_S, MAX_PAUSE_S))
+                        session = await self._start(env, number, problem, sample)
+                        task = playing.create_task(self._play(env, problem, session))
+                        task.add_done_callback(lambda task: room.release())
+
+    async def _start(self, env: Env, number: int, problem: int, sample: int) -> Session:
+        """Begin a session as soon as the gateway wants one."""
+        settings = self.settings
+        group = f"{settings.server}-{self.begun}-{number}"
+        body = {
+            "env": settings.env,
+            "task_id": str(problem),
+            "group_id": group,
+            "session_id": f"{group}-{sample}",
+            "metadata": {**env.source, "server": settings.server},
+        }
+        begun = await self.gateway.post("/rl/start_session", body)
+        return Session(**begun)
+
+    async def _play(self, env: Env, problem: int, session: Session) -> None:
+        try:
+            outcome = await asyncio.wait_for(
+                env.play(problem, session), self.settings.session_limit_s
+            )
+            rewards = chosen(outcome.rewards, self.settings.rewards)
+        except TimeoutError:
+            await self._fail(session, f"it took longer than {self.settings.session_limit_s:g} s")
+        except Failed as error:
+            await self._fail(session, str(error))
+        except Exception as error:  # the env is somebody else's code
+            await self._fail(session, f"{type(error).__name__}: {error}")
+        else:
+            self.failed_in_a_row = 0
+            for name, reward in rewards.items():
+                body = {"name": name, "reward": reward}
+                await self.gateway.post("/rl/set_reward", body, session.api_key)
+            end = {"truncation": outcome.truncation}
+            await self.gateway.post("/rl/end_session", end, session.api_key)
+
+    async def _fail(self, session: Session, cause: str) -> None:
+        self.failed_in_a_row += 1
+        print(f"session {session.session_id} fails: {cause[:MAX_CAUSE]}", flush=True)
+        await self.gateway.post("/rl/end_session", {"failure": cause[:MAX_CAUSE]}, session.api_key)
+
+
+def problems(number: int, settings: Settings, begun: str) -> Iterator[int]:
+    """The problems of this server among so many, in another order each epoch. 0: they never end,
+    and come in their own order.
+    """
+    if not number:
+        yield from count(settings.index, settings.servers)
+    if settings.index >= number:
+        raise SystemExit(f"{number} problems are too few for {settings.servers} servers of an env")
+    for epoch in count():
+        order = list(range(settings.index, number, settings.servers))
+        random.Random(f"{settings.seed}-{begun}-{epoch}").shuffle(order)
+        yield from order
+
+
+def chosen(rewards: dict[str, float], names: list[str]) -> dict[str, float]:
+    """The rewards that a rollout waits for; without names their sum, as `reward`. Raises Failed if
+    one is missing.
+    """
+    if not names:
+        return {"reward": sum(rewards.values())}
+    missing = [name for name in names if name not in rewards]
+    if missing:
+        raise Failed(
+            f"there is no reward {missing[0]!r} (sessions.rewards); there are"
+            f" {', '.join(rewards) or 'none'}"
+        )
+    return {name: rewards[name] for name in names}

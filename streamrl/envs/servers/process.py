@@ -1,0 +1,123 @@
+"""Env server: a process in the env's own Python, which is kept running.
+
+It poses problems and plays each as a session of the gateway (`inside/streamrl_sessions.py`), so all
+that it makes goes through the gateway into the log. If it ends, so does this part; its supervisor
+starts both again, and the next process lets the sessions fail that this one has left open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.config.secrets import handed_on, reveal
+from streamrl.errors import ConfigError, StreamrlError
+from streamrl.log.protocol import Log
+from streamrl.processor import process_group
+from streamrl.processor.part import open_part
+
+INSIDE = Path(__file__).parent / "inside"
+PROGRAMS = {"verifiers": "streamrl_verifiers.py"}
+POLL_S = 0.2
+STOP_S = 5.0  # It has so long to end by itself.
+
+
+def run_server(run: RunFile, log: Log, stop: threading.Event, env: str, index: int) -> None:
+    """Keep server `index` of the env running until `stop` is set. Raises StreamrlError when it
+    ends by itself.
+    """
+    command = [python_of(run, env), str(program_of(run, env))]
+    with open_part(log, topology.env_part(env, index), writer=None) as part:
+        process = subprocess.Popen(
+            process_group.guarded(command, STOP_S),
+            stdin=subprocess.PIPE,
+            env=environment(run, env, index),
+        )
+        part.mark_ready()
+        try:
+            while not stop.wait(POLL_S):
+                log.topics()  # The part is alive as long as it uses its log.
+                if process.poll() is not None:
+                    raise StreamrlError(
+                        f"envs.{env}: its server has ended with exit code {process.returncode};"
+                        " what it said stands above in this log"
+                    )
+        finally:
+            process.communicate()  # The end of its input is the end of the server.
+
+
+def python_of(run: RunFile, env: str) -> str:
+    """The interpreter of an env. Raises ConfigError if there is none at that path."""
+    path = Path(run.envs[env].python)
+    if not os.access(path, os.X_OK):
+        raise ConfigError(
+            f"envs.{env}.python: {path} is no Python that can be started; for verifiers,"
+            " `make setup-verifiers` makes .venv-verifiers/bin/python"
+        )
+    return str(path.absolute())
+
+
+def program_of(run: RunFile, env: str) -> Path:
+    """The program that runs there. Raises ConfigError if there is no such file."""
+    kind = run.envs[env].kind
+    name = kind.partition(":")[0]
+    path = INSIDE / PROGRAMS[name] if name in PROGRAMS else Path(kind)
+    if not path.is_file():
+        raise ConfigError(f"envs.{env}.kind: there is no file {path}")
+    return path.absolute()
+
+
+def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
+    """The variables of a server: those of the system, those that the run file names, the settings
+    and the gateway's key. None of the run's other secrets are among them.
+    """
+    given = handed_on()
+    for name in run.envs[env].variables:
+        if name not in os.environ:
+            raise ConfigError(f"envs.{env}.variables: there is no variable {name!r}; set it")
+        given[name] = os.environ[name]
+    paths = [str(INSIDE), given.get("PYTHONPATH", "")]
+    given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    given["STREAMRL_SERVER"] = json.dumps(settings_of(run, env, index))
+    key = reveal(run.gateway.api_key, "gateway.api_key")
+    if key:
+        given["STREAMRL_GATEWAY_KEY"] = key
+    return given
+
+
+def settings_of(run: RunFile, env: str, index: int) -> dict[str, object]:
+    """What the server is to know: `Settings` of inside/streamrl_sessions.py."""
+    settings = run.envs[env]
+    group_size = run.buffer_of(env).group_size
+    return {
+        "env": env,
+        "server": topology.env_part(env, index),
+        "target": settings.kind.partition(":")[2],
+        "params": settings.params,
+        "seed": settings.seed,
+        "index": index,
+        "servers": max(settings.replicas, 1),
+        "group_size": group_size,
+        "max_sessions": settings.max_groups_in_flight * group_size,
+        "session_limit_s": settings.rollout_timeout_s,
+        "rewards": settings.sessions.rewards if settings.sessions else [],
+        "gateway": gateway_url(run, index),
+    }
+
+
+def gateway_url(run: RunFile, index: int) -> str:
+    """The address of the gateway's replica that this server calls."""
+    given = os.environ.get("STREAMRL_GATEWAY_URL")
+    if given:
+        return given.rstrip("/")
+    host = run.gateway.host
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{run.gateway.port + index % run.gateway.replicas}"

@@ -1,0 +1,85 @@
+"""What an env server is started with, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamrl.config import choices, run_file
+from streamrl.config.run_file import parse
+from streamrl.config.topology import parts
+from streamrl.envs.servers import process
+from streamrl.errors import ConfigError
+
+ENV = {"kind": "verifiers:gsm8k", "python": sys.executable}
+
+
+def run_of(**settings: object) -> run_file.RunFile:
+    env = {**ENV, **settings}
+    return parse({"run": "r", "envs": {"sums": env}, "gateway": {"replicas": 2, "port": 8700}})
+
+
+def test_it_has_sessions_and_processes_of_its_own():
+    run = run_of(replicas=2)
+    assert run.session_envs == ("sums",) and run.envs["sums"].producers == 0
+    names = [part.name for part in parts(run)]
+    assert names[-2:] == ["env-sums-0", "env-sums-1"]
+    assert {"gateway-0", "gateway-1", "assembler"} <= set(names)
+
+
+def test_it_is_told_its_settings_and_the_gateways_key_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("GATEWAY_KEY", "k")
+    run = parse(
+        {
+            "run": "r",
+            "envs": {"sums": {**ENV, "replicas": 2, "params": {"agent": {"max_turns": 3}}}},
+            "gateway": {"replicas": 2, "api_key": "env:GATEWAY_KEY", "host": "0.0.0.0"},
+        }
+    )
+    given = process.environment(run, "sums", 1)
+    assert given["STREAMRL_GATEWAY_KEY"] == "k"
+    assert not {"GATEWAY_KEY", "AWS_SECRET_ACCESS_KEY"} & set(given)
+    told = json.loads(given["STREAMRL_SERVER"])
+    assert (told["target"], told["index"], told["servers"]) == ("gsm8k", 1, 2)
+    assert told["params"] == {"agent": {"max_turns": 3}}
+    assert told["gateway"] == "http://127.0.0.1:8701"
+    monkeypatch.setenv("STREAMRL_GATEWAY_URL", "http://gateway:8700/")
+    assert process.gateway_url(run, 1) == "http://gateway:8700"
+
+
+def test_every_name_of_a_server_has_a_program():
+    assert set(process.PROGRAMS) == set(choices.SERVERS)
+    for name, program in process.PROGRAMS.items():
+        run = run_of(kind=f"{name}:x")
+        assert process.program_of(run, "sums").name == program
+
+
+def test_what_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"envs\.sums\.python: .*nowhere is no Python"):
+        process.python_of(run_of(python=str(tmp_path / "nowhere")), "sums")
+    with pytest.raises(ConfigError, match=r"envs\.sums\.kind: there is no file mine\.py"):
+        process.program_of(run_of(kind="mine.py"), "sums")
+    with pytest.raises(ConfigError, match="there is no variable 'NOT_SET'"):
+        process.environment(run_of(variables=["NOT_SET"]), "sums", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"envs": {"a": {**ENV, "kind": "copy-digits"}}}, "'copy-digits' is neither"),
+        ({"envs": {"a": ENV}, "gateway": {"port": 0}}, "give gateway.port a number"),
+        ({"envs": {"a": {**ENV, "pass_rate": {}}}}, "pass_rate and rewards do not apply"),
+        ({"envs": {"a": {**ENV, "record_turns": True}}}, "the gateway records its model calls"),
+        ({"envs": {"copy": {"variables": ["A"]}}}, "are for an env with a Python of its own"),
+        ({"envs": {"a": ENV}, "eval": {"envs": {"a": {}}}}, "so it cannot be asked"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, object], says: str):
+    with pytest.raises(ConfigError, match=says):
+        parse({"run": "r", **settings})

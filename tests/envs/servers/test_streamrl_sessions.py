@@ -1,0 +1,121 @@
+"""An env server as a process of its own, on the real gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.config import topology
+from streamrl.envs.servers.process import INSIDE
+from streamrl.errors import StreamrlError
+from streamrl.records import Reward
+from tests.support.env_servers import EnvServer, ends, gateway_of, run_of, starts
+from tests.support.gateways import ENV
+from tests.support.modules import module_of
+from tests.support.waiting import until
+
+COUNTING = str(Path(__file__).with_name("counting.py"))
+sessions: Any = module_of(INSIDE / "streamrl_sessions.py")
+
+
+def test_sessions_are_grouped_rewarded_and_ended_and_what_made_them_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KAFKA_PASSWORD", "secret")
+    monkeypatch.setenv("JUDGE_KEY", "for the env")
+    run = run_of(
+        tmp_path,
+        COUNTING,
+        sys.executable,
+        sessions={"rewards": ["right", "brief"]},
+        rollout_timeout_s=1.0,
+        variables=["JUDGE_KEY"],
+    )
+    with gateway_of(run, lambda prompt, choice: "four") as gateway:
+        server = EnvServer(run, gateway)
+        until(lambda: {each.problem_id for each in starts(gateway).values()} == {"0", "1", "2"})
+        until(lambda: len(ends(gateway)) >= 6)
+        server.stop()
+        assert server.ended is None
+        begun = starts(gateway)
+        ended = ends(gateway)
+        rewards = gateway.records(topology.rewards(ENV))
+    by_problem = {begun[name].problem_id: end for name, end in ended.items()}
+    assert (by_problem["0"].failure, by_problem["0"].truncation) == ("", "turns")
+    assert by_problem["1"].failure == "ValueError: no such number"
+    assert by_problem["2"].failure == "it took longer than 1 s"
+    given = {(each.name, each.value) for each in rewards if isinstance(each, Reward)}
+    assert given == {("right", 1.0), ("brief", 0.25)}
+    groups = [each.group_id for each in begun.values()]
+    assert max(map(groups.count, groups)) == 2
+    source = next(iter(begun.values())).metadata
+    assert source["package"] == "counting" and source["server"] == "env-agent-0"
+    assert "JUDGE_KEY" in source["variables"] and "KAFKA_PASSWORD" not in source["variables"]
+
+
+def test_a_server_that_is_killed_ends_the_part_and_its_sessions_fail(tmp_path: Path):
+    run = run_of(tmp_path, COUNTING, sys.executable, max_groups_in_flight=2)
+    with gateway_of(run, lambda prompt, choice: "four") as gateway:
+        gateway.stub.gate.clear()  # so that sessions are open
+        first = EnvServer(run, gateway)
+        until(lambda: len(starts(gateway)) >= 3)
+        pid = int(next(iter(starts(gateway).values())).metadata["pid"])
+        os.kill(pid, signal.SIGKILL)
+        ended = first.wait()
+        assert isinstance(ended, StreamrlError) and "its server has ended" in str(ended)
+        left = set(starts(gateway)) - set(ends(gateway))
+        assert left
+        gateway.stub.gate.set()
+        second = EnvServer(run, gateway)
+        until(lambda: left <= set(ends(gateway)))
+        second.stop()
+        causes = {ends(gateway)[name].failure for name in left}
+        others = {end.failure for name, end in ends(gateway).items() if name not in left}
+    assert causes == {sessions.LEFT}
+    assert sessions.LEFT not in others
+
+
+def settings(**changes: Any) -> Any:
+    values = {
+        "env": "e",
+        "server": "env-e-0",
+        "target": "",
+        "params": {},
+        "seed": 0,
+        "index": 0,
+        "servers": 1,
+        "group_size": 2,
+        "max_sessions": 4,
+        "session_limit_s": 1.0,
+        "rewards": [],
+        "gateway": "http://127.0.0.1:1",
+    }
+    return sessions.Settings(**{**values, **changes})
+
+
+def test_servers_share_out_the_problems_and_each_comes_once_an_epoch():
+    first = list(islice(sessions.problems(10, settings(index=0, servers=3), "a"), 8))
+    second = list(islice(sessions.problems(10, settings(index=2, servers=3), "a"), 6))
+    assert sorted(first[:4]) == sorted(first[4:]) == [0, 3, 6, 9] and first[:4] != first[4:]
+    assert sorted(second[:3]) == sorted(second[3:]) == [2, 5, 8]
+    assert list(islice(sessions.problems(0, settings(index=1, servers=2), "a"), 3)) == [1, 3, 5]
+    with pytest.raises(SystemExit, match="1 problems are too few for 3 servers"):
+        next(sessions.problems(1, settings(index=2, servers=3), "a"))
+
+
+def test_a_process_that_follows_goes_through_them_in_another_order():
+    orders = [list(islice(sessions.problems(50, settings(), begun), 50)) for begun in "ab"]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+
+
+def test_a_reward_that_is_waited_for_has_to_be_there():
+    assert sessions.chosen({"a": 1.0, "b": 0.5}, []) == {"reward": 1.5}
+    assert sessions.chosen({"a": 1.0, "b": 0.5}, ["b"]) == {"b": 0.5}
+    with pytest.raises(sessions.Failed, match=r"no reward 'c' \(sessions.rewards\); there are a"):
+        sessions.chosen({"a": 1.0}, ["c"])
