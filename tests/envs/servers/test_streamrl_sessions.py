@@ -20,6 +20,7 @@ from tests.support.gateways import ENV
 from tests.support.modules import module_of
 from tests.support.waiting import until
 
+ROOT = Path(__file__).parents[3]
 COUNTING = str(Path(__file__).with_name("counting.py"))
 sessions: Any = module_of(INSIDE / "streamrl_sessions.py")
 
@@ -79,6 +80,23 @@ def test_a_server_that_is_killed_ends_the_part_and_its_sessions_fail(tmp_path: P
         others = {end.failure for name, end in ends(gateway).items() if name not in left}
     assert causes == {sessions.LEFT}
     assert sessions.LEFT not in others
+
+
+def test_the_pages_program_is_the_example_and_runs(tmp_path: Path):
+    example = ROOT / "examples" / "env_server.py"
+    page = (ROOT / "docs" / "env-servers.md").read_text()
+    assert page.split("```python\n")[1].split("```")[0] == example.read_text()
+    run = run_of(tmp_path, str(example), sys.executable)
+    with gateway_of(run, lambda prompt, choice: "four") as gateway:
+        server = EnvServer(run, gateway)
+        until(lambda: len(gateway.records(topology.rewards(ENV))) >= 20)
+        server.stop()
+        begun = starts(gateway)
+        given = gateway.records(topology.rewards(ENV))
+    for reward in given:
+        assert isinstance(reward, Reward) and reward.name == "reward"
+        problem = int(begun[reward.rollout].problem_id)
+        assert reward.value == (problem % 10 == 3)
 
 
 def settings(**changes: Any) -> Any:
