@@ -39,6 +39,7 @@ class CallTree:
         self._digests: dict[str, bytes] = {}  # call -> digest of its conversation
         self._contexts: dict[bytes, str] = {}  # digest of all tokens up to an answer -> call
         self._context_lengths: dict[str, int] = {}  # call -> number of these tokens
+        self._not_indexed: list[ModelCall] = []  # by digests, which many sessions never need
 
     def add(self, call: ModelCall) -> bool:
         """Add the next call of the log. False: its request already has this answer, or another, so
@@ -55,14 +56,7 @@ class CallTree:
         self.calls[call.call] = call
         if call.request:
             self._answers[call.request, call.choice] = call.call
-        before = self._digests[call.continues] if call.continues else EMPTY
-        asked = messages.digest(before, call.messages)
-        said = messages.digest(asked, [answer_message(call)])
-        self._digests[call.call] = said
-        self._conversations.setdefault(said, call.call)
-        tokens = self.context(call.call)
-        self._contexts.setdefault(xxhash.xxh3_128_digest(tokens.tobytes()), call.call)
-        self._context_lengths[call.call] = len(tokens)
+        self._not_indexed.append(call)
         return True
 
     def answers(self, request: str) -> list[ModelCall]:
@@ -75,6 +69,9 @@ class CallTree:
         conversation that the request begins with.
         """
         found = Place("", list(conversation))
+        if not self.calls:
+            return found
+        self._index()
         before = EMPTY
         for index, message in enumerate(conversation):
             before = messages.digest(before, [message])
@@ -89,6 +86,9 @@ class CallTree:
         `prompt`: (p,) ids of any integer type.
         """
         found = ""
+        if not self.calls:
+            return found
+        self._index()
         longest = 0
         ids = prompt.astype(np.uint32)
         for length in sorted(set(self._context_lengths.values())):
@@ -125,6 +125,19 @@ class CallTree:
             return "sub-agent"
         longest = max(self._length(call) for call in self.calls)
         return "compaction" if len(conversation) < longest else "edit"
+
+    def _index(self) -> None:
+        """Find each new call by the digests of its conversation and of its tokens."""
+        for call in self._not_indexed:
+            before = self._digests[call.continues] if call.continues else EMPTY
+            asked = messages.digest(before, call.messages)
+            said = messages.digest(asked, [answer_message(call)])
+            self._digests[call.call] = said
+            self._conversations.setdefault(said, call.call)
+            tokens = self.context(call.call)
+            self._contexts.setdefault(xxhash.xxh3_128_digest(tokens.tobytes()), call.call)
+            self._context_lengths[call.call] = len(tokens)
+        self._not_indexed.clear()
 
     def _length(self, call: str) -> int:
         """The number of messages up to the call's answer."""

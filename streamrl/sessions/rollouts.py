@@ -17,6 +17,8 @@ from streamrl.records import ModelCall, Rollout, Turn, token_dtype
 from streamrl.sessions.call_tree import context, sequences
 from streamrl.sessions.messages import joined_text
 
+SMALLEST = token_dtype(1)
+
 
 class RolloutName(NamedTuple):
     """What a rollout is called, and who makes it."""
@@ -111,11 +113,13 @@ def to_turns(calls: Sequence[ModelCall]) -> list[Turn]:
 
 def _turns_of(call: ModelCall, prompt: np.ndarray, fork: bool) -> list[Turn]:
     how = call.inference_metadata
-    largest = int(max(prompt.max(initial=0), call.tokens.max()))
+    if prompt.dtype != SMALLEST or call.tokens.dtype != SMALLEST:
+        largest = int(max(prompt.max(initial=0), call.tokens.max()))
+        prompt = prompt.astype(token_dtype(largest + 1))
     asked = Turn(
         message=joined_text(call.messages),
         role=str(call.messages[-1]["role"]) if call.messages else "user",
-        tokens=prompt.astype(token_dtype(largest + 1)),
+        tokens=prompt,
         fork=fork,
         timestamp=call.time_s - how.latency_s,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents import env_kills
 from tests.agents.chaos import killed
 from tests.agents.practice import AGENTS, MISMATCH, trained
 
@@ -26,3 +27,10 @@ def test_an_agent_learns_and_no_call_of_it_is_lost(tmp_path: Path, agent: str):
 def test_kills_lose_and_double_nothing(tmp_path: Path):
     result = killed(tmp_path, kills=20, seed=1)
     assert result.is_clean, result
+
+
+@pytest.mark.slow
+def test_kills_of_an_env_lose_an_answer_of_each_conversation_at_most(tmp_path: Path):
+    result = env_kills.killed(tmp_path, kills=4, seed=1)
+    assert result.is_clean, result
+    assert result.kept_s > result.lost_s

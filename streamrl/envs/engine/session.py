@@ -204,8 +204,10 @@ class RolloutSession:
 
     def _name_of(self, asked: list[Message], tools: list[Tool]) -> str:
         """Names a request among those of the session: what it asks, and how often that was asked
-        before.
+        before. Empty where nothing is recorded.
         """
+        if self.recording.recorder is None:
+            return ""
         text = msgspec.json.encode((asked, tools), order="deterministic")
         body = xxhash.xxh3_128_hexdigest(text)
         times = self._asked.get(body, 0)

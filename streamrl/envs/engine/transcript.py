@@ -99,12 +99,13 @@ def to_rollout(task: Task, index: int, transcript: Transcript, rewards: Weighted
         if transcript.note:
             metadata["cause"] = transcript.note
     calls = transcript.calls
-    made = [call.call for call in calls]
-    order = [made.index(call.call) for call in in_order_of_turns(calls)]
+    if len(calls) > 1:
+        made = [call.call for call in calls]
+        rewards = rewards.in_order([made.index(each.call) for each in in_order_of_turns(calls)])
     return rollouts.to_rollout(
         name=task.name(index),
         calls=calls,
-        turns=with_rewards(to_turns(calls), rewards.in_order(order)),
+        turns=with_rewards(to_turns(calls), rewards),
         reward=rewards.reward,
         rewards=rewards.totals,
         metadata=metadata,
