@@ -174,7 +174,8 @@ def killed(directory: Path, kills: int, seed: int) -> Result:
         topics.apply(run, dict(run.kafka))
         log = KafkaLog(dict(run.kafka), run.run)
         stack.callback(log.close)
-        stub = stack.enter_context(SlowStub())
+        stub = SlowStub()
+        stack.enter_context(stub)
         stack.enter_context(heard(log, stub))
         struck: list[float] = []
         for life in range(kills + 1):
