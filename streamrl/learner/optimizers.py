@@ -15,16 +15,16 @@ from levanter.optim import AdoptConfig, CautiousConfig, LionConfig, MuonConfig, 
 from levanter.optim.config import LrSchedule, LrScheduleContext
 
 from streamrl.config.run_file import Learner
-from streamrl.learner.schedules import Schedule, learning_rate
+from streamrl.learner.schedules import learning_rate
 
 
 @dataclass(frozen=True)
 class RunSchedule(LrSchedule):
     """The run file's schedule, warm-up included, in the place of one of Levanter's."""
 
-    schedule: Schedule
+    schedule: optax.Schedule
 
-    def build(self, ctx: LrScheduleContext) -> Schedule:
+    def build(self, ctx: LrScheduleContext) -> optax.Schedule:
         return self.schedule
 
 

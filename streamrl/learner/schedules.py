@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import jax
 import optax
 
 from streamrl.config.run_file import Learner
 
-Schedule = Callable[[jax.Array | int], jax.Array | float]
 
-
-def learning_rate(config: Learner) -> Schedule:
+def learning_rate(config: Learner) -> optax.Schedule:
     """The learning rate by the number of steps that were taken before, skipped ones not counted.
 
     With W steps of warm-up, N steps in all, the rate L and the last rate E, the rate at step t is
