@@ -266,6 +266,35 @@ def room_of(file: str) -> str:
     return file.split("/")[0].removesuffix(".py")
 
 
+# Modules whose tests stand in the file of another, which runs them as they are run.
+TESTED_BY = {"learner/trainer.py": "learner/test_process.py"}
+
+
+def test_every_module_that_does_something_has_a_test_file_of_its_name():
+    tests = PACKAGE.parent / "tests"
+    missing: list[str] = []
+    for file in FILES:
+        own = Path(file).with_name(f"test_{Path(file).name}")
+        exempt = file.endswith("__init__.py") or (tests / TESTED_BY.get(file, own)).is_file()
+        if not exempt and does_something((PACKAGE / file).read_text()):
+            missing.append(f"tests/{own}")
+    assert missing == []
+
+
+def does_something(source: str) -> bool:
+    """Whether a module has a function with a body. Records, names and protocols have none."""
+    return any(
+        not isinstance(node.body[-1], ast.Expr) or not isinstance(node.body[-1].value, ast.Constant)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def test_what_does_something_is_told_from_names_and_protocols():
+    assert does_something("def f():\n  return 1") and does_something("class A:\n  def f(self): g()")
+    assert not does_something("A = 1\nclass P:\n  def f(self):\n    'Words.'\n    ...")
+
+
 def test_the_core_really_starts_without_what_is_heavy():
     core = [
         f"streamrl.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"

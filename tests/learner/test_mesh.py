@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -15,7 +16,14 @@ from streamrl.config.run_file import Learner, Mesh, TinyModel
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import write_tiny
-from streamrl.learner.mesh import data_parallel_devices, mesh_config, use_mesh
+from streamrl.learner.mesh import (
+    data_parallel_devices,
+    enable_compilation_cache,
+    make_deterministic,
+    mesh_config,
+    trainer_config,
+    use_mesh,
+)
 from tests.learner.conftest import CONTEXT
 from tests.learner.gradients import gradient
 from tests.learner.meshes import MESHES
@@ -93,3 +101,42 @@ def test_heads_that_cannot_be_divided_are_refused(small: Path):
         pytest.raises(ModelError, match="2 key-value heads cannot be divided among 3 devices"),
     ):
         model.load(small, CONTEXT, Learner(mesh=Mesh(model=3)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "--xla_gpu_deterministic_ops=true"),
+        ("--xla_a=1", "--xla_a=1 --xla_gpu_deterministic_ops=true"),
+        ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
+    ],
+)
+def test_gpus_compute_the_same_bits_unless_somebody_has_said_otherwise(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XLA_FLAGS", before)
+    make_deterministic()
+    assert os.environ["XLA_FLAGS"] == after
+
+
+def test_compiled_programs_are_kept_whatever_they_cost(tmp_path: Path):
+    kept = jax.config.jax_compilation_cache_dir
+    try:
+        enable_compilation_cache(tmp_path)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+        assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.0
+    finally:
+        enable_compilation_cache(Path(kept))
+
+
+def test_levanters_own_records_and_checks_are_off():
+    config = trainer_config(rows=8, micro_batch_rows=2, compute=Learner(precision="bf16"))
+    assert (config.train_batch_size, config.per_device_parallelism) == (8, 2)
+    assert not (config.load_checkpoint or config.crash_on_nan or config.crash_on_inf)
+    assert config.mp.compute_dtype == np.dtype("bfloat16")
+
+
+def test_outside_a_trainer_there_is_a_mesh_of_all_devices():
+    with use_mesh():
+        mesh = jax.sharding.get_abstract_mesh()
+        assert np.prod(list(mesh.shape.values())) == jax.device_count()

@@ -1,0 +1,157 @@
+"""What a replica launches, and what it takes note of. Whole lives of replicas: test_process.py."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamrl.config.run_file import Env
+from streamrl.envs import replica as replica_module
+from streamrl.envs.flow_control import OutstandingLimit
+from streamrl.envs.problem_cursor import ProblemCursor
+from streamrl.envs.replica import PAUSE_S, Replica, RolloutGroup
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Message, Output
+from streamrl.records import Demand, EnvProgress, Server
+from tests.support.build import rollout
+
+
+class Servers:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, bool]] = []
+
+    def on_server(self, server_id: str, server: object, old: bool = False) -> None:
+        self.heard.append((server_id if server else f"{server_id} is gone", old))
+
+
+class Launched(Replica):
+    """It notes which problems it begins, and plays none."""
+
+    begun: list[int]
+
+    def _begin(self, number: int) -> None:
+        self.begun.append(number)
+
+
+def replica(demand: Demand | None = None, **settings: Any) -> Launched:
+    made = Launched(
+        name="copy",
+        runner=SimpleNamespace(settings=Env(**settings), recorder=None),  # type: ignore[arg-type]
+        client=Servers(),  # type: ignore[arg-type]
+        group_size=2,
+        cursor=ProblemCursor(EnvProgress(producer="copy-0", next_problem=0), step=3),
+        limit=OutstandingLimit("copy-0", replicas=1, guess_tokens=10.0, demand=demand),
+    )
+    made.begun = []
+    return made
+
+
+def wanted(tokens: int, environment: str = "copy") -> Demand:
+    return Demand(environment=environment, wanted_tokens=tokens, held_tokens=0, closed_groups={})
+
+
+def message(topic: str, key: str, record: Any, offset: int = 0) -> Message:
+    return to_message(Output(topic, key, record))._replace(partition=0, offset=offset)
+
+
+def test_groups_are_launched_as_far_as_tokens_are_wanted():
+    made = replica(wanted(25))
+    made.launch(0.0)
+    assert made.begun == [0, 3, 6] and made.limit.outstanding == 3
+    made.launch(1.0)
+    assert made.begun == [0, 3, 6]
+    idle = replica()
+    idle.launch(0.0)
+    assert idle.begun == []
+
+
+def test_a_rate_is_kept_and_a_short_delay_is_made_up_for():
+    """One is due every 0.125 s, and what was due within BURST_S before is made up for."""
+    made = replica(wanted(10**6), max_groups_per_s=8)
+    begun: list[int] = []
+    for now_s in (100.0, 100.02, 100.03, 100.1, 100.2):
+        made.launch(now_s)
+        begun.append(len(made.begun))
+    assert begun == [2, 2, 3, 3, 4]
+
+
+async def test_groups_that_fail_in_a_row_are_followed_by_ever_longer_pauses():
+    made = replica(wanted(10**6), max_groups_in_flight=1)
+    for in_a_row in (1, 2):
+        made.running = {await finished(rollout("copy", "g", failure="no server"))}
+        made.take_finished(50.0)
+        assert made.next_launch_s == pytest.approx(50.0 + in_a_row * PAUSE_S)
+    made.running = {await finished(rollout("copy", "g"))}
+    assert len(made.take_finished(50.0)) == 1
+    assert made.failed_in_a_row == 0 and made.limit.complete == 1
+
+
+async def finished(*rollouts: Any) -> asyncio.Task[RolloutGroup]:
+    async def play() -> RolloutGroup:
+        return RolloutGroup(0, list(rollouts))
+
+    task = asyncio.create_task(play())
+    await task
+    return task
+
+
+def test_a_group_costs_what_it_would_have_if_none_had_failed():
+    whole = rollout("copy", "g", 0)
+    failed = rollout("copy", "g", 1, failure="no server")
+    assert RolloutGroup(0, [whole, failed]).tokens == 2 * whole.total_tokens
+    assert RolloutGroup(0, [failed]).tokens == 0.0
+
+
+def test_demand_of_its_env_and_servers_are_noted(caplog: pytest.LogCaptureFixture):
+    made = replica()
+    made.began = {("servers", 0): 5}
+    ready = Server(server_id="s", url="", version=4, state="ready", heartbeat_s=1.0)
+    made.on_messages(
+        [
+            message("demand", "add", wanted(9, "add")),
+            message("demand", "copy", wanted(7)),
+            message("servers", "s", ready, offset=4),
+            message("servers", "s", ready, offset=5),
+            Message("servers", b"s", None, partition=0, offset=6),
+            Message("servers", b"s", b"\xc1", (("schema", b"server/1"),), partition=0, offset=7),
+        ]
+    )
+    assert made.limit.demand == wanted(7) and made.version == 4
+    assert made.client.heard == [("s", True), ("s", False), ("s is gone", False)]  # type: ignore[attr-defined]
+    assert "copy-0: servers[0]@7 is passed over" in caplog.text
+
+
+def test_open_problems_are_begun_again_but_for_those_held_out_since(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    made = replica()
+    made.cursor = ProblemCursor(
+        EnvProgress(producer="copy-0", next_problem=0, open_problems=[3, 6, 9]), step=3
+    )
+    made.limit.launched = 3
+    monkeypatch.setattr(made, "is_held_out", lambda number: number == 6)
+    made.resume_open()
+    assert made.begun == [3, 9] and made.limit.launched == 2
+    assert made.cursor.progress.open_problems == [3, 9]
+
+
+def test_what_is_published_is_one_transaction_with_the_progress():
+    made = replica()
+    made.cursor.next()
+    group = RolloutGroup(0, [rollout("copy", "g", 0), rollout("copy", "g", 1)])
+    messages = made.outputs([group])
+    assert [m.topic for m in messages] == ["rollouts.copy"] * 2 + ["journal.env-copy-0"]
+    assert made.cursor.progress.published_groups == 1
+    assert made.cursor.progress.open_problems == []
+
+
+def test_held_out_problems_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(replica_module, "HELD_OUT_IN_A_ROW", 3)
+    made = replica()
+    monkeypatch.setattr(made, "is_held_out", lambda number: True)
+    assert made.is_skipped(0) and made.is_skipped(1)
+    with pytest.raises(replica_module.ConfigError, match=r"lower `problems` in eval.envs"):
+        made.is_skipped(2)
