@@ -266,16 +266,12 @@ def room_of(file: str) -> str:
     return file.split("/")[0].removesuffix(".py")
 
 
-# Modules whose tests stand in the file of another, which runs them as they are run.
-TESTED_BY = {"learner/trainer.py": "learner/test_process.py"}
-
-
 def test_every_module_that_does_something_has_a_test_file_of_its_name():
     tests = PACKAGE.parent / "tests"
     missing: list[str] = []
     for file in FILES:
         own = Path(file).with_name(f"test_{Path(file).name}")
-        exempt = file.endswith("__init__.py") or (tests / TESTED_BY.get(file, own)).is_file()
+        exempt = file.endswith("__init__.py") or (tests / own).is_file()
         if not exempt and does_something((PACKAGE / file).read_text()):
             missing.append(f"tests/{own}")
     assert missing == []

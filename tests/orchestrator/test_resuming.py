@@ -169,7 +169,7 @@ ENV_OTHERS = {
     "sessions": "the assembler goes on under others: tests/assembler/test_process.py",
     "record_turns": "read by a replica that starts again: tests/envs/test_open_sessions.py",
     "tool_syntax": "of verifiers' envs: tests/envs/shipped/test_verifiers.py",
-    "python": "its server keeps nothing: tests/envs/servers/test_streamrl_sessions.py",
+    "python": "its server keeps nothing: tests/envs/servers/inside/test_streamrl_sessions.py",
     "variables": "of such a server: tests/envs/servers/test_process.py",
     "pass_rate": (
         "of envs with a finite set, whose visits are read: tests/envs/test_difficulty_filter.py"

@@ -21,7 +21,7 @@ from tests.support.gateways import ENV
 from tests.support.modules import module_of
 from tests.support.waiting import patience, until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TASKSET = ROOT / "examples" / "verifiers_taskset.py"
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 LOCAL = {"agent": {"runtime": {"type": "subprocess"}}}

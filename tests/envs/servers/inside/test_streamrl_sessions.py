@@ -20,8 +20,8 @@ from tests.support.gateways import ENV
 from tests.support.modules import module_of
 from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[3]
-COUNTING = str(Path(__file__).with_name("counting.py"))
+ROOT = Path(__file__).parents[4]
+COUNTING = str(Path(__file__).parents[1] / "counting.py")
 sessions: Any = module_of(INSIDE / "streamrl_sessions.py")
 
 
