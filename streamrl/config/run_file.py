@@ -571,6 +571,9 @@ class Inference(Section):
     dtype: str = "float32"  # Data type that vLLM computes in.
     max_model_len: int = Field(default=128, ge=8)  # Tokens of the longest sequence.
     max_num_seqs: int = Field(default=64, ge=1)  # Sequences that a server works on at a time.
+    # Adapters that a server computes with at a time (learner.lora). Requests for further versions
+    # wait.
+    max_adapters: int = Field(default=4, ge=1)
     kv_cache_gib: int = Field(default=1, ge=1)  # Size of the KV cache on a CPU, in GiB.
     extra_args: list[str] = []  # Further arguments of `vllm serve`, passed as they are.
     # Time between two records of a server on `servers`.

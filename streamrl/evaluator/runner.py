@@ -30,6 +30,7 @@ from streamrl.evaluator.suite import (
 )
 from streamrl.inference.client import Client
 from streamrl.inference.vllm_host import VllmHost, probe_failure
+from streamrl.inference.vllm_server import MODEL
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Message, Output, Writer
@@ -64,6 +65,7 @@ class EvalRunner:
     def __post_init__(self) -> None:
         self.client = Client(POOL, api_key=reveal(self.run.inference.api_key, "inference.api_key"))
         self.version = -1  # the version that the server serves; -1: none
+        self.model = MODEL  # the name that requests for it give
 
     def prepare(self, names: Sequence[str], but: dict[str, frozenset[bytes]]) -> None:
         """Make the suites of these names. `but`: by env of the run, the fingerprints of the
@@ -87,6 +89,7 @@ class EvalRunner:
         if failure:
             raise InferenceError(failure)
         self.version = version.version
+        self.model = served.model
         self.announce_server()
         return [await self._evaluate_suite(suite, version) for suite in self.suites]
 
@@ -109,6 +112,7 @@ class EvalRunner:
                 server_id=self.identity,
                 url=self.host.url,
                 pool=POOL,
+                model=self.model,
                 version=self.version,
                 state="ready",
                 heartbeat_s=time.time(),

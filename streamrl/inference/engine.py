@@ -1,4 +1,5 @@
-"""Control of a running vLLM over HTTP: swap weights in flight, probe, and query version and load.
+"""Control of a running vLLM over HTTP: swap weights in flight, load adapters, probe, and query
+version and load.
 
 A swap drops no request and mixes no versions. vLLM pauses (`PAUSE` returns when no step is
 running), loads the weights, and is told the number of the new version. It discards all KV cache of
@@ -10,6 +11,7 @@ names, given the whole prefix. No cache block of the old weights is left.
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,10 @@ METRICS_TIMEOUT_S = 5.0
 # module does not import it.
 PAUSE = "/streamrl/pause"
 CLOCK = "/streamrl/clock"
+LOAD_ADAPTER = "/v1/load_lora_adapter"
+UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
+ADAPTERS_LINE = re.compile(r"vllm:lora_requests_info\{(?P<labels>.*)\} (?P<time_s>\S+)")
+NAMES_LABEL = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
 
 
 class Swap(NamedTuple):
@@ -94,8 +100,32 @@ class Engine:
         name = self._get("/weight_info").json().get("weight_version")
         return int(name) if str(name).isdecimal() else -1
 
-    def probe(self, tokens: np.ndarray) -> np.ndarray:
+    def load_adapter(self, name: str, directory: Path) -> None:
+        """Load the adapter in `directory` beside the base and the other adapters. Requests with
+        this model name get it.
+        """
+        body = {"lora_name": name, "lora_path": str(directory)}
+        self._answer("POST", LOAD_ADAPTER, body, SWAP_TIMEOUT_S)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take no more requests for an adapter."""
+        self._answer("POST", UNLOAD_ADAPTER, {"lora_name": name}, SWAP_TIMEOUT_S)
+
+    def adapters_in_use(self) -> set[str]:
+        """The names of the adapters that requests run with or wait for."""
+        newest_s = -1.0
+        names = ""
+        for line in self.metrics().decode().splitlines():
+            # One line for each set of names that there ever was; its value is when it was last so.
+            found = ADAPTERS_LINE.match(line)
+            if found and float(found["time_s"]) > newest_s:
+                newest_s = float(found["time_s"])
+                names = ",".join(NAMES_LABEL.findall(found["labels"]))
+        return {name for name in names.split(",") if name}
+
+    def probe(self, tokens: np.ndarray, model: str = MODEL) -> np.ndarray:
         """The logprobs of the given tokens at temperature 1, computed without the prefix cache.
+        `model`: the base, or the name of an adapter.
 
         `tokens`: (n,) integer ids, n >= 2. Returns (n - 1,) float32: the logprob of each of
         tokens[1:], given the tokens before it.
@@ -109,7 +139,7 @@ class Engine:
         }
         answer = self._post(
             "/inference/v1/generate",
-            {"model": MODEL, "token_ids": ids, "sampling_params": sampling},
+            {"model": model, "token_ids": ids, "sampling_params": sampling},
         )
         entries = zip(ids[1:], answer["prompt_logprobs"][1:], strict=True)
         return np.array([entry[str(token)]["logprob"] for token, entry in entries], np.float32)

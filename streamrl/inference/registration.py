@@ -77,6 +77,7 @@ def finish_swap(
     failure = probe_failure(served, tolerance)
     entry.update(
         url=host.url,
+        model=served.model,
         version=served.version,
         state="error" if failure else "ready",
         error=failure,

@@ -1,5 +1,6 @@
 """One vLLM and the policy version that it serves. To load a version the host pulls and verifies its
-weights, starts vLLM on them or swaps them in, and probes. All of this blocks, so the agent runs it
+weights, starts vLLM on them or swaps them in, and probes. If versions are adapters, vLLM is started
+on their base, and loads them beside it. All of this blocks, so the agent runs it
 on a background thread.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +17,10 @@ from typing import NamedTuple
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError
 from streamrl.inference import vllm_server
+from streamrl.inference.adapters import LoadedAdapters, arguments
 from streamrl.inference.engine import Engine, Load, Mismatch, Swap, mismatch
-from streamrl.records import PolicyVersion
+from streamrl.inference.vllm_server import MODEL
+from streamrl.records import AdapterBase, PolicyVersion
 from streamrl.weights.store import pull
 
 VLLM = "/metrics/vllm"  # The HTTP path under which the part shows vLLM's own metrics.
@@ -32,6 +35,7 @@ class LoadResult(NamedTuple):
     pull_s: float
     swap: Swap | None  # None: vLLM was started on this version
     start_s: float  # the time to start vLLM or to swap
+    model: str = MODEL  # the name that requests for this version give
     # The time from the announcement to the beginning of the pull, by the clocks of two machines.
     announce_delay_s: float = 0.0
 
@@ -80,6 +84,8 @@ class VllmHost:
         self._log_path = run.directory / "logs" / f"{identity}-vllm.log"
         self._process: vllm_server.Process | None = None
         self._engine: Engine | None = None
+        self._adapters: LoadedAdapters | None = None  # of a vLLM that stands on a base
+        self._copies = 0  # of adapters, so far
         # An earlier process of this identity may have left copies.
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -95,19 +101,28 @@ class VllmHost:
         """
         started_s = time.monotonic()
         announce_delay_s = time.time() - version.time_s if version.time_s else 0.0
-        copy = self._directory / str(version.version)
-        directory = pull(version, self._run.store, copy, link=True)
+        directory = pull(version, self._run.store, self._copy_of(version), link=True)
         pulled_s = time.monotonic()
-        swap = self._swap_or_start(directory, version.version)
+        if version.base is None:
+            model = MODEL
+            swap = self._swap_or_start(directory, version.version)
+        else:
+            begun = self._start_on_base(version.base)
+            model = self._loaded().load(version.version, directory)
+            swap = None if begun else self._without_pause(pulled_s)
         loaded_s = time.monotonic()
-        found = self._probe(version)
-        self._delete_copies_but(directory)
+        found = self._probe(version, model)
+        if version.base is None:
+            self._delete_copies_but(directory)
+        else:
+            self._loaded().unload_unused()
         return LoadResult(
             version=version.version,
             mismatch=found,
             pull_s=pulled_s - started_s,
             swap=swap,
             start_s=loaded_s - pulled_s,
+            model=model,
             announce_delay_s=announce_delay_s,
         )
 
@@ -140,6 +155,14 @@ class VllmHost:
         """Swap the weights of a running vLLM, or start one with them. None if it was started."""
         if self._engine is not None:
             return self._engine.swap(directory, version)
+        engine = self._start(directory)
+        engine.set_version(version)
+        engine.warm_up()
+        self._engine = engine
+        return None
+
+    def _start(self, directory: Path, adapter_arguments: Sequence[str] = ()) -> Engine:
+        """Start vLLM on the model in `directory`."""
         self._process = vllm_server.start(
             self._run.inference,
             directory,
@@ -147,23 +170,60 @@ class VllmHost:
             self._stop,
             self._index,
             self._run.max_samples,
+            adapter_arguments,
         )
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")
-        engine = Engine(self._process.url, self._process.key)
-        engine.set_version(version)
-        engine.warm_up()
-        self._engine = engine
-        return None
+        return Engine(self._process.url, self._process.key)
 
-    def _probe(self, version: PolicyVersion) -> Mismatch:
+    def _start_on_base(self, base: AdapterBase) -> bool:
+        """Start vLLM on the base of the adapters, and check that it applies adapters. False if it
+        runs already.
+        """
+        if self._adapters is not None:
+            return False
+        settings = self._run.learner.lora
+        if settings is None:
+            raise InferenceError(
+                "an adapter is announced, and this server's run file has no learner.lora"
+            )
+        directory = pull(base, self._run.store, self._directory / "base", link=True)
+        check = pull(base.check, self._run.store, self._directory / "check", link=True)
+        engine = self._start(directory, arguments(settings, self._run.inference.max_adapters))
+        engine.warm_up()
+        adapters = LoadedAdapters(engine)
+        adapters.check(base.check, check, self._run.inference.probe_tolerance)
+        self._engine = engine
+        self._adapters = adapters
+        return True
+
+    def _loaded(self) -> LoadedAdapters:
+        assert self._adapters is not None, "vLLM was started on a base"
+        return self._adapters
+
+    @staticmethod
+    def _without_pause(began_s: float) -> Swap:
+        """The durations of loading an adapter, which pauses nothing."""
+        seconds = time.monotonic() - began_s
+        return Swap(pause_s=0.0, reload_s=seconds, total_s=seconds)
+
+    def _copy_of(self, version: PolicyVersion) -> Path:
+        """The directory that a version is copied to. vLLM may still read an earlier copy of an
+        adapter, so each has a directory of its own.
+        """
+        if version.base is None:
+            return self._directory / str(version.version)
+        self._copies += 1
+        return self._directory / f"{version.version}-{self._copies}"
+
+    def _probe(self, version: PolicyVersion, model: str) -> Mismatch:
         """Compare the server's logprobs of the probe with the learner's. The probe is cut to the
         server's context less one token, because vLLM always samples one.
         """
         if version.probe is None or self._engine is None:
             return Mismatch(0.0, 0)
         most = self._run.inference.max_model_len - 1
-        measured = self._engine.probe(version.probe.tokens[:most])
+        measured = self._engine.probe(version.probe.tokens[:most], model)
         return mismatch(version.probe.logprobs, measured)
 
     def _delete_copies_but(self, directory: Path) -> None:

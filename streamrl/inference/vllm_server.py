@@ -20,7 +20,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -39,6 +39,9 @@ GUARD = "streamrl_guard.Guard"
 INSIDE = Path(__file__).parent / "inside_vllm"
 NAP_S = "0.0001"
 LOG_VARIABLE = "STREAMRL_VLLM_LOG"  # With the value `stdout`, vLLM's log is printed as well.
+# With these, adapters can be loaded while vLLM runs, by its agent alone (`streamrl_guard.py`), and
+# version spans name an adapter's version (`streamrl_adapters.py`).
+ADAPTER_VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "STREAMRL_ADAPTERS": "1"}
 GRACE_S = 5.0  # vLLM gets this long to end before it is killed.
 # vLLM's default is 5 s, and clients drop idle connections after 5 s too. A request that is sent at
 # that moment is lost, and clients then avoid the server.
@@ -125,9 +128,11 @@ def start(
     stop: threading.Event,
     index: int = 0,
     max_samples: int = 0,
+    adapter_arguments: Sequence[str] = (),
 ) -> Process:
     """Start vLLM on the model directory, and wait until it is healthy (about a minute) or `stop` is
-    set. `index`: the number of the server within the run; `max_samples`: as for `environment`.
+    set. `index`: the number of the server within the run; `max_samples`: as for `environment`;
+    `adapter_arguments`: of a vLLM that takes adapters (`adapters.py`).
 
     Raises ModelError if `model` is not a model directory, PortTaken if the port is in use,
     ConfigError if the address or a key cannot be used, and InferenceError if there is no vLLM or it
@@ -141,9 +146,11 @@ def start(
     keys = Keys(secrets.token_hex(32), api_key(settings))
     installation = find_vllm(settings)
     port = take_port(host, settings.port + index if settings.port else 0)
-    line = command(settings, installation, model, host, port, index)
+    line = [*command(settings, installation, model, host, port, index), *adapter_arguments]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     variables = environment(settings, installation, keys, max_samples=max_samples)
+    if adapter_arguments:
+        variables |= ADAPTER_VARIABLES
     process = Process(
         command=line, environment=variables, log_path=log_path, url=url, key=keys.agent
     )

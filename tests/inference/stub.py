@@ -79,6 +79,9 @@ class Stub(ThreadingHTTPServer):
             }
         )
 
+    def metrics(self) -> str:
+        return METRICS
+
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         match path.partition("?")[0]:
             case "/v1/chat/completions/render":
@@ -168,7 +171,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self._send(
-            *((200, METRICS) if self.path == "/metrics" else self.server.answer(self.path, None))
+            *(
+                (200, self.server.metrics())
+                if self.path == "/metrics"
+                else self.server.answer(self.path, None)
+            )
         )
 
     def _send(self, status: int, body: Any) -> None:

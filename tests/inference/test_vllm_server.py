@@ -88,6 +88,8 @@ def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: py
     assert given["PYTHONPATH"] == f"{vllm_server.INSIDE}{os.pathsep}/mine"
     there = sorted(path.name for path in vllm_server.INSIDE.glob("*.*"))
     assert there == [
+        "streamrl_adapters-1.dist-info",
+        "streamrl_adapters.py",
         "streamrl_guard.py",
         "streamrl_waiting-1.dist-info",
         "streamrl_waiting.py",

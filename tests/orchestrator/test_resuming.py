@@ -192,6 +192,7 @@ STARTED_WITH = {
     "inference.dtype": "bfloat16",
     "inference.max_model_len": 64,
     "inference.max_num_seqs": 32,
+    "inference.max_adapters": 2,
     "inference.kv_cache_gib": 2,
     "inference.extra_args": "['--block-size', '32']",
     "inference.heartbeat_s": 2,

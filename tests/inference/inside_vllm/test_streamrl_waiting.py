@@ -28,9 +28,9 @@ def shm_broadcast(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_it_is_a_plugin_of_vllms_wherever_that_directory_is_on_the_path():
-    (found,) = Distribution.discover(path=[str(INSIDE)])
-    (entry,) = found.entry_points
-    assert (found.name, entry.group) == ("streamrl-waiting", "vllm.general_plugins")
+    found = {made.name: made for made in Distribution.discover(path=[str(INSIDE)])}
+    (entry,) = found["streamrl-waiting"].entry_points
+    assert entry.group == "vllm.general_plugins"
     assert (INSIDE / f"{entry.module}.py").is_file() and getattr(
         streamrl_waiting, entry.attr
     ) is streamrl_waiting.nap

@@ -1,0 +1,82 @@
+"""The adapters that one vLLM has beside its base: loaded while it answers, without a pause.
+
+Each version is an adapter of its own name. A request names the adapter that it wants, so it is
+answered by one version from its first token to its last, and vLLM's prefix cache holds the versions
+apart. An adapter is unloaded once a newer one has replaced it and no request uses it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from streamrl.config.run_file import Lora
+from streamrl.errors import InferenceError
+from streamrl.inference.engine import Engine, Mismatch, mismatch
+from streamrl.inference.vllm_server import MODEL
+from streamrl.records import AdapterCheck
+
+CHECK = "check"  # The name of the random adapter.
+KEPT = 2  # Clients may not have heard of the newest version yet, and ask for the one before.
+MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has no others.
+
+
+def arguments(settings: Lora, adapters: int) -> list[str]:
+    """The arguments of a vLLM that takes adapters. `adapters`: how many it computes with at a
+    time.
+    """
+    rank = next(rank for rank in MAX_RANKS if rank >= settings.rank)
+    flags = {"--max-lora-rank": rank, "--max-loras": adapters, "--max-cpu-loras": 2 * adapters}
+    line = ["--enable-lora"]
+    for flag, value in flags.items():
+        line += [flag, str(value)]
+    # Otherwise vLLM also makes the head take adapters, and ends at a probe while it answers others:
+    # it looks the adapters of the probe's tokens up among those of the sampled ones.
+    return [*line, "--lora-target-modules", *settings.targets]
+
+
+class LoadedAdapters:
+    """The adapters of a running vLLM. All methods raise InferenceError if it refuses."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._directories: dict[str, Path] = {}  # by name, oldest first
+        self._loads = 0
+
+    def check(self, check: AdapterCheck, directory: Path, tolerance: float) -> None:
+        """Check that the server applies adapters: with a random one that changes logprobs visibly,
+        its logprobs are the learner's. `tolerance`: inference.probe_tolerance.
+        """
+        self._engine.load_adapter(CHECK, directory)
+        distance, tokens = self._compared(check, CHECK)
+        self._engine.unload_adapter(CHECK)
+        if not distance <= tolerance:
+            raise InferenceError(
+                f"the server does not apply adapters as the learner does: with a random one its"
+                f" logprobs are off by up to {distance:.3g} over {tokens} tokens"
+                f" (inference.probe_tolerance is {tolerance:g}); look at inference.extra_args"
+            )
+
+    def load(self, version: int, directory: Path) -> str:
+        """Load the adapter in `directory` beside the others. Returns the name that requests give
+        for it. It is another one each time, because vLLM caches by name.
+        """
+        self._loads += 1
+        # inside_vllm/streamrl_adapters.py reads the version from the name.
+        name = f"{MODEL}-{version}-{self._loads}"
+        self._engine.load_adapter(name, directory)
+        self._directories[name] = directory
+        return name
+
+    def unload_unused(self) -> None:
+        """Unload all adapters but the newest that no request uses, and delete their files: vLLM may
+        read those of an adapter in use again.
+        """
+        used = self._engine.adapters_in_use()
+        for name in list(self._directories)[:-KEPT]:
+            if name not in used:
+                self._engine.unload_adapter(name)
+                shutil.rmtree(self._directories.pop(name), ignore_errors=True)
+
+    def _compared(self, check: AdapterCheck, name: str) -> Mismatch:
+        return mismatch(check.probe.logprobs, self._engine.probe(check.probe.tokens, name))

@@ -1,0 +1,41 @@
+"""Runs inside every process of vLLM, as a plugin (`vllm.general_plugins`, named in the dist-info
+beside it): the version spans of an answer name the version of the adapter that was asked for.
+
+vLLM marks tokens with the version of its weights, and it has one at a time. With adapters the
+weights are the base's, and the adapter says which version sampled: the name of version 12 is
+`policy-12-3`. This module uses the standard library only, like `streamrl_guard.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import Any
+
+logger = logging.getLogger("vllm.streamrl_adapters")  # vLLM prints what its own loggers say.
+
+NAME = re.compile(r"policy-(\d+)-\d+")
+
+
+def label() -> None:
+    """Make version spans name the adapter's version. If STREAMRL_ADAPTERS is not set, nothing
+    changes. Requests without an adapter keep vLLM's own label, which is no number.
+    """
+    if not os.environ.get("STREAMRL_ADAPTERS"):
+        return
+    # Only vLLM's Python has this module, not the one that pyright looks at.
+    from vllm.v1.engine import output_processor  # pyright: ignore[reportMissingImports]
+
+    state: Any = output_processor.RequestState
+    track = getattr(state, "track_weight_version", None)
+    if track is None:
+        logger.warning("this vLLM marks tokens in another way: its answers name no version")
+        return
+
+    def track_version(self: Any, weight_version: str) -> None:
+        found = NAME.fullmatch(self.lora_name or "")
+        track(self, found[1] if found else weight_version)
+
+    state.track_weight_version = track_version
+    logger.info("version spans name the adapter's version")

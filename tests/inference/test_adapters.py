@@ -1,0 +1,133 @@
+"""Which adapters a server has, when they go, and that a server which ignores them is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamrl.config.run_file import Lora
+from streamrl.errors import InferenceError
+from streamrl.inference.adapters import LoadedAdapters, arguments
+from streamrl.inference.engine import Engine
+from streamrl.records import AdapterCheck, Probe
+from tests.inference.stub import Stub
+
+TOKENS = np.array([1, 4, 8], np.uint16)
+BY_THE_BASE = -TOKENS[1:].astype(np.float32) / 8
+
+
+def adapters_line(running: str, waiting: str, time_s: float) -> str:
+    labels = f'running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f'vllm:lora_requests_info{{max_lora="2",{labels}}} {time_s}\n'
+
+
+class AdapterStub(Stub):
+    """Knows which adapters it has. `applies`: with an adapter its logprobs are lower by 0.5."""
+
+    applies = True
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self.loaded: dict[str, str] = {}
+        self.old = self.running = self.waiting = ""
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/v1/load_lora_adapter":
+            self.loaded[body["lora_name"]] = body["lora_path"]
+        if path == "/v1/unload_lora_adapter":
+            del self.loaded[body["lora_name"]]
+        code, answer = super().answer(path, body)
+        if path == "/inference/v1/generate" and body["model"] in self.loaded and self.applies:
+            for entry in answer["prompt_logprobs"][1:]:
+                for token in entry.values():
+                    token["logprob"] -= 0.5
+        return code, answer
+
+    def metrics(self) -> str:
+        """A line of earlier, and one of now."""
+        return adapters_line(self.old, "", 1.7e9) + adapters_line(self.running, self.waiting, 1.8e9)
+
+
+@pytest.fixture
+def stub() -> Iterator[AdapterStub]:
+    with AdapterStub() as server:
+        yield server
+
+
+@pytest.fixture
+def loaded(stub: AdapterStub) -> LoadedAdapters:
+    return LoadedAdapters(Engine(stub.url))
+
+
+def copies(directory: Path, count: int) -> list[Path]:
+    made = [directory / str(number) for number in range(count)]
+    for copy in made:
+        copy.mkdir()
+    return made
+
+
+def check() -> AdapterCheck:
+    probe = Probe(tokens=TOKENS, logprobs=BY_THE_BASE - np.float32(0.5))
+    return AdapterCheck(uri="file:///w/check", size_bytes=1, sha256="ab", probe=probe)
+
+
+def test_a_version_is_loaded_beside_the_others_under_a_name_of_its_own(
+    stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
+):
+    first, second = copies(tmp_path, 2)
+    assert loaded.load(7, first) == "policy-7-1"
+    # loaded again after a probe that failed
+    assert loaded.load(7, second) == "policy-7-2"
+    assert stub.loaded == {"policy-7-1": str(first), "policy-7-2": str(second)}
+    assert not [path for path, _ in stub.asked if "pause" in path or "reset" in path]
+
+
+def test_an_adapter_goes_when_no_request_uses_it(
+    stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
+):
+    paths = copies(tmp_path, 5)
+    names = [loaded.load(version, path) for version, path in enumerate(paths)]
+    stub.old = names[2]
+    stub.running = names[0]
+    stub.waiting = names[1]
+    loaded.unload_unused()
+    assert list(stub.loaded) == [names[0], names[1], names[3], names[4]]
+    assert [path.exists() for path in paths] == [True, True, False, True, True]
+    stub.running = stub.waiting = ""
+    loaded.unload_unused()
+    assert list(stub.loaded) == names[3:]
+
+
+def test_a_server_that_applies_adapters_passes(
+    stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
+):
+    loaded.check(check(), tmp_path, tolerance=1e-3)
+    assert stub.loaded == {}
+
+
+def test_a_server_that_ignores_adapters_is_refused(
+    stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
+):
+    stub.applies = False
+    with pytest.raises(
+        InferenceError, match=r"does not apply adapters .* off by up to 0\.5 over 2"
+    ):
+        loaded.check(check(), tmp_path, tolerance=1e-3)
+
+
+def test_the_largest_rank_is_one_that_vllm_has():
+    def of_rank(rank: int) -> list[str]:
+        return arguments(Lora(rank=rank, targets=["q_proj", "down_proj"]), adapters=3)
+
+    assert of_rank(20) == [
+        "--enable-lora",
+        *("--max-lora-rank", "32"),
+        *("--max-loras", "3"),
+        *("--max-cpu-loras", "6"),
+        *("--lora-target-modules", "q_proj", "down_proj"),
+    ]
+    assert of_rank(4)[2] == "8" and of_rank(512)[2] == "512"
