@@ -195,16 +195,22 @@ def import_(directory: Path, name: str) -> None:
     type=click.Path(path_type=Path),
     help="Where to write it.",
 )
-def export_model(run: str, version: int | None, directory: Path) -> None:
+@click.option(
+    "--adapter",
+    is_flag=True,
+    help="Of a run that trains adapters: the adapter alone, as PEFT loads it.",
+)
+def export_model(run: str, version: int | None, directory: Path, adapter: bool) -> None:
     """Write a policy version as a directory that transformers and vLLM load: weights, settings,
     tokenizer, chat template.
 
-    A version whose weights are deleted is computed again from the recorded batches.
+    A version whose weights are deleted is computed again from the recorded batches. An adapter is
+    merged with its base.
     """
     from streamrl.recordings.export_model import show_export_model
 
     with open_recording(run) as (settings, log):
-        show_export_model(settings, log, version, directory, console())
+        show_export_model(settings, log, version, directory, console(), adapter)
 
 
 @click.group("dead-letters")

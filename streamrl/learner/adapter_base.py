@@ -17,22 +17,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from streamrl.config.run_file import Lora
 from streamrl.errors import ModelError
-from streamrl.learner import adapters
+from streamrl.learner import adapters, export, model
 from streamrl.learner.adapters import AdapterFormat
+from streamrl.learner.mesh import use_mesh
 from streamrl.records import AdapterBase, AdapterCheck, Probe
-from streamrl.weights.manifest import CONFIG, NAMES, Manifest, WeightFile, hash_file, parallel_map
-from streamrl.weights.store import Store
+from streamrl.weights.bases import BASE, CHECK, base_store
+from streamrl.weights.manifest import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CONFIG,
+    NAMES,
+    Manifest,
+    WeightFile,
+    hash_file,
+    parallel_map,
+)
 
 MIN_EFFECT = 0.1  # nats, of the largest change of a logprob in the probe
 TOLERANCES = 4  # The change is also larger than so many times what a probe may be off.
 FIRST_SCALE = 2**-10  # Standard deviation of B. It is doubled until the change is large enough.
 MAX_DOUBLINGS = 24
-DIRECTORY = "_base"  # Of the base in a run's store. No learner can have this name.
-BASE = 0  # The numbers that base and check have in their store.
-CHECK = 1
 
 
 class RandomAdapter(NamedTuple):
@@ -71,7 +79,7 @@ def publish_base(
 
     `origin`: the directory of the model that training begins with.
     """
-    store = Store(f"{store_root}/{DIRECTORY}")
+    store = base_store(store_root)
     base = store.ref(BASE, form.base)
     if not store.holds(base):
         base = store.put(BASE, partial(write_base, origin), form.base.size_bytes)
@@ -84,6 +92,17 @@ class ServedFiles(NamedTuple):
 
     copied: list[Path]  # as they are
     config: bytes  # config.json without what loads Python code
+
+
+def write_merged(base: Path, adapter: Path, max_seq_len: int, directory: Path) -> None:
+    """Write base and adapter as one model. `base` and `adapter` are their directories,
+    `max_seq_len` is model.max_seq_len. Raises ModelError and OSError.
+    """
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    scale = config["lora_alpha"] / config["r"]
+    with use_mesh():
+        tensors = export.state_dict(model.load(base, max_seq_len))
+    export.save(adapters.merged(tensors, load_file(adapter / ADAPTER), scale), base, directory)
 
 
 def served_files(origin: Path) -> ServedFiles:

@@ -8,6 +8,7 @@ computed again from the recorded batches, and must have the announced hash.
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from streamrl.errors import ConfigError, ExportError, WeightError
 from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.log.protocol import Log
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
+from streamrl.records import AdapterBase
 from streamrl.weights.manifest import MANIFEST
 from streamrl.weights.store import pull
 
@@ -32,11 +34,16 @@ class ExportedModel(NamedTuple):
 
 
 def show_export_model(
-    run: RunFile, log: Log, version: int | None, directory: Path, console: Console
+    run: RunFile,
+    log: Log,
+    version: int | None,
+    directory: Path,
+    console: Console,
+    adapter: bool = False,
 ) -> None:
     """Write the model and print what it is. For the arguments and errors see `export_model`."""
     with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
-        made = export_model(run, log, version, directory, progress)
+        made = export_model(run, log, version, directory, progress, adapter)
     how = "from the store" if made.from_store else "computed again from the recorded batches"
     console.print(
         f"version {made.version} of {run.run}, {how}, sha256 {made.sha256} as announced",
@@ -49,13 +56,21 @@ def show_export_model(
 
 
 def export_model(
-    run: RunFile, log: Log, version: int | None, directory: Path, progress: OnProgress = no_progress
+    run: RunFile,
+    log: Log,
+    version: int | None,
+    directory: Path,
+    progress: OnProgress = no_progress,
+    adapter: bool = False,
 ) -> ExportedModel:
     """Write `version` of the lead learner to `directory`, which appears only when it is complete.
 
-    None stands for the newest version. Raises ExportError if `directory` exists and is not an empty
-    directory, ConfigError for a version that is not announced, InputGone if retention has deleted
-    what is needed, and VersionMismatch if the weights do not come out as announced.
+    None stands for the newest version. A version that is an adapter is merged with its base, unless
+    `adapter` asks for the adapter alone.
+
+    Raises ExportError if `directory` exists and is not an empty directory, ConfigError for a
+    version that is not announced, InputGone if retention has deleted what is needed, and
+    VersionMismatch if the weights do not come out as announced.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ExportError(
@@ -71,6 +86,10 @@ def export_model(
             f"--version {version}: that version of {run.learner.name} is not announced in run"
             f" {run.run}; the newest is {newest}"
         )
+    if adapter and wanted.base is None:
+        raise ConfigError(
+            f"--adapter: version {wanted.version} of run {run.run} is a whole model; leave it out"
+        )
     temporary = directory.absolute().with_name(f".{directory.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)  # An export that was killed may have left it.
     try:
@@ -81,12 +100,28 @@ def export_model(
         except WeightError:  # The store no longer has the weights, or they are damaged.
             _compute(run, log, wanted.version, temporary, progress)
             from_store = False
+        if wanted.base is not None and not adapter:
+            _merge(run, wanted.base, temporary)
         if directory.exists():
             directory.rmdir()
         temporary.rename(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return ExportedModel(wanted.version, wanted.sha256, wanted.size_bytes, from_store)
+
+
+def _merge(run: RunFile, base: AdapterBase, directory: Path) -> None:
+    """Turn the adapter in `directory` into a whole model. Raises WeightError if the store has no
+    base.
+    """
+    # This imports JAX, which exports of whole models do not need.
+    from streamrl.learner.adapter_base import write_merged
+
+    with tempfile.TemporaryDirectory() as scratch:
+        origin = pull(base, run.store, Path(scratch) / "base", link=True)
+        adapter = Path(scratch) / "adapter"
+        shutil.move(directory, adapter)
+        write_merged(origin, adapter, run.model.max_seq_len, directory)
 
 
 def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: OnProgress) -> None:

@@ -66,6 +66,7 @@ from streamrl.records import (
     ScoredGroup,
     Visit,
 )
+from streamrl.weights.bases import copy_base
 from streamrl.weights.store import WeightRef
 
 T = TypeVar("T")
@@ -187,6 +188,12 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
             f"--set learner.optimizer: a fork goes on with the state of {parent.learner.optimizer};"
             " begin a new run from an export instead (`streamrl export-model`, then model.path)"
         )
+    if run.learner.lora != parent.learner.lora:
+        raise ConfigError(
+            f"--set learner.lora...: a fork goes on with the weights of {parent.run}, which are"
+            " those of its adapters, or of a whole model; begin a new run from an export instead"
+            " (`streamrl export-model`, then model.path)"
+        )
     return run
 
 
@@ -299,13 +306,17 @@ def groups_before(old: Log, version: int) -> dict[GroupKey, None]:
 
 
 def inherited_versions(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:
-    """The parent's announcements up to the fork's first version, whose weights lie at `uri`."""
+    """The parent's announcements up to the fork's first version, whose weights lie at `uri`. If it
+    is an adapter, its base is copied to the fork's store.
+    """
     assert run.fork is not None
     learner = run.learner.name
     for record in read_announcements(old, parent.learner.name):
         if record.version <= run.fork.version:
-            where = uri if record.version == run.fork.version else record.uri
-            inherited = msgspec.structs.replace(record, learner=learner, uri=where)
+            inherited = msgspec.structs.replace(record, learner=learner)
+            if record.version == run.fork.version:
+                base = record.base and copy_base(record.base, parent.store, run.store)
+                inherited = msgspec.structs.replace(inherited, uri=uri, base=base)
             yield to_message(Output(topology.POLICY_VERSIONS, learner, inherited))
 
 

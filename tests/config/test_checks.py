@@ -24,6 +24,11 @@ QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"
             "learner={reference: {by: pool}, kl_coefficient: 0}",
             "nobody would read what the pool scores",
         ),
+        (
+            "learner={lora: {rank: 8}, reference: {every: 2}}",
+            "learner.reference.every is 2, and with learner.lora the reference is the base",
+        ),
+        ("learner.lora={targets: [lm_head]}", "Input should be 'q_proj', 'k_proj'"),
         ("learner.schedule=cosine", "learner.schedule: cosine needs a number of steps"),
         ("learner.warmup_fraction=0.1", "learner.warmup_fraction needs a number of steps"),
         ("learner={schedule: linear, schedule_steps: 10}", "10 leaves nothing after the 10 steps"),

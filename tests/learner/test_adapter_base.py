@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import Fork, RunFile, changed
 from streamrl.learner import adapters, checkpoints, export, process
 from streamrl.learner.adapter_base import base_manifest, write_base
-from streamrl.learner.recompute import retrain_all
+from streamrl.learner.recompute import retrain_all, seed_fork
+from streamrl.learner.trainer import open_trainer
+from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
+from streamrl.recordings.export_model import export_model
+from streamrl.recordings.fork import inherited_versions
 from streamrl.records import PolicyVersion
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import pull
@@ -126,6 +130,36 @@ def test_a_checkpoint_has_the_adapters_and_training_goes_on_from_it(
     assert checkpoints.versions(run.directory / "checkpoints" / "lead") == [2, 3]
     found = [position.sha256 for position in retrain_all(run, trained.log, 2)]
     assert found == [record.sha256 for record in versions(trained.log)[2:]]
+
+
+def test_a_version_is_exported_as_one_model_or_as_an_adapter(trained: Trained, tmp_path: Path):
+    record = versions(trained.log)[3]
+    assert record.probe is not None
+    exported = export_model(trained.run, trained.log, 3, tmp_path / "whole")
+    assert exported.from_store and exported.sha256 == record.sha256
+    by_numpy = plain_llama.next_logprobs(tmp_path / "whole", record.probe.tokens.tolist())
+    np.testing.assert_allclose(by_numpy, record.probe.logprobs, atol=2e-5)
+    export_model(trained.run, trained.log, 3, tmp_path / "adapter", adapter=True)
+    assert describe(tmp_path / "adapter").sha256 == record.sha256
+
+
+def test_a_fork_begins_with_the_adapter_and_a_base_of_its_own(trained: Trained, tmp_path: Path):
+    child = trained.run.model_copy(
+        update={
+            "run": "child",
+            "runs_dir": str(tmp_path),
+            "fork": Fork(run="small", version=2, sha256=versions(trained.log)[2].sha256),
+        }
+    )
+    stored = seed_fork(trained.run, child, trained.log, 2, lambda done, total: None)
+    inherited = list(inherited_versions(trained.log, trained.run, child, stored.uri))
+    record = to_event(inherited[-1], ("policy-version",)).record
+    assert isinstance(record, PolicyVersion) and record.base is not None
+    assert len(inherited) == 3 and stored.sha256 == record.sha256
+    for part in (record, record.base, record.base.check):
+        assert pull(part, child.store, tmp_path / "pulled").is_dir()
+    with open_trainer(child) as policy:
+        assert (policy.version, policy.sha256()) == (2, record.sha256)
 
 
 def test_the_base_is_written_without_what_loads_code(tiny: Path, tmp_path: Path):

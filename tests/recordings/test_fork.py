@@ -369,6 +369,7 @@ def test_code_that_no_longer_makes_the_parents_batches_is_found(
     ("override", "says"),
     [
         ("learner.optimizer=muon", "goes on with the state of adamw"),
+        ("learner.lora={rank: 8}", "are those of its adapters, or of a whole model"),
         ("model.tiny.hidden=64", "goes on with the weights of small"),
         ("model.tiny.alphabet=abc", "vocabulary and tokenizer stay"),
         ("model.max_seq_len=8", "goes on with the weights of small"),
