@@ -1,4 +1,4 @@
-"""The settings of a run file as tables, from `streamrl/config/run_file.py`: name, type and default
+"""The settings of a run file as tables, from `streamrl/config/sections/`: name, type and default
 from the models, the meaning from the comments.
 """
 
@@ -16,7 +16,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from streamrl.config.run_file import RunFile, Section
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.section import Section
 
 SIGNS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 

@@ -9,7 +9,8 @@ from streamrl.batcher.balance import cost_named
 from streamrl.batcher.curriculum import CurriculumRules, CurriculumState
 from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.config import topology
-from streamrl.config.run_file import Fork, RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.operation import Fork
 
 
 def batcher_config(run: RunFile) -> BatcherConfig:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from streamrl.buffer.staleness import max_future_versions
 from streamrl.buffer.state import BufferConfig, EnvRules
-from streamrl.config.run_file import Buffer, EnvBuffer, EnvLoss, RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.batches import Buffer
+from streamrl.config.sections.envs import EnvBuffer, EnvLoss
 from streamrl.records import LossWeights
 
 

@@ -22,7 +22,9 @@ from streamrl.config.secrets import exposed, is_secret
 from streamrl.config.topology import GENERATION
 
 if TYPE_CHECKING:
-    from streamrl.config.run_file import Buffer, Env, RunFile, Stage
+    from streamrl.config.run_file import RunFile
+    from streamrl.config.sections.batches import Buffer, Stage
+    from streamrl.config.sections.envs import Env
 
 # Settings of librdkafka that a run file may have: how a cluster is reached, by whom, in what sizes.
 # None of them loads a library or starts a program.

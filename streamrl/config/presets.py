@@ -1,7 +1,7 @@
 """Settings that belong together: what a paper or a design trains with, and what suits a pretrained
 model.
 
-They stand below what a run file says itself, and above the defaults of `run_file.py`. A run file is
+They stand below what a run file says itself, and above the defaults of `sections/`. A run file is
 resolved once, when it is read: its run directory, the config topic and every part have the result.
 """
 
@@ -103,7 +103,7 @@ PRETRAINED: dict[str, Any] = {
     "inference.dtype": "bfloat16",
     "inference.probe_tolerance": 0.05,  # Learner and server round bfloat16 differently.
 }
-"""Defaults where `model.path` names a pretrained model. Those of `run_file.py` are for the tiny
+"""Defaults where `model.path` names a pretrained model. Those of `sections/` are for the tiny
 one.
 """
 

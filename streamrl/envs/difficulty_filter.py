@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.config.goals import reaches
-from streamrl.config.run_file import PassRate
+from streamrl.config.sections.envs import PassRate
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.records import Rollout, Visit
 

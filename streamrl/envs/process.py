@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from streamrl.config import run_file, topology
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import BaseEnv
 from streamrl.envs.catalog import make_env, make_reward
 from streamrl.envs.difficulty_filter import ProblemStats
@@ -124,7 +125,7 @@ def progress_of_all(log: Log, name: str) -> Iterator[EnvProgress]:
                 yield progress
 
 
-def problem_stats(name: str, settings: run_file.Env, env: BaseEnv) -> ProblemStats | None:
+def problem_stats(name: str, settings: Env, env: BaseEnv) -> ProblemStats | None:
     """What is known of the env's problems, if they are filtered by pass rate. Raises ConfigError if
     the env poses no problem twice.
     """

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from streamrl.config import topology
-from streamrl.config.run_file import Eval, EvalEnv, RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.serving import Eval, EvalEnv
 from streamrl.errors import ConfigError
 from streamrl.evaluator.history import posed_fingerprints, read_evaluations
 from streamrl.evaluator.runner import EvalRunner, Stopped

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from streamrl.config import run_file
 from streamrl.config.goals import reaches
-from streamrl.config.run_file import EvalEnv, RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import Env
+from streamrl.config.sections.serving import EvalEnv
 from streamrl.envs.catalog import make_reward
 from streamrl.envs.engine.first_request import Sampler
 from streamrl.envs.engine.runner import RolloutRunner
@@ -74,7 +75,7 @@ def make_suite(
     )
 
 
-def sampling(env: run_file.Env, own: EvalEnv) -> run_file.Env:
+def sampling(env: Env, own: EvalEnv) -> Env:
     """The env's settings with the evaluation's own sampling parameters."""
     parameters = {
         "temperature": own.temperature,

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from streamrl.config.checks import is_loopback
-from streamrl.config.run_file import Env, RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import Env
 from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.gateway.calls import Calls

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from streamrl.config.run_file import Lora
+from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
 from streamrl.inference.engine import Engine, Mismatch, mismatch
 from streamrl.inference.vllm_server import MODEL

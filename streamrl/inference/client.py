@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamrl.config.run_file import Env, RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
+from streamrl.config.sections.envs import Env
 from streamrl.config.topology import GENERATION
 from streamrl.inference.prefix import continuation_index
 from streamrl.inference.registry import STICK_MARGIN, Registry

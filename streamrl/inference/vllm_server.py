@@ -27,8 +27,8 @@ from typing import IO, NamedTuple
 import httpx
 
 from streamrl.config.checks import is_loopback
-from streamrl.config.run_file import Inference
 from streamrl.config.secrets import handed_on, reveal
+from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.processor import process_group
 

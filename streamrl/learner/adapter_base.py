@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import Lora
+from streamrl.config.sections.learner import Lora
 from streamrl.errors import ModelError
 from streamrl.learner import adapters, export, model
 from streamrl.learner.adapters import AdapterFormat

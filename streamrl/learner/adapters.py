@@ -27,7 +27,7 @@ from levanter.adaptor.lora import (
     unwrap_lora_modules,
 )
 
-from streamrl.config.run_file import Lora
+from streamrl.config.sections.learner import Lora
 from streamrl.learner import export
 from streamrl.weights.manifest import ADAPTER, ADAPTER_CONFIG, Manifest
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from streamrl.config.run_file import Correction
+from streamrl.config.sections.learner import Correction
 from streamrl.learner import segments
 from streamrl.learner.losses import MAX_LOG_RATIO, k1, k2, k3
 

@@ -20,7 +20,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig as HfLlamaConfig
 from transformers import PreTrainedTokenizerFast
 
-from streamrl.config.run_file import RunFile, TinyModel
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.learner import TinyModel
 from streamrl.learner.export import save_weights, state_dict
 from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import check_directory

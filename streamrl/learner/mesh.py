@@ -19,7 +19,7 @@ from levanter.tracker import NoopConfig
 from levanter.trainer import Trainer, TrainerConfig
 from levanter.utils.mesh import MeshConfig
 
-from streamrl.config.run_file import Learner, Mesh
+from streamrl.config.sections.learner import Learner, Mesh
 from streamrl.errors import ConfigError
 from streamrl.learner.model import BATCH, POSITION, compute_policy
 

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.errors import ModelError, describe_error
 from streamrl.learner import head
 from streamrl.learner.examples import RlExample

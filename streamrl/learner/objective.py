@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from haliax import NamedArray
 from levanter.metrics import Metric, ReductionType
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner import segments
 from streamrl.learner.components import components_of, cross_entropy, sampled_mask
 from streamrl.learner.corrections import correct, effective_sample_size, weight_sums

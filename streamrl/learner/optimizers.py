@@ -14,7 +14,7 @@ import optax
 from levanter.optim import AdoptConfig, CautiousConfig, LionConfig, MuonConfig, OptimizerConfig
 from levanter.optim.config import LrSchedule, LrScheduleContext
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner.schedules import learning_rate
 
 

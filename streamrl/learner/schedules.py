@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import optax
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 
 
 def learning_rate(config: Learner) -> optax.Schedule:

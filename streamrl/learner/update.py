@@ -23,7 +23,7 @@ from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from streamrl.config.choices import AVERAGE_OF
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner.adapters import is_trainable
 from streamrl.learner.components import compared_mask
 from streamrl.learner.examples import RlExample, empty_example

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile, Target
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.batches import Target
 from streamrl.errors import escaped
 from streamrl.monitoring.run_view import (
     SILENT_S,

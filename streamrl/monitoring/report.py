@@ -19,7 +19,8 @@ import numpy as np
 from streamrl import __version__
 from streamrl.config import topology
 from streamrl.config.goals import reaches
-from streamrl.config.run_file import RunFile, Target
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.batches import Target
 from streamrl.local_kafka.connect import cluster_settings
 from streamrl.local_kafka.distribution import VERSION as KAFKA_VERSION
 from streamrl.log.codec import to_event

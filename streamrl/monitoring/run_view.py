@@ -19,7 +19,9 @@ import numpy as np
 
 from streamrl.config import topology
 from streamrl.config.goals import reaches
-from streamrl.config.run_file import Orchestrator, RunFile, Target
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.batches import Target
+from streamrl.config.sections.operation import Orchestrator
 from streamrl.log.dead_letters import printable
 from streamrl.log.protocol import Event
 from streamrl.records import (

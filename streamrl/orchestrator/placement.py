@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamrl.config import topology
-from streamrl.config.run_file import Placement, RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.operation import Placement
 from streamrl.config.topology import Part
 from streamrl.errors import ConfigError
 

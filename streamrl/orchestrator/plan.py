@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamrl.config import topology
-from streamrl.config.run_file import Orchestrator
+from streamrl.config.sections.operation import Orchestrator
 from streamrl.config.topology import Part
 from streamrl.errors import (
     AccessDenied,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamrl.config import topology
-from streamrl.config.run_file import Target
+from streamrl.config.sections.batches import Target
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, TopicPartition, beginning_offset, end_offset, read
 from streamrl.monitoring.run_view import BATCHES, RunView, update_view

@@ -27,7 +27,9 @@ from streamrl.batcher.settings import curriculum_rules, first_state
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.choices import NAME
-from streamrl.config.run_file import Curriculum, Fork, RunFile, changed
+from streamrl.config.run_file import RunFile, changed
+from streamrl.config.sections.batches import Curriculum
+from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError, InputGone, StreamrlError
 from streamrl.learner.inputs import announced_hashes, read_announcements, read_batches
 from streamrl.local_kafka import connect

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.time_limits import TimeLimitExceeded
@@ -181,7 +181,7 @@ def standing_still(directory: Path) -> str:
             return {"score": 1.0}
 
     async def judge() -> str:
-        runner = RolloutRunner(Hangs(), run_file.Env(env_timeout_s=0.2), None)  # type: ignore[arg-type]  # nothing is sampled
+        runner = RolloutRunner(Hangs(), Env(env_timeout_s=0.2), None)  # type: ignore[arg-type]  # nothing is sampled
         try:
             found = await runner.call(
                 Hangs().rewards, Problem([]), Completion("", True), what="its rewards"

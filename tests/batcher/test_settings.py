@@ -5,7 +5,8 @@ import pytest
 from streamrl.batcher.curriculum import CurriculumState
 from streamrl.batcher.settings import batcher_config, curriculum_rules, first_state
 from streamrl.batcher.state import BatcherState
-from streamrl.config.run_file import Fork, changed
+from streamrl.config.run_file import changed
+from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError
 from tests.support.data_path import RUN
 

@@ -7,7 +7,8 @@ import pytest
 
 from streamrl.batcher.curriculum import RewardTarget, target_reached
 from streamrl.config.goals import reaches
-from streamrl.config.run_file import EvalEnv, PassRate
+from streamrl.config.sections.envs import PassRate
+from streamrl.config.sections.serving import EvalEnv
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.envs.difficulty_filter import to_visit
 from streamrl.evaluator.suite import passes

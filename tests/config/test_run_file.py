@@ -31,44 +31,6 @@ def test_a_setting_can_be_given_on_the_command_line():
 
 
 @pytest.mark.parametrize(
-    "correction",
-    [
-        (
-            "{old_policy: decoupled, weights: sequence, beyond: mask, reject: k1, reject_by:"
-            " sequence, reject_above: 0.5}"
-        ),
-        "{old_policy: bypass, reject: geometric, reject_above: 1.5}",
-    ],
-)
-def test_corrections_are_separate_choices(correction: str):
-    chosen = run_file.load(QUICKSTART, [f"learner.correction={correction}"]).learner.correction
-    assert chosen.model_dump(include=chosen.model_fields_set) == yaml.safe_load(correction)
-
-
-def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
-    run = run_file.load(QUICKSTART, ["learner.loss=grpo", "learner.correction.weights=token"])
-    assert (run.learner.correction.old_policy, run.learner.correction.weights) == (
-        "bypass",
-        "token",
-    )
-
-
-@pytest.mark.parametrize(
-    ("override", "uses_reference", "uses_scorer_pool"),
-    [
-        ("learner.reference.by=none", False, False),
-        ("learner.reference.by=learner", True, False),
-        ("learner.kl_coefficient=0", False, False),
-        ("learner.reference={by: pool, every: 20}", True, True),
-        ("learner.teacher={path: m}", True, True),
-    ],
-)
-def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer_pool: bool):
-    learner = run_file.load(QUICKSTART, [override]).learner
-    assert (learner.uses_reference, learner.uses_scorer_pool) == (uses_reference, uses_scorer_pool)
-
-
-@pytest.mark.parametrize(
     ("override", "says"),
     [
         (
@@ -176,22 +138,6 @@ def test_ones_own_function_is_not_loaded_with_the_run_file(setting: str):
     )
 
 
-def test_rows_are_a_multiple_of_the_processes():
-    """2560 tokens and a tenth more in rows of 64 are 44, and one; a model somewhere else says its
-    hidden size itself.
-    """
-    assert [
-        run_file.load(QUICKSTART, [f"batcher.processes={n}"]).batcher.rows for n in (1, 2, 33)
-    ] == [45, 46, 66]
-    assert run_file.load(QUICKSTART).model.hidden_size == 128
-    assert (
-        run_file.load(
-            QUICKSTART, ["model.path=elsewhere", "model.hidden=4096", "batcher.balance=flops"]
-        ).model.hidden_size
-        == 4096
-    )
-
-
 def test_a_missing_file_and_broken_yaml_are_one_line(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read"):
         run_file.load("nowhere.yaml")
@@ -213,8 +159,3 @@ def test_a_setting_that_is_gone_is_refused_unless_it_says_what_applies():
         run_file.parse(data, "r.yaml")
     assert run_file.recorded(data, "r.yaml").inference.replicas == 1
     assert run_file.parse({**data, "inference": {"stick_margin": 8}}, "r.yaml").inference.port == 0
-
-
-@pytest.mark.parametrize(("budget", "length", "rows"), [(2560, 64, 45), (16_384, 2048, 10)])
-def test_rows_hold_the_budget_and_a_tenth_more(budget: int, length: int, rows: int):
-    assert run_file.Batcher(total_token_budget=budget, max_seq_len=length).rows == rows

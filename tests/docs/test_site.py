@@ -21,7 +21,8 @@ from pydantic import Field
 
 from docs.hooks import commands, settings, site
 from streamrl.cli import cli
-from streamrl.config.run_file import RunFile, Section
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.section import Section
 from tests.docs.blocks import PAGES, ROOT
 from tests.support.waiting import patience
 

@@ -11,7 +11,9 @@ import yaml
 from docs.hooks import settings
 from streamrl.config import choices, topology
 from streamrl.config.presets import PRESETS, PRETRAINED
-from streamrl.config.run_file import Buffer, Learner, parse
+from streamrl.config.run_file import parse
+from streamrl.config.sections.batches import Buffer
+from streamrl.config.sections.learner import Learner
 from streamrl.config.topology import ROLES, Role
 from streamrl.envs.catalog import ENVS, REWARDS
 from streamrl.log import topics
@@ -73,7 +75,7 @@ def test_the_comment_of_a_setting_has_every_name(section: type, setting: str, na
     missing = [name for name in named if name not in words]
     assert missing == [], (
         f"name these in the comment above {section.__name__}.{setting} in"
-        f" streamrl/config/run_file.py: {', '.join(missing)}"
+        f" streamrl/config/sections/: {', '.join(missing)}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamrl.config.run_file import Env
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Message
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from streamrl.config.run_file import Env, PassRate, RunFile, parse
+from streamrl.config.run_file import RunFile, parse
+from streamrl.config.sections.envs import Env, PassRate
 from streamrl.envs import process
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.envs.difficulty_filter import ProblemStats, is_filtered, to_visit

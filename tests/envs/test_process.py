@@ -12,7 +12,8 @@ from itertools import count
 
 import pytest
 
-from streamrl.config.run_file import Env, RunFile, parse
+from streamrl.config.run_file import RunFile, parse
+from streamrl.config.sections.envs import Env
 from streamrl.envs import process, report
 from streamrl.envs import replica as replica_module
 from streamrl.envs.api import Problem

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.config.run_file import Env
+from streamrl.config.sections.envs import Env
 from streamrl.envs import replica as replica_module
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.config.run_file import Env
+from streamrl.config.sections.envs import Env
 from streamrl.envs.report import NO_DEMAND_S, EnvReport
 from streamrl.records import Rollout
 from tests.support.build import rollout

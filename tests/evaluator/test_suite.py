@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Env, EvalEnv, RunFile, parse
+from streamrl.config.run_file import RunFile, parse
+from streamrl.config.sections.envs import Env
+from streamrl.config.sections.serving import EvalEnv
 from streamrl.evaluator import suite
 from streamrl.evaluator.suite import (
     EvalSuite,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Lora
+from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
 from streamrl.inference.adapters import LoadedAdapters, arguments
 from streamrl.inference.engine import Engine

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from streamrl.config.run_file import Env, Lora, changed
+from streamrl.config.run_file import changed
+from streamrl.config.sections.envs import Env
+from streamrl.config.sections.learner import Lora
 from streamrl.inference.client import Sampled
 from streamrl.learner import adapters, export, model
 from streamrl.learner.adapter_base import base_manifest, publish_base, random_adapter

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Env
+from streamrl.config.sections.envs import Env
 from streamrl.inference import client as room
 from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFailed, TimedOut
 from streamrl.records import Server, VersionSpan

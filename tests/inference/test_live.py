@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from streamrl.config.run_file import Env
+from streamrl.config.sections.envs import Env
 from streamrl.errors import InferenceError
 from streamrl.inference.client import Client, Sampled, SamplingFailed
 from streamrl.inference.server_connection import ServerConnection

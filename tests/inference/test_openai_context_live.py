@@ -12,7 +12,9 @@ from typing import Any
 import openai
 import pytest
 
-from streamrl.config.run_file import Env, Inference, TinyModel
+from streamrl.config.sections.envs import Env
+from streamrl.config.sections.learner import TinyModel
+from streamrl.config.sections.serving import Inference
 from streamrl.envs.shipped.tools import function_tool
 from streamrl.inference import vllm_server
 from streamrl.inference.client import Client

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.config.run_file import Inference, parse
+from streamrl.config.run_file import parse
+from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.inference import vllm_server
 from streamrl.inference.vllm_server import Installation, Keys

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.config.run_file import TinyModel
+from streamrl.config.sections.learner import TinyModel
 from streamrl.learner import process
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import enable_compilation_cache

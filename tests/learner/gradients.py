@@ -17,7 +17,7 @@ from msgspec import structs
 from safetensors.numpy import save_file
 
 from streamrl.batcher.assemble import Sharding, assemble
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner import model
 from streamrl.learner.examples import RlExample, expand
 from streamrl.learner.update import Updater

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner import model
 from streamrl.learner.update import Updater
 from tests.learner.conftest import CONTEXT

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import Fork, RunFile, changed
+from streamrl.config.run_file import RunFile, changed
+from streamrl.config.sections.operation import Fork
 from streamrl.learner import adapters, checkpoints, export, process
 from streamrl.learner.adapter_base import base_manifest, write_base
 from streamrl.learner.recompute import retrain_all, seed_fork

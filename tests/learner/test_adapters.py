@@ -11,7 +11,7 @@ import pytest
 from levanter.adaptor.lora import merge_lora_modules
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import Lora
+from streamrl.config.sections.learner import Lora
 from streamrl.learner import adapters, export, model
 from streamrl.learner.adapters import AdapterFormat
 from streamrl.learner.mesh import use_mesh

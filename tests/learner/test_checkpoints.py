@@ -9,7 +9,7 @@ import levanter.checkpoint
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.errors import CheckpointError
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import POSITION, TrainingPosition

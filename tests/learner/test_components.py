@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner.components import compared_mask, components_of, cross_entropy, sampled_mask
 from streamrl.learner.examples import RlExample
 from streamrl.learner.update import normalize_advantages

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Correction
+from streamrl.config.sections.learner import Correction
 from streamrl.learner.corrections import (
     TokenCorrection,
     correct,

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import Inference
+from streamrl.config.sections.serving import Inference
 from streamrl.errors import ModelError
 from streamrl.learner import export, model
 from streamrl.learner.initial import tiny_tokenizer

@@ -17,7 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from streamrl.batcher.assemble import UNSHARDED, Sharding
-from streamrl.config.run_file import TinyModel
+from streamrl.config.sections.learner import TinyModel
 from streamrl.learner.initial import write_tiny
 from tests.learner.gradients import CONTEXT, divided, gradient
 from tests.support.waiting import patience

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from streamrl.config import run_file
-from streamrl.config.run_file import TinyModel
+from streamrl.config.sections.learner import TinyModel
 from streamrl.errors import ModelError
 from streamrl.learner import initial
 from streamrl.learner.initial import initial_model_dir, tiny_tokenizer, write_tiny

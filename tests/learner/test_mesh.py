@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import Learner, Mesh, TinyModel
+from streamrl.config.sections.learner import Learner, Mesh, TinyModel
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import write_tiny

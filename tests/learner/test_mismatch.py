@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner.examples import RlExample
 from streamrl.learner.objective import make_objective
 from tests.learner.test_objective import IDS, average, predictions

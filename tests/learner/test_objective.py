@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from streamrl.config.choices import AVERAGE_OF
-from streamrl.config.run_file import Learner, parse
+from streamrl.config.run_file import parse
+from streamrl.config.sections.learner import Learner
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.head import Predictions
 from streamrl.learner.losses import LOSSES

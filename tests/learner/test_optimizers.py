@@ -16,7 +16,7 @@ from haliax.nn import Linear
 from levanter.tracker import NoopTracker
 
 from streamrl.config.choices import OPTIMIZERS as NAMES
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner.optimizers import (
     OPTIMIZERS,
     make_optimizer,

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from streamrl.config.run_file import Fork, RunFile, changed
+from streamrl.config.run_file import RunFile, changed
+from streamrl.config.sections.operation import Fork
 from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints, process
 from streamrl.learner.inputs import announced_hashes

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from streamrl.config.run_file import Fork, RunFile, TinyModel, parse
+from streamrl.config.run_file import RunFile, parse
+from streamrl.config.sections.learner import TinyModel
+from streamrl.config.sections.operation import Fork
 from streamrl.errors import ModelError
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import use_mesh

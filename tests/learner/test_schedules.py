@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.learner.schedules import learning_rate
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax import monitoring
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.errors import ConfigError
 from streamrl.learner import export, model
 from streamrl.learner.examples import RlExample

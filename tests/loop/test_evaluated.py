@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from streamrl.config.run_file import Inference
+from streamrl.config.sections.serving import Inference
 from streamrl.local_kafka import connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog

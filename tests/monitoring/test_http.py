@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from streamrl import cli
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.operation import Metrics
 from streamrl.errors import InferenceError, PortTaken, StreamrlError
 from streamrl.log.instrumented import InstrumentedLog
 from streamrl.log.memory import MemoryLog
@@ -150,9 +150,7 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
 
 
 def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile):
-    short = run.model_copy(
-        update={"metrics": run_file.Metrics(live_within_s=0.05, step_within_s=600)}
-    )
+    short = run.model_copy(update={"metrics": Metrics(live_within_s=0.05, step_within_s=600)})
     with (
         serving(short, MemoryLog(TOPICS), "buffer") as log,
         serving(short, MemoryLog(TOPICS), "learner-lead"),
@@ -222,7 +220,7 @@ def test_the_command_line_says_where(run: RunFile):
 
 
 def test_a_run_may_show_nothing(run: RunFile):
-    silent = run.model_copy(update={"metrics": run_file.Metrics(serve=False)})
+    silent = run.model_copy(update={"metrics": Metrics(serve=False)})
     memory = MemoryLog(TOPICS)
     with serving(silent, memory, "buffer") as log:
         same: Log = memory

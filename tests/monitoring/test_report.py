@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from streamrl.batcher.parts import split_batch
-from streamrl.config.run_file import RunFile, Target, parse
+from streamrl.config.run_file import RunFile, parse
+from streamrl.config.sections.batches import Target
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter

@@ -1,6 +1,6 @@
 import pytest
 
-from streamrl.config.run_file import Orchestrator
+from streamrl.config.sections.operation import Orchestrator
 from streamrl.orchestrator.plan import (
     Abort,
     Exit,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from streamrl.config.run_file import Target
+from streamrl.config.sections.batches import Target
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamrl.config.run_file import Metrics, parse
+from streamrl.config.run_file import parse
+from streamrl.config.sections.operation import Metrics
 from streamrl.errors import BrokerError, ExportError, StreamrlError
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog

@@ -14,7 +14,8 @@ from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.buffer import process as buffer
 from streamrl.buffer.advantages import grpo
 from streamrl.config import run_file, topology
-from streamrl.config.run_file import Fork, RunFile, changed
+from streamrl.config.run_file import RunFile, changed
+from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.learner.examples import expand
 from streamrl.log.codec import encode

@@ -16,7 +16,8 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.buffer.validation import partition_of
 from streamrl.config import topology
-from streamrl.config.run_file import Fork, RunFile, changed
+from streamrl.config.run_file import RunFile, changed
+from streamrl.config.sections.operation import Fork
 from streamrl.envs.api import Problem
 from streamrl.envs.engine.rewards import apply_weights, normalize
 from streamrl.envs.engine.transcript import Task, Transcript, to_rollout

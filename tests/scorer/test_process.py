@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import RunFile, TinyModel, changed, parse
+from streamrl.config.run_file import RunFile, changed, parse
+from streamrl.config.sections.learner import TinyModel
 from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import model
 from streamrl.learner import process as learner

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Message, Problem, Tool
 from streamrl.inference.client import Sampled
 
@@ -18,7 +18,7 @@ class Sampler(Protocol):
         self,
         messages: list[Message],
         n: int,
-        env: run_file.Env,
+        env: Env,
         tools: Sequence[Tool] = (),
         history: Sequence[int] = (),
         last: str = "",
@@ -34,7 +34,7 @@ class FirstRequest:
         self,
         problem: Problem,
         rollouts: Sequence[int],
-        settings: run_file.Env,
+        settings: Env,
         sampler: Sampler,
     ) -> None:
         self.problem = problem

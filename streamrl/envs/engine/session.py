@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import xxhash
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, Message, MultiTurnEnv, Tool, Truncated
 from streamrl.envs.engine.first_request import FirstRequest, Sampler
 from streamrl.envs.engine.recording import SessionRecording
@@ -43,7 +43,7 @@ class RolloutSession:
     env: BaseEnv
     index: int  # in its group
     first_request: FirstRequest
-    settings: run_file.Env
+    settings: Env
     sampler: Sampler
     transcript: Transcript
     recording: SessionRecording

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import msgspec
 
-from streamrl.config import run_file, topology
+from streamrl.config import topology
 from streamrl.config.plugins import import_path
+from streamrl.config.sections.operation import SinkSetting
 from streamrl.errors import ConfigError, describe_error
 from streamrl.monitoring.sinks.base import MetricRecord, Sink, SinkContext, SinkFactory
 from streamrl.monitoring.sinks.curve import Curves
@@ -50,7 +51,7 @@ NOTE_AFTER_S = 60.0
 class OpenSink:
     """A sink at work. The offsets are those of records of the topic `metrics`."""
 
-    settings: run_file.SinkSetting
+    settings: SinkSetting
     sink: Sink
     given: int  # the last record that it was given
     settled: int  # the last record that it was given when notes were last made
@@ -87,13 +88,13 @@ def read_notes(path: Path) -> dict[str, int]:
         return {}
 
 
-def check(settings: Iterable[run_file.SinkSetting]) -> None:
+def check(settings: Iterable[SinkSetting]) -> None:
     """Raise ConfigError if a sink cannot be imported. Called before anything is started."""
     for sink in settings:
         _make(sink.kind)
 
 
-def opened(context: SinkContext, sink: run_file.SinkSetting) -> Sink:
+def opened(context: SinkContext, sink: SinkSetting) -> Sink:
     """Open one sink. Raises ConfigError for any failure, so that a run does not start and then
     loses its metrics.
     """

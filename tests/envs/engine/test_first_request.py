@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamrl.config.run_file import Env
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Problem
 from streamrl.envs.engine.first_request import FirstRequest
 from streamrl.inference.client import SamplingFailed

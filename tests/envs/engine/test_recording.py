@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import PolicyClient, Problem
 from streamrl.envs.engine.recording import RecordedCalls, TurnRecorder
 from streamrl.envs.engine.runner import RolloutRunner
@@ -23,7 +23,7 @@ SCHEMAS = ("session-start", "model-call")
 
 def played(env: Leader, policy: Counted, recorder: TurnRecorder) -> tuple[Rollout, RecordedCalls]:
     """One rollout, whose calls are in the log as soon as they are made; and these calls."""
-    runner = RolloutRunner(env, run_file.Env(max_tokens=9), policy, recorder=recorder)
+    runner = RolloutRunner(env, Env(max_tokens=9), policy, recorder=recorder)
     calls: RecordedCalls = {}
 
     async def play() -> Rollout:
@@ -86,7 +86,7 @@ def test_an_env_that_asks_something_else_goes_on_from_where_it_differs():
 def test_a_conversation_waits_until_its_last_answer_is_in_the_log():
     policy = Counted("one", "two")
     recorder = TurnRecorder("x")
-    runner = RolloutRunner(asks("b"), run_file.Env(max_tokens=9), policy, recorder=recorder)
+    runner = RolloutRunner(asks("b"), Env(max_tokens=9), policy, recorder=recorder)
 
     async def play() -> None:
         task = Task("x", 0, "x-0", runner.env.problem(0))

@@ -15,7 +15,7 @@ import pytest
 
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import (
     Completion,
     Message,
@@ -74,7 +74,7 @@ def play(
     **settings: Any,
 ) -> list[Rollout]:
     settings = {"max_tokens": 9, "reward_weights": {"length": 0.125}, **settings}
-    runner = RolloutRunner(env or Asking(), run_file.Env(**settings), sampler, rewards or {})
+    runner = RolloutRunner(env or Asking(), Env(**settings), sampler, rewards or {})
     made = asyncio.run(runner.run_group(Task("talk", 7, "talk-0", PROBLEM), n))
     assert all(encode(decode("rollout/1", encode(rollout))) == encode(rollout) for rollout in made)
     return made

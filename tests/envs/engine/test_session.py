@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import (
     AgentLoopEnv,
     Message,
@@ -68,7 +68,7 @@ class Counted(Scripted):
 
 def play(env: Any, policy: Any, n: int = 1, **settings: Any) -> list[Rollout]:
     return asyncio.run(
-        RolloutRunner(env, run_file.Env(max_tokens=9, **settings), policy).run_group(
+        RolloutRunner(env, Env(max_tokens=9, **settings), policy).run_group(
             Task("x", 0, "x-0", env.problem(0)), n
         )
     )

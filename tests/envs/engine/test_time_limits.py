@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.time_limits import TimeLimitExceeded, acquired
@@ -30,7 +30,7 @@ class Slow(SingleTurnEnv):
 
 async def test_a_plain_reward_that_is_late_fails_and_the_event_loop_goes_on_meanwhile():
     # type: ignore[arg-type]  # nothing is sampled
-    runner = RolloutRunner(Slow(1.0), run_file.Env(env_timeout_s=0.3), None)
+    runner = RolloutRunner(Slow(1.0), Env(env_timeout_s=0.3), None)
     ticks = 0
     judging = asyncio.create_task(
         runner.call(runner.env.rewards, Problem([]), Completion("", True), what="its rewards")
@@ -58,9 +58,7 @@ async def test_time_in_the_queue_for_a_thread_or_a_process_does_not_count():
             return {"done": 1.0}
 
     for env in (Slow(limit_s / 4), Queued()):
-        runner = RolloutRunner(
-            env, run_file.Env(env_timeout_s=limit_s), None, threads=asyncio.Semaphore(1)
-        )  # type: ignore[arg-type]
+        runner = RolloutRunner(env, Env(env_timeout_s=limit_s), None, threads=asyncio.Semaphore(1))  # type: ignore[arg-type]
         started = time.monotonic()
         found = await asyncio.gather(
             *[

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Env
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task, failed_rollouts

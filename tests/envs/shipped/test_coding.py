@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, RewardBreakdown
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
@@ -136,7 +136,7 @@ def test_a_program_that_fails_is_run_answered_with_its_failure_and_tried_again(t
         client = Client()
         client.on_server("coder", server.record())
         try:
-            settings = run_file.Env(
+            settings = Env(
                 max_tokens=200,
                 max_turns=8,
                 reward_weights={"gained": 1.0, "passed": 0.0, "ran": 0.0},

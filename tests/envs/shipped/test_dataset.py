@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import run_file
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, MultiTurnEnv, Problem
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.problems import ProblemError, make_problem
@@ -121,7 +121,7 @@ class Sampler:
         self,
         messages: list[dict[str, Any]],
         n: int,
-        env: run_file.Env,
+        env: Env,
         tools: object = (),
         history: Any = (),
         *more: object,
@@ -156,7 +156,7 @@ def test_token_ids_are_the_prompt_and_train_as_such(tmp_path: Path):
     )
     sampler = Sampler()
     task = Task("x", 0, "x-0", make_problem(env, 0))
-    rollouts = asyncio.run(RolloutRunner(env, run_file.Env(), sampler).run_group(task, 2))
+    rollouts = asyncio.run(RolloutRunner(env, Env(), sampler).run_group(task, 2))
     assert sampler.asked == [([], [1, 9, 4])]
     for rollout in rollouts:
         asked, said = rollout.turns

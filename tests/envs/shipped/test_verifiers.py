@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import Env
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
@@ -39,7 +39,7 @@ def guest(which: str, tool_syntax: str = "json", **params: Any) -> Any:
 
 
 def play(env: Any, sampler: Any, n: int = 1, **settings: Any) -> list[Rollout]:
-    runner = RolloutRunner(env, run_file.Env(max_tokens=200, **settings), sampler)
+    runner = RolloutRunner(env, Env(max_tokens=200, **settings), sampler)
     return asyncio.run(runner.run_group(Task("x", 0, "x-0", env.problem(0)), n))
 
 

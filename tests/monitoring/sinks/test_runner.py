@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import run_file
+from streamrl.config.sections.operation import SinkSetting
 from streamrl.errors import ConfigError
 from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.sinks.base import MetricRecord, SinkContext
@@ -163,4 +163,4 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     with pytest.raises(
         ConfigError, match=rf"{kind} needs the package {package}.*pip install 'streamrl\[{kind}\]'"
     ):
-        check([run_file.SinkSetting(kind=kind)])
+        check([SinkSetting(kind=kind)])

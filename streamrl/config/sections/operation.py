@@ -1,0 +1,113 @@
+"""The sections of a run's operation: when it ends, what it reports, where it runs, what stays."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from streamrl.config.choices import SINKS
+from streamrl.config.sections.batches import Target
+from streamrl.config.sections.section import Section, one_of
+
+
+class SinkSetting(Section):
+    """A sink that the orchestrator writes the run's metrics to (docs/metrics.md). A sink without
+    params can be given by its name alone.
+    """
+
+    # console, jsonl, tensorboard, wandb, mlflow, or MODULE:NAME.
+    kind: Annotated[str, one_of(*SINKS)]
+    # Arguments of the sink, such as `mode: offline` of wandb. Secrets belong into its own
+    # environment variables.
+    params: dict[str, Any] = {}
+
+
+class Orchestrator(Section):
+    """When the run ends, and how often a part is started again."""
+
+    target: Target | None = None  # The run ends well when this is reached.
+    max_steps: int = Field(default=0, ge=0)  # The run ends well after so many steps. 0: no limit.
+    # Time limit from the moment a server is ready. 0: no limit. With a target it is a failure to
+    # reach the limit first.
+    max_wall_s: float = Field(default=0.0, ge=0)
+    # Restarts of one part within 300 s. One more ends the run.
+    restart_limit: int = Field(default=20, ge=0)
+    # Pause before a restart. It doubles at each restart in a row, up to 10 s.
+    backoff_s: float = Field(default=0.2, ge=0)
+    # Where metrics go, such as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}].
+    sinks: list[SinkSetting] = [SinkSetting(kind="jsonl")]
+
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return (
+            [{"kind": sink} if isinstance(sink, str) else sink for sink in value]
+            if isinstance(value, list)
+            else value
+        )
+
+
+class Metrics(Section):
+    """The pages /livez, /readyz and /metrics that every part serves (docs/metrics.md). Whoever
+    reaches them can read them and change nothing.
+    """
+
+    serve: bool = True  # Whether parts serve pages of health and metrics.
+    # Address that parts listen on. For one part: --metrics-host, or STREAMRL_METRICS_HOST.
+    host: str = "127.0.0.1"
+    # Port that parts listen on. 0: any free port, noted in .targets/ beside the runs. For one part:
+    # --metrics-port, or STREAMRL_METRICS_PORT.
+    port: int = Field(default=0, ge=0, le=65535)
+    # `streamrl up` restarts a part whose loop has stood still for longer than this.
+    live_within_s: float = Field(default=60.0, gt=0)
+    # The same limit for learner and scorers, whose loop turns once a batch and compiles.
+    step_within_s: float = Field(default=1_800.0, gt=0)
+
+
+class Placement(Section):
+    """The GPUs of a part, or of all parts of a role, which get an equal number each."""
+
+    # Numbers of the GPUs, from 0, among those that `streamrl up` sees.
+    devices: list[Annotated[int, Field(ge=0)]] = []
+    # Share of each GPU's memory that a learner or scorer reserves. 0: three quarters, as JAX does.
+    # Servers: `--gpu-memory-utilization` in inference.extra_args.
+    memory_fraction: float = Field(default=0.0, ge=0, le=1)
+
+
+class Topics(Section):
+    """The run's topics on the broker."""
+
+    # Partitions of rollouts.<env> and groups.<env>. They stay the same for the whole run.
+    partitions: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1)  # Copies of each partition.
+    retention_hours: float = Field(default=168, gt=0)  # Records are kept at least this long.
+    # When a part starts and retention has deleted what it needs: stop with an error, or expire it.
+    on_removed: Literal["stop", "expire"] = "stop"
+    # Further settings of every topic. Those that delete (retention.*, cleanup.policy) apply to
+    # topics with a retention only.
+    config: dict[str, str] = {}
+
+    @property
+    def snapshot_s(self) -> float:
+        """The longest time between two snapshots of a part: an eighth of the retention, so that a
+        part that was killed can start again within seven eighths.
+        """
+        return self.retention_hours * 3600 / 8
+
+
+class Fork(Section):
+    """The version of another run that this run begins with. `streamrl fork` writes this section;
+    nobody writes it by hand.
+    """
+
+    run: str  # Name of the parent run.
+    # Policy version of the parent. The fork's first batch has this number.
+    version: int = Field(ge=0)
+    sha256: str  # SHA-256 of that version's weights.
+    # Tokens that the parent owed to each share of a batch (batcher/selection.py).
+    balance: dict[str, float] = {}
+    stage: int = 0  # Stage of the curriculum that the parent had reached (batcher/curriculum.py).
+    rewards: dict[str, list[float]] = {}  # Rewards of the parent's last batches by env.
+    # Scorers whose rewards its first rollouts have: NAME@VERSION each (`streamrl fork --rewards`).
+    scorers: list[str] = []

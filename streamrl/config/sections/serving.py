@@ -1,0 +1,142 @@
+"""The sections of what serves a version: its files, the servers, the gateway and the evaluation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from streamrl.config.choices import meant
+from streamrl.config.ownership import is_ours
+from streamrl.config.sections.section import Section
+from streamrl.config.topology import GENERATION
+from streamrl.errors import ConfigError
+
+
+class Weights(Section):
+    """Where policy versions are kept, and how many."""
+
+    # fsspec URI below which each run has a directory. Empty: weights/ in the run's directory.
+    store: str = ""
+    # Number of newest versions that are kept, and of versions to be evaluated. Older files are
+    # deleted.
+    keep_versions: int = Field(default=4, ge=2)
+
+
+class Inference(Section):
+    """Policy versions in, tokens out."""
+
+    replicas: int = Field(default=1, ge=0)  # Servers of the pool `generation`.
+    # Further pools that envs can choose, with the number of their servers (docs/pools.md).
+    pools: dict[str, Annotated[int, Field(ge=0)]] = {}
+    # Python of the environment with vllm. Empty: .venv-inference here or beside the environment
+    # that this runs in, otherwise this Python.
+    python: str = ""
+    # Address that servers bind and envs reach, or env:NAME. Any address but loopback needs an
+    # api_key.
+    host: str = "127.0.0.1"
+    # Port of server 0; server i has port + i, counted through the pools. 0: any free port.
+    port: int = Field(default=0, ge=0, le=65535)
+    # env:NAME of the key that every request has to carry. What controls a server is its agent's
+    # alone in any case.
+    api_key: str = ""
+    dtype: str = "float32"  # Data type that vLLM computes in.
+    max_model_len: int = Field(default=128, ge=8)  # Tokens of the longest sequence.
+    max_num_seqs: int = Field(default=64, ge=1)  # Sequences that a server works on at a time.
+    # Adapters that a server computes with at a time (learner.lora). Requests for further versions
+    # wait.
+    max_adapters: int = Field(default=4, ge=1)
+    kv_cache_gib: int = Field(default=1, ge=1)  # Size of the KV cache on a CPU, in GiB.
+    extra_args: list[str] = []  # Further arguments of `vllm serve`, passed as they are.
+    # Time between two records of a server on `servers`.
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    # A server is in error when its logprobs differ from the learner's by more than this.
+    probe_tolerance: float = Field(default=1e-3, gt=0)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Servers of each pool, by its name."""
+        return {GENERATION: self.replicas, **self.pools}
+
+    def place(self, pool: str, index: int) -> int:
+        """The number that server `index` of a pool has among all servers of the run. Raises
+        ConfigError if there is no such pool.
+        """
+        if pool not in self.sizes:
+            raise ConfigError(f"inference.pools has no {pool!r}; {meant(pool, self.sizes)}")
+        names = list(self.sizes)
+        return sum(self.sizes[name] for name in names[: names.index(pool)]) + index
+
+    @property
+    def interpreter(self) -> Path:
+        """The Python that runs vLLM. An environment that another user may have put here, as below
+        /tmp, is not used.
+        """
+        if self.python:
+            return Path(self.python)
+        beside = [
+            directory / ".venv-inference" / "bin" / "python"
+            for directory in (Path.cwd(), Path(sys.prefix).parent)
+        ]
+        ours = (
+            path
+            for path in beside
+            if path.exists() and is_ours(path.parents[1]) and is_ours(path.parent)
+        )
+        return next(ours, Path(sys.executable))
+
+
+class Gateway(Section):
+    """The servers through which agents sample: `streamrl gateway`."""
+
+    replicas: int = Field(default=1, ge=1)  # Number of processes.
+    host: str = "127.0.0.1"  # Address that replicas listen on.
+    # Port of replica 0; the others have the next ones. 0: any free port, which their logs say.
+    port: int = Field(default=8700, ge=0, le=65535)
+    # Opens sessions, and signs their keys: env:NAME, the variable that has it. It is needed where
+    # `host` is not loopback.
+    api_key: str = ""
+    max_body_mb: float = Field(default=8.0, gt=0)  # Limit of a request, in megabytes.
+    max_calls: int = Field(default=1_024, ge=1)  # Limit of the calls of a session.
+
+
+class EvalEnv(Section):
+    """Problems of an env that training never poses, and how answers to them are sampled. Sampling
+    parameters that are not given are those of the env.
+    """
+
+    env: str = ""  # Name of the env in the run. Empty: the name of this section.
+    # Arguments of the env's constructor, over those it has in training.
+    params: dict[str, Any] = {}
+    seed: int = 0  # Seed of the problems.
+    problems: int = Field(default=64, ge=1)  # Number of different problems.
+    samples: int = Field(default=4, ge=1)  # Answers sampled for each problem.
+    k: list[Annotated[int, Field(ge=1)]] = [1]  # The values k for which pass@k is reported.
+    # Name of the reward by which an answer is right. Empty: the scalar that would train.
+    reward: str = ""
+    pass_at: float = 1.0  # An answer is right with this reward or a higher one.
+    # Sampling temperature. 0: always the likeliest token.
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)  # Nucleus sampling.
+    top_k: int | None = None  # Samples from the k likeliest tokens. -1: off.
+    max_tokens: int | None = Field(default=None, ge=1)  # Limit of sampled tokens in one turn.
+
+
+class Eval(Section):
+    """Policy versions in, results on held-out problems out. The evaluator has a server of its own,
+    which stays on a version until its evaluation is done.
+    """
+
+    # Held-out problems by name. They are kept from training for the whole run, so give them before
+    # it begins.
+    envs: dict[str, EvalEnv] = {}
+    # Versions from one evaluation to the next, from version 0 on. 0: only when `streamrl eval`
+    # asks.
+    every: int = Field(default=20, ge=0)
+
+    @property
+    def interval(self) -> int:
+        """Versions from one evaluation in the run to the next; 0: there are none."""
+        return self.every if self.envs else 0

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamrl.config.sections.serving import Eval, EvalEnv, Inference
+from streamrl.errors import ConfigError
+
+
+def test_a_server_is_counted_through_the_pools():
+    inference = Inference(replicas=2, pools={"judges": 1, "teachers": 3})
+    assert inference.sizes == {"generation": 2, "judges": 1, "teachers": 3}
+    assert [inference.place("generation", 1), inference.place("teachers", 2)] == [1, 5]
+    with pytest.raises(ConfigError, match="inference.pools has no 'judge'; did you mean 'judges'"):
+        inference.place("judge", 0)
+
+
+def test_the_python_of_vllm_is_the_one_that_is_given():
+    assert Inference(python="there/bin/python").interpreter == Path("there/bin/python")
+
+
+def test_nothing_is_evaluated_without_held_out_problems():
+    assert Eval(every=5).interval == 0
+    assert Eval(every=5, envs={"digits": EvalEnv()}).interval == 5
