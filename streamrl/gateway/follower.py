@@ -1,7 +1,7 @@
 """Reads the log on one thread, and applies what it reads on the event loop that serves requests.
 
-A record counts as written once the follower has read it: so it is in the log for every replica, and
-nothing that was refused or lost on the way was ever told to an agent.
+Records are applied in the order of the log, each once. A record of this replica is known by its
+offset as soon as the broker has it, so it is applied, in its turn, without being read back.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Follower:
         self.positions = dict.fromkeys(partitions, 0)
         self._apply = apply
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        # records of this replica that are in the log and not yet applied, by their offsets
+        self._written: dict[TopicPartition, dict[int, Message]] = {tp: {} for tp in partitions}
         self._ends = SharedRun(lambda: log.end_offsets(partitions))
 
     async def catch_up(self) -> None:
@@ -77,6 +79,16 @@ class Follower:
 
     def is_at(self, ends: Mapping[TopicPartition, int]) -> bool:
         return all(self.positions[tp] >= end for tp, end in ends.items())
+
+    def on_written(self, message: Message) -> None:
+        """Note that a record of this replica is in the log, at the offset of `message`. It is one
+        message there: only a reader can tell whether chunks make a record.
+        """
+        tp = message.topic, message.partition
+        if tp in self.positions and self._is_new(message):
+            self._written[tp][message.offset] = message
+            self._apply_written(tp)
+            self._wake()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until what has been applied makes `condition` true."""
@@ -101,7 +113,8 @@ class Follower:
             if messages:
                 messages += reader.poll(MAX_MESSAGES, 0)
             positions = {tp: reader.position(*tp) for tp in self.positions}
-            if not messages and positions == self.positions:
+            messages = [message for message in messages if self._is_new(message)]
+            if not messages and all(self.positions[tp] >= at for tp, at in positions.items()):
                 continue
             applied = Future[None]()
             try:
@@ -120,12 +133,34 @@ class Follower:
         applied: Future[None],
     ) -> None:
         try:
-            self._apply(messages)
-            self.positions = positions
-            for waiter, condition in list(self._waiters.items()):
-                if not waiter.done() and condition():
-                    waiter.set_result(None)
+            self._apply([message for message in messages if self._is_new(message)])
+            for tp, position in positions.items():
+                self.positions[tp] = max(self.positions[tp], position)
+                self._apply_written(tp)
+            self._wake()
         except BaseException as error:
             applied.set_exception(error)
         else:
             applied.set_result(None)
+
+    def _is_new(self, message: Message) -> bool:
+        """Whether it has not been applied yet. What is in no partition that is waited for is."""
+        return message.offset >= self.positions.get((message.topic, message.partition), 0)
+
+    def _apply_written(self, tp: TopicPartition) -> None:
+        """Apply the records of this replica that are the next ones of the partition, and forget
+        those that have been read.
+        """
+        written = self._written[tp]
+        for offset in sorted(written):
+            if offset > self.positions[tp]:
+                return
+            message = written.pop(offset)
+            if offset == self.positions[tp]:
+                self._apply([message])
+                self.positions[tp] = offset + 1
+
+    def _wake(self) -> None:
+        for waiter, condition in list(self._waiters.items()):
+            if not waiter.done() and condition():
+                waiter.set_result(None)

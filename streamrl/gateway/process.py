@@ -56,7 +56,7 @@ def main(
         port = run.gateway.port + index if run.gateway.port else 0
     with (
         open_part(log, topology.gateway_part(index), writer=None) as part,
-        closing(log.producer()) as producer,
+        closing(log.producer(durable=True)) as producer,
         listening(run.gateway.host, port) as listener,
     ):
         replica = GatewayReplica(run, log, producer)

@@ -5,50 +5,76 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from streamrl.errors import BrokerUnreachable
-from streamrl.gateway.follower import RETRY_INTERVAL_S, Follower, SharedRun
+from streamrl.gateway.follower import RETRY_INTERVAL_S, Follower
 from streamrl.gateway.requests import RequestRefused
+from streamrl.log.chunks import fits_message
 from streamrl.log.codec import to_message
-from streamrl.log.protocol import NonTransactionalProducer, Output
+from streamrl.log.protocol import Message, NonTransactionalProducer, Output
 
 # A producer forgets a message that it could not deliver for 30 s. Before that it is written again:
 # readers know a record that they have seen.
 WRITE_AGAIN_S = 25.0
-FLUSH_S = 5.0
 
 
 class Recorder:
-    """Writes records of sessions. Many calls share a flush of the producer."""
+    """Writes records of sessions with a durable producer."""
 
     def __init__(self, producer: NonTransactionalProducer, follower: Follower) -> None:
         self._producer = producer
         self._follower = follower
-        self._flush = SharedRun(lambda: producer.flush(FLUSH_S))
 
     async def write(self, output: Output) -> None:
-        """Write a record, and wait until the broker has it."""
+        """Write a record, and wait until it is in the log."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_AGAIN_S):
-                    return await self._send([output])
+                    return await self._send(output)
 
     async def apply(self, outputs: Sequence[Output], is_applied: Callable[[], bool]) -> None:
-        """Write records, and wait until the follower has read and applied them."""
+        """Write records, and wait until they are in the log and all before them is applied."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_AGAIN_S):
-                    await asyncio.gather(self._send(outputs), self._follower.until(is_applied))
-                    return
+                    await asyncio.gather(*map(self._send, outputs))
+                    return await self._follower.until(is_applied)
 
-    async def _send(self, outputs: Sequence[Output]) -> None:
-        for output in outputs:
-            self._producer.send(to_message(output))
+    async def _send(self, output: Output) -> None:
+        loop = asyncio.get_running_loop()
+        message = to_message(output)
         while True:
+            written = loop.create_future()
+            self._producer.send(message, partial(self._report, loop, message, written))
             try:
-                return await self._flush()
+                return await written
             except BrokerUnreachable:
                 await asyncio.sleep(RETRY_INTERVAL_S)
+
+    def _report(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        message: Message,
+        written: asyncio.Future[None],
+        partition: int,
+        offset: int,
+    ) -> None:
+        """Say so on the loop. The producer calls this on a thread of its own."""
+        at = message._replace(partition=partition, offset=offset)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._on_written, at, written)
+
+    def _on_written(self, message: Message, written: asyncio.Future[None]) -> None:
+        is_written = message.offset >= 0
+        if is_written and fits_message(message):
+            self._follower.on_written(message)
+        if written.done():  # whoever waited has left
+            return
+        if is_written:
+            written.set_result(None)
+        else:
+            written.set_exception(BrokerUnreachable("the broker has not taken the record"))
 
 
 @asynccontextmanager

@@ -81,15 +81,20 @@ def size_of(message: Message) -> int:
     )
 
 
+def fits_message(message: Message) -> bool:
+    """Whether Kafka takes it as it is, and not in chunks."""
+    return size_of(message) <= MESSAGE_BYTES
+
+
 def split(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages, with those that are larger than Kafka takes split into chunks. Raises
     StreamrlError for one that no reader would join.
     """
-    if max(map(size_of, messages), default=0) <= MESSAGE_BYTES:
+    if all(map(fits_message, messages)):
         return messages
     pieces: list[Message] = []
     for message in messages:
-        if size_of(message) <= MESSAGE_BYTES:
+        if fits_message(message):
             pieces.append(message)
         else:
             pieces += _chunks(message)

@@ -23,6 +23,7 @@ from streamrl.log.protocol import (
     Message,
     NonTransactionalProducer,
     Offsets,
+    OnWritten,
     Output,
     Reader,
     TopicPartition,
@@ -218,8 +219,8 @@ class InstrumentedLog(Log):
         self._has_writer = True
         return InstrumentedWriter(self, self._log.writer(identity, changelog_topic))
 
-    def producer(self) -> InstrumentedProducer:
-        return InstrumentedProducer(self, self._log.producer())
+    def producer(self, durable: bool = False) -> InstrumentedProducer:
+        return InstrumentedProducer(self, self._log.producer(durable))
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
         return self._log.committed_offsets(identity)
@@ -305,8 +306,8 @@ class InstrumentedProducer:
         self._producer = producer
         self._published_s = log.clock() - PUBLISH_INTERVAL_S
 
-    def send(self, message: Message) -> None:
-        self._producer.send(message)
+    def send(self, message: Message, on_written: OnWritten | None = None) -> None:
+        self._producer.send(message, on_written)
         if message.topic != METRICS:
             return
         record = to_event(message, ("metric",)).record

@@ -45,7 +45,15 @@ from streamrl.log.kafka_admin import (
     call_with_retries,
     topics_without_write_access,
 )
-from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition, end_offset
+from streamrl.log.protocol import (
+    Log,
+    Message,
+    Offsets,
+    OnWritten,
+    Reader,
+    TopicPartition,
+    end_offset,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +66,8 @@ COMMIT_POLL_S = 0.005  # librdkafka reports an answer only at the end of a poll
 # A broker that is silent is sent no more offset commits than these, so that what it has yet to
 # answer takes no memory.
 MAX_UNANSWERED = 8
+DELIVERY_LIMIT_S = 30.0  # a producer forgets what it could not deliver within this time
+DELIVERY_POLL_S = 0.2
 LEAVE_S = 1.0  # for the last offset commit to arrive when a part ends
 # What topics take, and what a dead letter says of a record that is as large as that.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024 + 65_536
@@ -143,8 +153,8 @@ class KafkaLog(Log):
             self._wait_until_settled(changelog_topic)
         return writer
 
-    def producer(self) -> KafkaProducer:
-        return KafkaProducer(self.settings, self.prefix)
+    def producer(self, durable: bool = False) -> KafkaProducer:
+        return KafkaProducer(self.settings, self.prefix, durable)
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
         asked = [
@@ -564,21 +574,33 @@ class OffsetCommitter:
 
 
 class KafkaProducer:
-    def __init__(self, settings: Mapping[str, Any], prefix: str) -> None:
+    def __init__(self, settings: Mapping[str, Any], prefix: str, durable: bool = False) -> None:
         self._settings = settings
         self._prefix = prefix
-        own = {"acks": "1", "message.timeout.ms": 30_000}
+        own: dict[str, Any] = {"acks": "1", "message.timeout.ms": round(DELIVERY_LIMIT_S * 1000)}
+        if durable:
+            own |= {"acks": "all", "linger.ms": 0}
         self._producer = Producer({**settings, **PRODUCER, **own})
         self._denied_topic = ""
+        self._is_closed = threading.Event()
+        self._poller: threading.Thread | None = None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, on_written: OnWritten | None = None) -> None:
+        pieces = split([message])
+        on_delivery = self._on_delivery
+        if on_written is not None:
+            on_delivery = partial(self._report, on_written, len(pieces), [])
+            self._start_poller()
         try:
-            for piece in split([message]):
-                produce(self._producer, self._prefix, piece, self._on_delivery)
-            self._producer.poll(0)
+            for piece in pieces:
+                produce(self._producer, self._prefix, piece, on_delivery)
+            if on_written is None:
+                self._producer.poll(0)
         except KafkaException as exception:
             if exception.args[0].code() in DENIED:
                 self._denied_topic = self._prefix + message.topic
+            if on_written is not None:
+                on_written(-1, -1)
         self._raise_denied()
 
     def flush(self, timeout_s: float = 5.0) -> None:
@@ -592,6 +614,41 @@ class KafkaProducer:
 
     def close(self) -> None:
         self._producer.purge()
+        self._is_closed.set()
+        if self._poller is not None:
+            self._poller.join()
+
+    def _start_poller(self) -> None:
+        """Take delivery reports on a thread as they come. Without it they are taken by the next
+        `send` or `flush`, which is enough where nobody waits for them.
+        """
+        if self._poller is None:
+            self._poller = threading.Thread(target=self._poll, name="delivery", daemon=True)
+            self._poller.start()
+
+    def _poll(self) -> None:
+        while not self._is_closed.is_set():
+            self._producer.poll(DELIVERY_POLL_S)
+
+    def _report(
+        self,
+        on_written: OnWritten,
+        count: int,
+        offsets: list[int],
+        error: KafkaError | None,
+        message: Any,
+    ) -> None:
+        """The delivery report of one of `count` messages that somebody waits for. `offsets`: of
+        those that have been reported, -1 where one was not delivered.
+        """
+        self._on_delivery(error, message)
+        offsets.append(message.offset() if error is None else -1)
+        if len(offsets) < count:
+            return
+        if min(offsets) < 0:
+            on_written(-1, -1)
+        else:
+            on_written(message.partition(), max(offsets))
 
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         """The delivery report of a message that nobody waits for: only a missing right is an error,

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from streamrl.errors import Fenced, InputGone, TopicMissing
 from streamrl.log.chunks import JoiningReader, split
-from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition
+from streamrl.log.protocol import Log, Message, Offsets, OnWritten, Reader, TopicPartition
 
 
 class MemoryLog(Log):
@@ -61,7 +61,7 @@ class MemoryLog(Log):
             self._epochs[identity] = self._epochs.get(identity, 0) + 1
             return MemoryWriter(self, identity, self._epochs[identity])
 
-    def producer(self) -> MemoryProducer:
+    def producer(self, durable: bool = False) -> MemoryProducer:
         return MemoryProducer(self)
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
@@ -78,26 +78,26 @@ class MemoryLog(Log):
 
     def close(self) -> None: ...
 
-    def append(self, messages: Sequence[Message], marker: bool) -> list[int]:
+    def append(self, messages: Sequence[Message], marker: bool) -> list[tuple[int, int]]:
         """Append each message to its partition, and then the transaction markers. Returns the
-        offsets of the messages.
+        partition and the offset of each.
         """
         messages = split(messages)
         with self._lock:
             chosen = [self._choose_partition(message) for message in messages]
-            offsets: list[int] = []
+            places: list[tuple[int, int]] = []
             for message, tp in zip(messages, chosen, strict=True):
                 log = self._partitions[tp]
                 offset = self._beginnings[tp] + len(log)
                 log.append(
                     message._replace(partition=tp[1], offset=offset, timestamp_s=time.time())
                 )
-                offsets.append(offset)
+                places.append((tp[1], offset))
             if marker:
                 for tp in set(chosen):
                     self._partitions[tp].append(None)
             self._lock.notify_all()
-            return offsets
+            return places
 
     def commit(self, identity: str, epoch: int, messages: Sequence[Message]) -> int:
         with self._lock:
@@ -106,8 +106,8 @@ class MemoryLog(Log):
                     f"{identity}: another process with this identity has taken over; "
                     "stop one of the two"
                 )
-            offsets = self.append(messages, marker=True)
-            return offsets[-1] if offsets else -1
+            places = self.append(messages, marker=True)
+            return places[-1][1] if places else -1
 
     def commit_offsets(self, identity: str, offsets: Offsets) -> None:
         with self._lock:
@@ -206,8 +206,10 @@ class MemoryProducer:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
 
-    def send(self, message: Message) -> None:
-        self._log.append([message], marker=False)
+    def send(self, message: Message, on_written: OnWritten | None = None) -> None:
+        partition, offset = self._log.append([message], marker=False)[-1]
+        if on_written is not None:
+            on_written(partition, offset)
 
     def flush(self, timeout_s: float = 5.0) -> None: ...
 

@@ -205,7 +205,7 @@ class FileLog(Log):
     def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         self._refuse(identity)
 
-    def producer(self) -> NonTransactionalProducer:
+    def producer(self, durable: bool = False) -> NonTransactionalProducer:
         self._refuse("a part")
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:

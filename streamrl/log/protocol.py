@@ -138,9 +138,17 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
+OnWritten = Callable[[int, int], None]
+"""Called with the partition and the offset of a message that is in the log, or with -1 twice where
+it could not be written. Of a record in chunks the offset is that of its last chunk.
+"""
+
+
 class NonTransactionalProducer(Protocol):
-    def send(self, message: Message) -> None:
-        """Write at least once, outside any transaction, and wait for nothing."""
+    def send(self, message: Message, on_written: OnWritten | None = None) -> None:
+        """Write at least once, outside any transaction, and wait for nothing. `on_written` is
+        called later, on any thread.
+        """
         ...
 
     def flush(self, timeout_s: float = 5.0) -> None:
@@ -189,7 +197,11 @@ class Log(Protocol):
         """
         ...
 
-    def producer(self) -> NonTransactionalProducer: ...
+    def producer(self, durable: bool = False) -> NonTransactionalProducer:
+        """A writer of plain messages. `durable`: it sends each at once, and a message counts as
+        written only when every replica of its partition has it.
+        """
+        ...
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
         """The offsets that the writer of that identity has committed last."""

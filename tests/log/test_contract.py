@@ -58,8 +58,8 @@ class Exported(Log):
     def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         return self._memory.writer(identity)
 
-    def producer(self) -> MemoryProducer:
-        return self._memory.producer()
+    def producer(self, durable: bool = False) -> MemoryProducer:
+        return self._memory.producer(durable)
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
         return self._memory.committed_offsets(identity)
@@ -244,6 +244,31 @@ def test_plain_messages_arrive(open_recording: Open):
     writer.flush()
     writer.close()
     assert values(log, 1) == ["1"]
+
+
+def test_a_plain_message_has_a_place_once_it_is_written(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+):
+    log = open_log()
+    writer = log.producer(durable=True)
+    places: dict[str, tuple[int, int]] = {}
+
+    def write(key: str, value: str) -> None:
+        writer.send(message(key, value), lambda *place: places.update({value: place}))
+
+    for number in range(6):
+        write(f"k{number}", str(number))
+    until(lambda: len(places) == 6)
+    found = [m for p in (0, 1) for m in read(log, "in", p)]
+    assert {(m.value or b"").decode(): (m.partition, m.offset) for m in found} == places
+    # that of a record in chunks is the place of its last chunk
+    monkeypatch.setattr("streamrl.log.chunks.MESSAGE_BYTES", 2_000)
+    long = "x" * 5_000
+    write("k0", long)
+    until(lambda: long in places)
+    (whole,) = [m for p in (0, 1) for m in read(log, "in", p) if m.value == long.encode()]
+    assert (whole.partition, whole.offset) == places[long]
+    writer.close()
 
 
 def test_a_missing_topic_is_named(open_recording: Open):

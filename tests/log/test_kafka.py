@@ -4,6 +4,7 @@ follow bytes.
 
 from __future__ import annotations
 
+import socket
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -180,3 +181,17 @@ def test_committed_offsets_that_a_broker_cannot_tell_are_no_beginning(
     log = KafkaLog({"bootstrap.servers": "127.0.0.1:1"}, "run")
     monkeypatch.setattr(log, "topics", lambda: {"turns": 1})
     assert log.committed_offsets("assembler") == {("turns", 0): 5}
+
+
+def test_whoever_waits_for_a_message_is_told_that_it_could_not_be_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(kafka, "DELIVERY_LIMIT_S", 0.2)
+    places: list[tuple[int, int]] = []
+    with socket.socket() as nobody:  # listens there
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        producer = KafkaLog({"bootstrap.servers": address}, "r").producer(durable=True)
+        producer.send(Message("in", b"k", b"v"), lambda *place: places.append(place))
+        until(lambda: places == [(-1, -1)])
+        producer.close()
