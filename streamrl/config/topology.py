@@ -96,6 +96,8 @@ def sole_partition(topic: str) -> tuple[str, int]:
 # ---- names of parts ------------------------------------------------------------------------------
 
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
+# The identity of `streamrl rescore`. A second call fences the first.
+RESCORER = "rescore"
 
 
 def producer(env: str, index: int) -> str:

@@ -2,9 +2,10 @@
 parts read and write, and nothing else.
 
 The rules follow from `config/topology.py`. A user is named `<run>.<role>`, and each env has a user
-`<run>.env-<name>`. Two more users belong to people: `auditor` reads everything (status, audit,
-replay, export), and `operator` may do everything within the run, which `streamrl topics apply` and
-`streamrl up` need. Idempotent writes need no rule, as Kafka 2.8 and later allow them to writers.
+`<run>.env-<name>`. Three more users belong to people: `rescorer` gives recorded rollouts rewards
+(`streamrl rescore`), `auditor` reads everything (status, audit, replay, export), and `operator` may
+do everything within the run, which `streamrl topics apply` and `streamrl up` need. Idempotent
+writes need no rule, as Kafka 2.8 and later allow them to writers.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -56,7 +57,7 @@ class Rule(NamedTuple):
 
     resource: Literal["topic", "group", "transactional-id"]
     name: str  # the name on the broker, which begins with the run's
-    # Kafka's names: READ, WRITE, DESCRIBE and ALL. READ and WRITE include DESCRIBE.
+    # Kafka's names: READ, WRITE, CREATE, DESCRIBE and ALL. READ and WRITE include DESCRIBE.
     operations: tuple[str, ...]
     prefixed: bool = False  # whether `name` is a prefix
 
@@ -101,7 +102,23 @@ def rules(run: RunFile) -> dict[str, list[Rule]]:
     found = {user.name: list(_rules_of(user, run)) for user in users(run)}
     # An orchestrator reads all topics for the report that it writes at the end.
     found[topology.ORCHESTRATOR.name] += reading
-    return {**found, "auditor": reading, "operator": everything}
+    people = {"rescorer": rescoring(run), "auditor": reading, "operator": everything}
+    return {**found, **people}
+
+
+def rescoring(run: RunFile) -> list[Rule]:
+    """The rules of whoever gives the rollouts of any env new rewards, and makes the topic for them
+    if the run does not plan it.
+    """
+    prefix = f"{run.run}."
+    found = list[Rule]()
+    for env in run.envs:
+        found.append(Rule("topic", f"{prefix}{topology.rollouts(env)}", ("READ",)))
+        found.append(Rule("topic", f"{prefix}{topology.rewards(env)}", ("READ", "WRITE", "CREATE")))
+    found.append(Rule("topic", f"{prefix}{topology.SERVERS}", ("READ",)))  # for judges in pools
+    found.append(Rule("group", f"{prefix}{READER}", ("DESCRIBE",)))
+    found.append(Rule("transactional-id", f"{prefix}{topology.RESCORER}", ("WRITE",)))
+    return found
 
 
 def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:

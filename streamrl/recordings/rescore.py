@@ -46,7 +46,6 @@ from streamrl.sessions.messages import joined_text
 
 ATTEMPTS = 3
 PORTION = 256  # rollouts that are judged at once, and whose rewards are written together
-IDENTITY = "rescore"  # the transactional id, so that a second call fences the first
 
 
 class RescoreResult(NamedTuple):
@@ -230,7 +229,7 @@ async def rescore(
     known = rewards_of_scorer(log, env, scorer.name, scorer.version)
     total = sum(1 for _ in rollouts_of(log, env))
     tally = Tally(weights)
-    writer = log.writer(IDENTITY)
+    writer = log.writer(topology.RESCORER)
     done = 0
     try:
         rollouts = rollouts_of(log, env)

@@ -4,6 +4,7 @@ own password.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from typing import Any, NamedTuple
@@ -16,8 +17,11 @@ from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import AccessDenied, BrokerUnreachable, ConfigError
 from streamrl.log import acls, topics
 from streamrl.log.acls import Rule
+from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog, KafkaWriter
-from streamrl.log.protocol import Message, beginning_offset, end_offset, partition_count
+from streamrl.log.protocol import Message, Output, beginning_offset, end_offset, partition_count
+from streamrl.recordings.rescore import RewardScorer, rescore
+from tests.support.build import rollout
 from tests.support.secure import Secure, make_certificates
 from tests.support.waiting import until
 
@@ -111,6 +115,18 @@ def test_every_role_is_itself_and_nobody_else():
         *writes,
         *commits,
         str(Rule("group", "r.learner-lead", ("DESCRIBE",))),
+    }
+
+
+def test_who_rescores_reads_rollouts_and_writes_rewards():
+    assert {str(rule) for rule in acls.rules(run_file())["rescorer"]} == {
+        "READ       topic r.rollouts.a",
+        "READ       topic r.rollouts.out",
+        "READ       topic r.servers",
+        "READ,WRITE,CREATE topic r.rewards.a",
+        "READ,WRITE,CREATE topic r.rewards.out",
+        "DESCRIBE   group r.reader",
+        "WRITE      transactional-id r.rescore",
     }
 
 
@@ -210,6 +226,27 @@ def test_an_env_does_its_work(people: People):
     )
     assert [message.topic for message in until(lambda: reader.poll(10, 0.1))] == ["journal.env-a-0"]
     reader.close()
+
+
+def test_who_rescores_does_its_work_and_nothing_else(people: People):
+    """It makes the topic of rewards itself; the rollouts stay as they are."""
+    record = rollout("a")
+    message = to_message(Output("rollouts.a", record.group_id, record))
+    env = people.log("env-a").writer("env-a-0")
+    env.commit([message])
+    env.close()
+    topics.add(people.run, people.settings("rescorer"), "rewards.a")
+    scorer = RewardScorer(
+        name="brief", version="1", function=lambda *_: 0.25, env=None, limit_s=30.0
+    )
+    log = people.log("rescorer")
+    result = asyncio.run(rescore(log, "a", scorer, {}))
+    assert (result.rescored, result.after) == (1, 0.25)
+    assert asyncio.run(rescore(log, "a", scorer, {})).known == 1
+    with pytest.raises(AccessDenied, match="may not write to topic .*rollouts.a"):
+        write(people, "rescorer", "rescore", "rollouts.a")
+    with pytest.raises(AccessDenied):
+        topics.add(people.run, people.settings("rescorer"), "turns.a")
 
 
 @pytest.mark.parametrize(
