@@ -176,12 +176,24 @@ class Recording:
             )
 
 
-def wander(seed: int, run: RunFile, name: str, value: Value, steps: int = 400) -> MemoryLog:
-    """A run in which everything comes in any order. Which, does not depend on the rewards."""
+def wander(
+    seed: int,
+    run: RunFile,
+    name: str,
+    value: Value,
+    steps: int = 400,
+    first: PolicyVersion | None = None,
+) -> MemoryLog:
+    """A run in which everything comes in any order. Which, does not depend on the rewards. It
+    begins with the version `first`, if a learner is to train it.
+    """
     rng = random.Random(seed)
     recording = Recording(run)
     log = recording.log
-    announce(log, 0)
+    if first is None:
+        announce(log, 0)
+    else:
+        publish(log, Output(topology.POLICY_VERSIONS, first.learner, first))
     version = 0
     number = 0
     waiting: list[Rollout] = []
