@@ -24,7 +24,7 @@ THREE := -n 3 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
+.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -91,6 +91,9 @@ bench-loop: setup ## where the time of learner and servers goes in a live run, a
 
 bench-learner: setup ## the learner against Levanter alone, steps in turns: bench/README.md
 	$(ENV)/bin/python -m bench.learner
+
+budgets: $(ENV)/.installed ## the learner's memory for a real model on 8 devices, without them: docs/performance.md
+	$(ENV)/bin/python -m bench.budgets
 
 # A list for each environment that something installs: the sources' (main), those of the images (deploy/docker/Dockerfile), vLLM's. Every file in them
 # has its hash, and nothing else is installed.
