@@ -603,7 +603,7 @@ class Server(Record, frozen=True, kw_only=True):
     url: str
     pool: str = "generation"
     model: str = "policy"
-    version: int = -1  # -1: serves nothing yet
+    version: int = -1  # -1: serves nothing yet, or, in state `ready`, a model of its pool's own
     state: Literal["starting", "ready", "error"] = "starting"
     error: str = ""
     in_flight: int = 0  # requests

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from streamrl.config import topology
+from streamrl.config import engine_settings, topology
 from streamrl.config.choices import (
     NAME,
     NORMALIZED_ADVANTAGES,
@@ -17,6 +17,7 @@ from streamrl.config.choices import (
     RELATIVE_ADVANTAGES,
     SERVERS,
     meant,
+    template_problem,
 )
 from streamrl.config.secrets import exposed, is_secret
 from streamrl.config.topology import GENERATION
@@ -65,6 +66,8 @@ def _env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k"
                 " at -1"
             )
+        if problem := template_problem(env.chat_template_kwargs):
+            yield f"envs.{name}.chat_template_kwargs: {problem}"
         reads_tools = env.sessions or env.kind.startswith("verifiers:")
         if env.tool_syntax != "json" and not reads_tools:
             yield (
@@ -135,6 +138,22 @@ def _pool_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.pool: inference.pools has no {env.pool!r};"
                 f" {meant(env.pool, run.inference.sizes)}"
             )
+        if run.inference.own_model(env.pool):
+            yield (
+                f"envs.{name}.pool: {env.pool} serves a model of its own"
+                f" (inference.engines.{env.pool}.model), and the policy is not trained on what"
+                " another model says; choose another pool"
+            )
+    for problem in engine_settings.problems(run.inference.engine):
+        yield f"inference.engine.{problem}"
+    for pool, own in run.inference.engines.items():
+        if pool not in run.inference.sizes:
+            yield (
+                f"inference.engines.{pool}: inference.pools has no {pool!r};"
+                f" {meant(pool, run.inference.sizes)}"
+            )
+        for problem in engine_settings.problems(own.engine):
+            yield f"inference.engines.{pool}.engine.{problem}"
 
 
 def _eval_problems(run: RunFile) -> Iterator[str]:
@@ -459,6 +478,25 @@ def _placement_problems(run: RunFile) -> Iterator[str]:
             yield (
                 f"placement.{name}.devices: {len(placement.devices)} devices cannot be divided"
                 f" among {', '.join(sharing)}; give a multiple of {len(sharing)}, or name the parts"
+            )
+    yield from _division_problems(run)
+
+
+def _division_problems(run: RunFile) -> Iterator[str]:
+    """Servers that have fewer devices than their model is divided over."""
+    for part in topology.parts(run):
+        named = run.placement.get(part.name)
+        placement = named or run.placement.get(part.role)
+        if part.role not in (topology.INFERENCE.name, topology.EVALUATOR.name) or not placement:
+            continue
+        sharing = 1 if named else len(topology.sharing_parts(run, part.role))
+        devices = len(placement.devices) // sharing
+        pool = topology.pool_of(part)
+        wanted = run.inference.of_pool(pool).tensor_parallel
+        if 0 < devices < wanted:
+            yield (
+                f"placement: {part.name} has {devices} devices, and tensor_parallel of its pool is"
+                f" {wanted}; give it more, or name it"
             )
 
 

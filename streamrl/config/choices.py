@@ -58,6 +58,27 @@ LOSSES = {
 RATIO_LOSSES = tuple(name for name, known in LOSSES.items() if known.ratio)
 AVERAGE_OF = {name: known.average for name, known in LOSSES.items()}
 
+# Arguments of a chat template that streamrl and vLLM give themselves.
+TEMPLATE_ARGUMENTS = (
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "tokenizer_kwargs",
+    "return_dict",
+    "return_tensors",
+)
+
+
+def template_problem(variables: Collection[str]) -> str:
+    """Why a chat template cannot be given these variables; empty if it can."""
+    given = [name for name in variables if name in TEMPLATE_ARGUMENTS]
+    return f"{given[0]!r} is given by streamrl and vLLM; leave it out" if given else ""
+
 
 def meant(name: str, known: Collection[str]) -> str:
     """What somebody may have meant who wrote an unknown name: the nearest known one, or all."""

@@ -93,6 +93,10 @@ class RunFile(Section):
         groups = [self.buffer_of(name).group_size for name in self.envs]
         return max([1, *groups, *(env.samples for env in self.eval.envs.values())])
 
+    def of_pool(self, pool: str) -> RunFile:
+        """The run as the servers of a pool see it: with the settings of their pool."""
+        return self.model_copy(update={"inference": self.inference.of_pool(pool)})
+
     def buffer_of(self, env: str) -> Buffer:
         """The rules of the buffer for an env: its own, and for the rest those of all."""
         return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))

@@ -230,6 +230,11 @@ def server_options(pool: str, index: int) -> tuple[str, ...]:
     return ("--index", str(index), *(() if pool == GENERATION else ("--pool", pool)))
 
 
+def pool_of(part: Part) -> str:
+    """The pool whose settings a server's part has."""
+    return part.options[-1] if "--pool" in part.options else GENERATION
+
+
 def one_part(role: str) -> Callable[[RunFile], tuple[Part, ...]]:
     """Of a role that has one part in every run."""
     return lambda run: (Part(role, role, role),)

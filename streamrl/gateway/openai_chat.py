@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from streamrl.config.choices import template_problem
 from streamrl.gateway.requests import (
     MAX_CHOICES,
     Answer,
@@ -57,7 +60,20 @@ def parse(body: Body, told: Told) -> ChatRequest:
         parallel_tool_calls=body.get("parallel_tool_calls") is not False,
         n=integer(body, "n", 1, most=MAX_CHOICES),
         max_tokens=integer(body, "max_completion_tokens", limit),
+        chat_template_kwargs=_template_variables(body),
     )
+
+
+def _template_variables(body: Body) -> dict[str, Any] | msgspec.UnsetType:
+    """The variables of the chat template that the request sets. Raises RequestRefused."""
+    found = body.get("chat_template_kwargs")
+    if not found:
+        return msgspec.UNSET
+    if not isinstance(found, dict):
+        raise refuse("chat_template_kwargs", "an object is needed")
+    if problem := template_problem(found):
+        raise refuse("chat_template_kwargs", problem)
+    return found
 
 
 def renamed_role(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     n: int = 1
     max_tokens: int = 0  # 0: as many as the env's settings allow
+    # Over those of the env. Unset, they leave the digest as it was before there were any.
+    chat_template_kwargs: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
     def digest(self) -> str:
         """The same for requests that ask for the same."""

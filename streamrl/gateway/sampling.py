@@ -45,6 +45,9 @@ class CallSampler:
         settings = self._run.envs[session.env]
         if 0 < request.max_tokens < settings.max_tokens:
             settings = settings.model_copy(update={"max_tokens": request.max_tokens})
+        if request.chat_template_kwargs:
+            variables = {**settings.chat_template_kwargs, **request.chat_template_kwargs}
+            settings = settings.model_copy(update={"chat_template_kwargs": variables})
         tree = session.tree
         history = request.token_ids
         asked: list[Message] = []

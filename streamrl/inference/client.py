@@ -174,7 +174,9 @@ class Client:
         """
         # "auto" would need a parser of calls in the server; envs have theirs
         told = {"tools": list(tools), "tool_choice": "none"} if tools else {}
-        prompt = {"messages": messages, **told}
+        prompt: dict[str, Any] = {"messages": messages, **told}
+        if env.chat_template_kwargs:
+            prompt["chat_template_kwargs"] = env.chat_template_kwargs
         failed: list[str] = []
         late = 0
         causes: list[str] = []

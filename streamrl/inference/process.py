@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
+from pathlib import Path
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -45,6 +46,8 @@ def main(
     """
     identity = topology.inference_part(pool, index)
     place = run.inference.place(pool, index)
+    run = run.of_pool(pool)
+    own_model = run.inference.own_model(pool)
     check(run.inference)  # What is missing is reported now, not after the first version has come.
     server = Server(
         server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len
@@ -58,7 +61,10 @@ def main(
         log.register_metrics_page(VLLM, host.vllm_metrics)
         worker = ThreadPoolExecutor(1, "host")
         try:
-            serve(run, announced, host, worker, entry, part.meter, stop)
+            if own_model:
+                serve_own_model(Path(own_model), host, worker, entry, part.meter, stop)
+            else:
+                serve(run, announced, host, worker, entry, part.meter, stop)
             entry.remove()
         except StreamrlError as error:
             entry.update(state="error", error=str(error), doubted=False)
@@ -96,11 +102,43 @@ def serve(
             schedule.on_attempt(newest)
             job = worker.submit(host.load_version, newest)
         if not host.alive():
-            raise InferenceError(
-                f"vLLM of {entry.server.server_id} died while serving version"
-                f" {entry.server.version}: {host.cause()}"
-            )
+            raise died(entry, host, f"version {entry.server.version}")
         if entry.due():
             answered_s = heartbeat(host, entry, meter, answered_s)
     if job is not None:
         wait([job], STOP_TIMEOUT_S)
+
+
+def serve_own_model(
+    directory: Path,
+    host: VllmHost,
+    worker: ThreadPoolExecutor,
+    entry: Registration,
+    meter: Meter,
+    stop: threading.Event,
+) -> None:
+    """The loop of a server whose pool has a model of its own: start it once, and send heartbeats.
+    It takes no weights of the run, so its version on `servers` stays -1.
+    """
+    name = entry.server.pool
+    job: Future[None] | None = worker.submit(host.start_model, directory, name)
+    answered_s = time.monotonic()
+    while not stop.wait(POLL_S):
+        if job is not None and job.done():
+            job.result()
+            entry.update(url=host.url, model=name, state="ready")
+            logger.info("%s is served as %r", directory, name)
+            job = None
+        if not host.alive():
+            raise died(entry, host, str(directory))
+        if entry.due():
+            answered_s = heartbeat(host, entry, meter, answered_s)
+    if job is not None:
+        wait([job], STOP_TIMEOUT_S)
+
+
+def died(entry: Registration, host: VllmHost, what: str) -> InferenceError:
+    """The error of a server whose vLLM has ended while it served `what`."""
+    return InferenceError(
+        f"vLLM of {entry.server.server_id} died while serving {what}: {host.cause()}"
+    )

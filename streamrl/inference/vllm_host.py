@@ -126,6 +126,10 @@ class VllmHost:
             announce_delay_s=announce_delay_s,
         )
 
+    def start_model(self, directory: Path, name: str) -> None:
+        """Start vLLM on a model that is none of the run's versions. Requests give it as `name`."""
+        self._engine = self._start(directory, name=name)
+
     def alive(self) -> bool:
         """False if vLLM was started and has ended."""
         return self._process is None or self._process.alive()
@@ -161,7 +165,9 @@ class VllmHost:
         self._engine = engine
         return None
 
-    def _start(self, directory: Path, adapter_arguments: Sequence[str] = ()) -> Engine:
+    def _start(
+        self, directory: Path, adapter_arguments: Sequence[str] = (), name: str = MODEL
+    ) -> Engine:
         """Start vLLM on the model in `directory`."""
         self._process = vllm_server.start(
             self._run.inference,
@@ -171,6 +177,7 @@ class VllmHost:
             self._index,
             self._run.max_samples,
             adapter_arguments,
+            name,
         )
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")

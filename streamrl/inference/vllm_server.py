@@ -26,6 +26,7 @@ from typing import IO, NamedTuple
 
 import httpx
 
+from streamrl.config import engine_settings
 from streamrl.config.checks import is_loopback
 from streamrl.config.secrets import handed_on, reveal
 from streamrl.config.sections.serving import Inference
@@ -129,10 +130,12 @@ def start(
     index: int = 0,
     max_samples: int = 0,
     adapter_arguments: Sequence[str] = (),
+    name: str = MODEL,
 ) -> Process:
     """Start vLLM on the model directory, and wait until it is healthy (about a minute) or `stop` is
     set. `index`: the number of the server within the run; `max_samples`: as for `environment`;
-    `adapter_arguments`: of a vLLM that takes adapters (`adapters.py`).
+    `adapter_arguments`: of a vLLM that takes adapters (`adapters.py`); `name`: of the model in
+    requests.
 
     Raises ModelError if `model` is not a model directory, PortTaken if the port is in use,
     ConfigError if the address or a key cannot be used, and InferenceError if there is no vLLM or it
@@ -146,7 +149,8 @@ def start(
     keys = Keys(secrets.token_hex(32), api_key(settings))
     installation = find_vllm(settings)
     port = take_port(host, settings.port + index if settings.port else 0)
-    line = [*command(settings, installation, model, host, port, index), *adapter_arguments]
+    line = command(settings, installation, model, host, port, index, name)
+    line += adapter_arguments
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     variables = environment(settings, installation, keys, max_samples=max_samples)
     if adapter_arguments:
@@ -202,6 +206,7 @@ def command(
     host: str,
     port: int,
     index: int = 0,
+    name: str = MODEL,
 ) -> list[str]:
     """The command line of the server. It contains no key, because every user can read it in the
     process list.
@@ -209,7 +214,7 @@ def command(
     flags = {
         "--model": str(model),
         "--load-format": "safetensors",  # A pickle could run code.
-        "--served-model-name": MODEL,
+        "--served-model-name": name,
         "--host": host,
         "--port": str(port),
         "--dtype": settings.dtype,
@@ -230,7 +235,21 @@ def command(
     line = [installation.python, *module]
     for flag, value in flags.items():
         line += [flag, value]
-    return [*line, *switches, *settings.extra_args]
+    return [*line, *switches, *_engine_arguments(settings), *settings.extra_args]
+
+
+def _engine_arguments(settings: Inference) -> list[str]:
+    """The arguments of settings that vLLM has a default for."""
+    line = list[str]()
+    if settings.quantization:
+        line += ["--quantization", settings.quantization]
+    if settings.tensor_parallel > 1:
+        line += ["--tensor-parallel-size", str(settings.tensor_parallel)]
+    if settings.tool_parser:
+        line += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_parser]
+    if settings.reasoning_parser:
+        line += ["--reasoning-parser", settings.reasoning_parser]
+    return [*line, *engine_settings.arguments(settings.engine)]
 
 
 def environment(

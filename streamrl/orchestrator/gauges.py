@@ -25,7 +25,9 @@ def gauges(seen: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str,
             values[f"orchestrator/fates/{env}/{fate}"] = float(seen.fates[env][fate])
     for name, server in seen.servers.items():
         values[f"orchestrator/server_ready/{name}"] = float(server.state == "ready")
-        values[f"orchestrator/server_behind/{name}"] = float(max(0, seen.version - server.version))
+        if server.version >= 0 or server.state != "ready":  # otherwise it has a model of its own
+            behind = max(0, seen.version - server.version)
+            values[f"orchestrator/server_behind/{name}"] = float(behind)
         values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)
     if seen.version >= 0:
         # The time between two sessions of a run was not spent waiting.

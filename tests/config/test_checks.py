@@ -115,6 +115,42 @@ QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"
             "k is \\[1, 8\\], each at most samples, 4",
         ),
         (
+            "envs.copy-digits.chat_template_kwargs={tools: []}",
+            "chat_template_kwargs: 'tools' is given by streamrl and vLLM; leave it out",
+        ),
+        (
+            "inference.engine={trust_remote_code: true}",
+            "inference.engine.trust_remote_code: not a setting that a run file passes on",
+        ),
+        (
+            "inference.engine={gpu_memory_utilisation: 0.8}",
+            "did you mean 'gpu_memory_utilization'?",
+        ),
+        (
+            "inference.engine={attention_backend: /tmp/mine.py}",
+            "inference.engine.attention_backend: '/tmp/mine.py' is not a name",
+        ),
+        (
+            "inference.engine={block_size: large}",
+            "inference.engine.block_size: 'large' is not a number",
+        ),
+        (
+            "inference.engine={enforce_eager: 1}",
+            "inference.engine.enforce_eager: 1 is neither true nor false",
+        ),
+        (
+            "inference.engines={judges: {model: /models/judge}}",
+            "inference.engines.judges: inference.pools has no 'judges'",
+        ),
+        (
+            "inference.engines={generation: {model: /models/judge}}",
+            "envs.copy-digits.pool: generation serves a model of its own",
+        ),
+        (
+            "inference.engines={generation: {quantization: mine.Method}}",
+            "quantization: 'mine.Method' is not a name",
+        ),
+        (
             "envs.copy-digits.tool_syntax=hermes",
             "tool_syntax is for envs of kind verifiers:... and for sessions",
         ),

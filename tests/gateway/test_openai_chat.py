@@ -235,3 +235,31 @@ def test_what_cannot_be_kept_is_refused_by_its_name(shared: Shared, field: str, 
         )
     assert refused.value.param == field and field in str(refused.value)
     assert shared.gateway.calls() == []
+
+
+def test_variables_of_the_chat_template_are_those_of_the_env_and_of_the_request(tmp_path: Path):
+    variables_of_env = {"enable_thinking": True, "date": "today"}
+    with gateways(tmp_path) as gateway:
+        gateway.run.envs["agent"].chat_template_kwargs.update(variables_of_env)
+        api = client(gateway, gateway.start())
+        for variables in ({"enable_thinking": False}, {}):
+            api.chat.completions.create(
+                model="policy",
+                messages=ASKED,
+                extra_body={"chat_template_kwargs": variables},
+            )
+        with pytest.raises(openai.BadRequestError, match="'tools' is given by streamrl and vLLM"):
+            api.chat.completions.create(
+                model="policy",
+                messages=ASKED,
+                extra_body={"chat_template_kwargs": {"tools": []}},
+            )
+        asked = [
+            body["chat_template_kwargs"]
+            for path, body in gateway.stub.asked
+            if path.endswith("render")
+        ]
+    assert asked == [
+        {"enable_thinking": False, "date": "today"},
+        {"enable_thinking": True, "date": "today"},
+    ]

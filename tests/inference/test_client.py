@@ -332,6 +332,17 @@ def test_tools_are_told_to_the_template():
         assert asked == [(tools, "none"), (None, None)]
 
 
+def test_variables_of_the_template_are_told_to_it():
+    thoughtless = ENV.model_copy(update={"chat_template_kwargs": {"enable_thinking": False}})
+    with Stub("a") as stub:
+        run(ask(1, thoughtless), stub)
+        run(ask(1), stub)
+        asked = [
+            body.get("chat_template_kwargs") for path, body in stub.asked if path.endswith("render")
+        ]
+    assert asked == [{"enable_thinking": False}, None]
+
+
 def test_a_prompt_that_fills_the_context_is_not_sampled_from():
     class Small(Stub):
         def record(self, **changes: Any) -> Server:

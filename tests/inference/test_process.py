@@ -4,9 +4,11 @@ and what is said on `servers`.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -43,6 +45,7 @@ class Host:
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self.served = list[int]()
+        self.models = list[tuple[Path, str]]()
         self.index = index
         self.url = ""
         self.ended = False
@@ -60,6 +63,10 @@ class Host:
         return LoadResult(
             version.version, Mismatch(self.off.get(version.version, 1e-6), 63), 0.5, swap, 0.05
         )
+
+    def start_model(self, directory: Path, name: str) -> None:
+        self.models.append((directory, name))
+        self.url = "http://127.0.0.1:8000"
 
     def alive(self) -> bool:
         return not self.ended
@@ -90,7 +97,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 class Agent:
     """The agent in a thread, and what the log says about it."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: str = "generation") -> None:
+        self.pool = pool
         self.log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
         self.stop = threading.Event()
         self.error = None
@@ -98,7 +106,7 @@ class Agent:
 
     def _main(self) -> None:
         try:
-            process.main(RUN, self.log, self.stop, index=1)
+            process.main(RUN, self.log, self.stop, index=1, pool=self.pool)
         except Exception as error:  # handed to the test
             self.error = error
 
@@ -165,6 +173,32 @@ def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Ag
         "inference/mismatch_tokens": 63.0,
     }
     assert agent.metrics().items() >= wanted.items()
+
+
+def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    inference = {
+        "heartbeat_s": 0.05,
+        "pools": {"judges": 2},
+        "engines": {"judges": {"model": "/models/judge", "max_model_len": 64}},
+    }
+    settings = {"run": "test", "envs": {"copy-digits": {}}, "inference": inference}
+    monkeypatch.setattr(sys.modules[__name__], "RUN", parse(settings))
+    agent = Agent(pool="judges")
+    agent.announce(0)
+    agent.thread.start()
+    try:
+        served = agent.until(lambda s: s.state == "ready" and s.in_flight == 3)
+        assert (served.server_id, served.model) == ("inference-judges-1", "judges")
+        assert (served.version, served.max_model_len) == (-1, 64)
+        assert Host.made.models == [(Path("/models/judge"), "judges")] and not Host.made.served
+        Host.made.ended = True
+        agent.thread.join(patience(30))
+        assert "died while serving /models/judge: RuntimeError: out of memory" in str(agent.error)
+    finally:
+        agent.stop.set()
+        agent.thread.join(patience(30))
 
 
 def test_it_beats_while_it_waits_for_the_first_version(agent: Agent):

@@ -1,13 +1,16 @@
 """How vLLM is started, what is said when it cannot be."""
 
+import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from streamrl.config.engine_settings import NUMBERS, SWITCHES, WORDS, problems
 from streamrl.config.run_file import parse
 from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
@@ -40,6 +43,64 @@ def test_the_command_line():
     assert "--enforce-eager" not in vllm_server.command(
         settings, GPU, Path("/models/7"), "127.0.0.1", 8000
     )
+
+
+CHECKED = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.tool_parsers import ToolParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+found = []
+parser = make_arg_parser(FlexibleArgumentParser())
+for line in json.load(sys.stdin):
+    parsed = parser.parse_args(line)
+    validate_parsed_serve_args(parsed)
+    assert parsed.tool_call_parser in [None, *ToolParserManager.list_registered()]
+    assert parsed.reasoning_parser in ["", *ReasoningParserManager.list_registered()]
+    found.append({name: str(value) for name, value in vars(parsed).items()})
+print(json.dumps(found))
+"""
+VALUES = {
+    "gpu_memory_utilization": 0.8,
+    "all2all_backend": "deepep_low_latency",
+    "attention_backend": "FLASH_ATTN",
+    "kv_cache_dtype": "fp8",
+    "linear_backend": "cutlass",
+    "moe_backend": "triton",
+    "optimization_level": "2",
+    "performance_mode": "throughput",
+    "safetensors_load_strategy": "prefetch",
+    "scheduling_policy": "priority",
+}
+
+
+def test_vllms_own_parser_takes_every_setting():
+    engine = {**dict.fromkeys(SWITCHES, True), **dict.fromkeys(NUMBERS, 2), **VALUES}
+    assert {*VALUES} >= {*WORDS} and list(problems(engine)) == []
+    full = Inference(
+        quantization="fp8",
+        tensor_parallel=2,
+        tool_parser="hermes",
+        reasoning_parser="qwen3",
+        engine=engine,
+    )
+    off = Inference(engine=dict.fromkeys(SWITCHES, False))
+    lines = list[list[str]]()
+    for settings in (full, off):
+        line = vllm_server.command(settings, GPU, Path("/m"), "127.0.0.1", 8000, name="judges")
+        lines.append(line[line.index("--model") :])
+    answer = subprocess.run(
+        [VLLM, "-I", "-c", CHECKED], input=json.dumps(lines), capture_output=True, text=True
+    )
+    assert answer.returncode == 0, answer.stderr[-2_000:]
+    first, second = json.loads(answer.stdout.splitlines()[-1])
+    taken = {name: first[name].removesuffix(".0") for name in engine}
+    assert taken.pop("attention_backend").endswith("FLASH_ATTN")
+    assert taken == {name: str(engine[name]) for name in taken}
+    assert first["served_model_name"] in ("judges", "['judges']")
+    assert (first["quantization"], first["tensor_parallel_size"]) == ("fp8", "2")
+    assert all(second[name] == "False" for name in SWITCHES)
 
 
 WISHES = {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "STREAMRL_NAP_S": "0", "HF_HUB_OFFLINE": "0"}

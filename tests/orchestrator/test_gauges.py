@@ -49,6 +49,15 @@ def test_what_the_orchestrator_measures_of_a_run():
     assert gauges(RunView("lead"), [], 100.0) == {}
 
 
+def test_a_server_with_a_model_of_its_own_is_behind_nothing():
+    own = Server(server_id="judge", url="", pool="judges", state="ready", heartbeat_s=99.0)
+    starting = Server(server_id="a", url="", heartbeat_s=99.0)
+    seen = RunView("lead", version=5, servers={"judge": own, "a": starting})
+    values = gauges(seen, [], 100.0)
+    behind = {name: value for name, value in values.items() if "server_behind" in name}
+    assert behind == {"orchestrator/server_behind/a": 6}
+
+
 def test_the_time_between_two_sessions_was_not_waiting():
     assert (
         gauges(RunView("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)[

@@ -90,6 +90,9 @@ class Env(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1  # Samples from the k likeliest tokens. It has to be -1 (off) in training.
     max_tokens: int = Field(default=16, ge=1)  # Limit of sampled tokens in one turn.
+    # Variables of the model's chat template, such as {enable_thinking: false}. A request of an
+    # agent may name others.
+    chat_template_kwargs: dict[str, Any] = {}
     # Limit of open groups, on top of what demand asks for.
     max_groups_in_flight: int = Field(default=64, ge=1)
     # Limit of groups begun in a second. 0: no limit but demand.

@@ -71,7 +71,7 @@ class Placement(Section):
     # Numbers of the GPUs, from 0, among those that `streamrl up` sees.
     devices: list[Annotated[int, Field(ge=0)]] = []
     # Share of each GPU's memory that a learner or scorer reserves. 0: three quarters, as JAX does.
-    # Servers: `--gpu-memory-utilization` in inference.extra_args.
+    # Servers: `gpu_memory_utilization` in inference.engine.
     memory_fraction: float = Field(default=0.0, ge=0, le=1)
 
 

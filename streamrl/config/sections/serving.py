@@ -6,13 +6,25 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from streamrl.config import engine_settings
 from streamrl.config.choices import meant
 from streamrl.config.ownership import is_ours
 from streamrl.config.sections.section import Section
 from streamrl.config.topology import GENERATION
 from streamrl.errors import ConfigError
+
+
+def engine_word(value: str) -> str:
+    """Accepts a name that vLLM has a meaning for, or nothing."""
+    if value and not engine_settings.WORD.fullmatch(value):
+        raise ValueError(f"{value!r} is not a name")
+    return value
+
+
+EngineWord = Annotated[str, AfterValidator(engine_word)]
+EngineValue = StrictBool | StrictInt | StrictFloat | StrictStr
 
 
 class Weights(Section):
@@ -23,6 +35,26 @@ class Weights(Section):
     # Number of newest versions that are kept, and of versions to be evaluated. Older files are
     # deleted.
     keep_versions: int = Field(default=4, ge=2)
+
+
+class PoolEngine(Section):
+    """The servers of one pool. What is not given is as in `inference`."""
+
+    # Directory of a Hugging Face model that the pool serves instead of the policy, such as a
+    # judge's. Its name in requests is that of the pool.
+    model: str = ""
+    dtype: EngineWord | None = None  # Replaces inference.dtype.
+    quantization: EngineWord | None = None  # Replaces inference.quantization.
+    # Replaces inference.tensor_parallel.
+    tensor_parallel: int | None = Field(default=None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=8)  # Replaces inference.max_model_len.
+    max_num_seqs: int | None = Field(default=None, ge=1)  # Replaces inference.max_num_seqs.
+    tool_parser: EngineWord | None = None  # Replaces inference.tool_parser.
+    reasoning_parser: EngineWord | None = None  # Replaces inference.reasoning_parser.
+    # Over those of inference.engine.
+    engine: dict[str, EngineValue] = {}
+    # Replaces inference.probe_tolerance.
+    probe_tolerance: float | None = Field(default=None, gt=0)
 
 
 class Inference(Section):
@@ -43,6 +75,19 @@ class Inference(Section):
     # alone in any case.
     api_key: str = ""
     dtype: str = "float32"  # Data type that vLLM computes in.
+    # How vLLM quantizes the weights that it loads, such as fp8. Empty: as the model says.
+    quantization: EngineWord = ""
+    # Number of devices that divide the model of a server.
+    tensor_parallel: int = Field(default=1, ge=1)
+    # vLLM's parser of tool calls in chat completions, such as hermes. Empty: none.
+    tool_parser: EngineWord = ""
+    # vLLM's parser of reasoning in chat completions, such as qwen3. Empty: none.
+    reasoning_parser: EngineWord = ""
+    # Further settings of vLLM by the names of its arguments, such as {gpu_memory_utilization: 0.8}
+    # (docs/pools.md).
+    engine: dict[str, EngineValue] = {}
+    # Settings of single pools, by the pool's name (docs/pools.md).
+    engines: dict[str, PoolEngine] = {}
     max_model_len: int = Field(default=128, ge=8)  # Tokens of the longest sequence.
     max_num_seqs: int = Field(default=64, ge=1)  # Sequences that a server works on at a time.
     # Adapters that a server computes with at a time (learner.lora). Requests for further versions
@@ -59,6 +104,19 @@ class Inference(Section):
     def sizes(self) -> dict[str, int]:
         """Servers of each pool, by its name."""
         return {GENERATION: self.replicas, **self.pools}
+
+    def of_pool(self, pool: str) -> Inference:
+        """The settings of a pool's servers: its own, and for the rest those of all."""
+        own = self.engines.get(pool)
+        if own is None:
+            return self
+        replaced = own.model_dump(exclude_none=True, exclude={"model", "engine"})
+        return self.model_copy(update={**replaced, "engine": {**self.engine, **own.engine}})
+
+    def own_model(self, pool: str) -> str:
+        """The directory of the model that a pool serves; empty: it serves the policy."""
+        own = self.engines.get(pool)
+        return own.model if own else ""
 
     def place(self, pool: str, index: int) -> int:
         """The number that server `index` of a pool has among all servers of the run. Raises
