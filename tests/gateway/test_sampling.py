@@ -5,14 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
+from streamrl.config.run_file import Env
 from streamrl.gateway.requests import ChatRequest
-from streamrl.gateway.sampling import Reading, read_answer
+from streamrl.gateway.sampling import CallSampler, Reading, place_of, read_answer
+from streamrl.gateway.session_index import Session
+from streamrl.inference.client import Sampled
+from streamrl.log.codec import encode
+from streamrl.records import SessionStart, VersionSpan
 from tests.gateway.test_openai_chat import ASKED, client
-from tests.support.gateways import gateways
-from tests.support.sampling_stub import END, ROLES, tool_call
+from tests.support.gateways import ENV, gateways, run_of
+from tests.support.sampling_stub import END, ROLES, rendered, tool_call
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -121,6 +127,51 @@ def test_a_template_that_rewrites_history_is_a_fork(tmp_path: Path):
         one, two = gateway.calls()
     assert two.continues == one.call and two.fork == "template"
     assert two.prompt.tolist().count(ROLES["user"]) == 2
+
+
+class Policy:
+    """A client whose servers say the same to everything, and keep the tokens before it."""
+
+    async def sample(
+        self, messages: list[Any], n: int, env: Env, tools: Any, history: list[int], last: str
+    ) -> list[Sampled]:
+        text = "an answer"
+        return [
+            Sampled(
+                server_id="i",
+                prompt_tokens=np.array([*history, *rendered(messages[-1:], [])], np.uint16),
+                tokens=np.array([*text.encode(), END], np.uint16),
+                logprobs=np.zeros(len(text) + 1, np.float32),
+                text=text,
+                finish_reason="stop",
+                version_spans=[VersionSpan(version=0, start=0, end=len(text) + 1)],
+                latency_s=0.5,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                max_tokens=200,
+                prefix_tokens=len(history),
+            )
+        ]
+
+
+async def test_the_200th_call_of_a_session_takes_no_more_of_the_log_than_the_first(tmp_path: Path):
+    """The agent sends the whole conversation each time, and a record has only what is new in it."""
+    run = run_of(tmp_path)
+    sampler = CallSampler(run, {run.envs[ENV].pool: Policy()})  # pyright: ignore[reportArgumentType]
+    session = Session(ENV, SessionStart(session="s", environment=ENV, problem_id="7"))
+    conversation: list[dict[str, Any]] = []
+    sizes = list[int]()
+    for turn in range(200):
+        conversation.append({"role": "user", "content": f"question {turn:3}"})
+        request = ChatRequest(messages=list(conversation))
+        place = place_of(session.tree, request)
+        (call,) = await sampler.sample(session, request, place, f"{request.digest()}#0")
+        sizes.append(len(encode(call)))
+        session.add(call)
+        conversation.append({"role": "assistant", "content": call.text})
+    assert sum(sizes[100:]) <= 1.05 * sum(sizes[:100])
+    assert not any(call.fork for call in session.tree.calls.values())
 
 
 def test_what_a_server_refuses_is_the_agents_error(tmp_path: Path):
