@@ -58,7 +58,7 @@ class SupervisedParts:
                 case Start(name):
                     if ends := observed[name].ends if name in observed else ():
                         display.say(
-                            f"{name} ended with {describe_exit(ends[-1].exit_code)}, "
+                            f"{name} ended with {describe_exit(ends[-1])}, "
                             f"starting it again ({len(ends)}): {self.last_line(name)}"
                         )
                     self._liveness.on_start(name)

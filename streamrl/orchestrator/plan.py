@@ -25,6 +25,7 @@ BROKER = "broker"
 BROKER_PART = Part(BROKER, BROKER, BROKER)  # not a role, as the run may use an existing cluster
 LONG_LIFE_S = 30.0  # a part that ran for so long was healthy, so its back-off begins anew
 MAX_BACKOFF_S = 10.0
+GIB = 1 << 30
 RESTART_WINDOW_S = 300.0  # the window in which `orchestrator.restart_limit` counts
 FATAL = {
     Fenced.exit_code: "another process has its identity; stop that one first",
@@ -56,6 +57,8 @@ class Exit(NamedTuple):
     time_s: float  # by a monotonic clock
     lived_s: float
     exit_code: int  # the negative number of the signal, if a signal ended it
+    killed: bool = False  # by the orchestrator, because the part was hanging
+    held_bytes: int = 0  # resident memory when it was last seen alive; 0 if it never was
 
 
 @dataclass(frozen=True)
@@ -142,8 +145,7 @@ def fatal_reason(
     )
     if recent > limits.restart_limit:
         often = (
-            f"ended {recent} times within {RESTART_WINDOW_S:.0f} s, last with"
-            f" {describe_exit(last.exit_code)}"
+            f"ended {recent} times within {RESTART_WINDOW_S:.0f} s, last with {describe_exit(last)}"
         )
         return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"
     return ""
@@ -164,11 +166,15 @@ def backoff(limits: Orchestrator, ends: tuple[Exit, ...]) -> float:
     return min(limits.backoff_s * 2 ** (in_a_row - 1), MAX_BACKOFF_S)
 
 
-def describe_exit(exit_code: int) -> str:
-    """An exit code or a signal as text."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
+def describe_exit(end: Exit) -> str:
+    """An exit code or a signal as text, with the memory of a part that may have had too much."""
+    if end.exit_code >= 0:
+        return f"exit code {end.exit_code}"
     try:
-        return signal.Signals(-exit_code).name
+        name = signal.Signals(-end.exit_code).name
     except ValueError:
-        return f"signal {-exit_code}"
+        return f"signal {-end.exit_code}"
+    if end.exit_code != -signal.SIGKILL or end.killed:
+        return name
+    held = f"; it last held {end.held_bytes / GIB:.1f} GiB" if end.held_bytes else ""
+    return f"{name} (from the kernel, for lack of memory, or by hand{held})"

@@ -17,6 +17,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from streamrl.orchestrator.plan import Exit, PartState, describe_exit, stop_order
 from streamrl.processor import process_group
 
@@ -34,6 +36,8 @@ class Child:
     started_s: float
     ends: list[Exit] = field(default_factory=list[Exit])
     ended: bool = False
+    killed: bool = False  # by `Supervisor.kill`
+    held_bytes: int = 0  # resident memory when it was last looked at
 
 
 class Supervisor:
@@ -92,6 +96,7 @@ class Supervisor:
         The next `observe` notices the exit.
         """
         logger.warning("%s, process %d, is killed: %s", name, self.pid(name), reason)
+        self._children[name].killed = True
         self._children[name].process.kill()
         process_group.kill_group(self.pid(name))
 
@@ -145,14 +150,28 @@ class Supervisor:
             del self._children[name]
 
     def _record_exit(self, name: str, child: Child) -> None:
+        if child.ended:
+            return
+        # Asked for first: the memory of a process that has ended is 0.
+        held_bytes = resident_bytes(child.process.pid)
         code = child.process.poll()
-        if code is None or child.ended:
+        if code is None:
+            child.held_bytes = held_bytes
             return
         process_group.kill_group(child.process.pid)
         now = time.monotonic()
         child.ended = True
-        child.ends.append(Exit(now, now - child.started_s, code))
-        logger.warning("%s ended with %s: %s", name, describe_exit(code), self.last_line(name))
+        end = Exit(now, now - child.started_s, code, child.killed, child.held_bytes)
+        child.ends.append(end)
+        logger.warning("%s ended with %s: %s", name, describe_exit(end), self.last_line(name))
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process holds, 0 if there is none."""
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return 0
 
 
 def last_line(path: Path) -> str:

@@ -96,9 +96,19 @@ def test_what_a_restart_does_not_help_is_given_up_at_once(code: int, word: str):
     assert isinstance(action, Abort) and word in action.reason
 
 
-def test_exit_codes_in_words():
-    assert (describe_exit(3), describe_exit(-15), describe_exit(-200)) == (
-        "exit code 3",
-        "SIGTERM",
-        "signal 200",
-    )
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (Exit(0, 1, 3), "exit code 3"),
+        (Exit(0, 1, -15), "SIGTERM"),
+        (Exit(0, 1, -200), "signal 200"),
+        (Exit(0, 1, -9, killed=True, held_bytes=1 << 30), "SIGKILL"),
+        (Exit(0, 1, -9), "SIGKILL (from the kernel, for lack of memory, or by hand)"),
+        (
+            Exit(0, 1, -9, held_bytes=15 << 30),
+            "SIGKILL (from the kernel, for lack of memory, or by hand; it last held 15.0 GiB)",
+        ),
+    ],
+)
+def test_exits_in_words(end: Exit, said: str):
+    assert describe_exit(end) == said

@@ -70,6 +70,28 @@ def test_an_end_is_noticed_once_and_by_its_signal(supervisor: Supervisor):
     assert [end.exit_code for end in supervisor.observe()["a"].ends] == [-9]
 
 
+def test_what_a_part_last_held_is_known_when_somebody_else_kills_it(
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+):
+    block = "x = b'x' * (64 << 20); print('up', flush=True); import time; time.sleep(600)"
+    supervisor.start("a", [*PYTHON, block])
+    until(lambda: supervisor.last_line("a") == "up")
+    supervisor.observe()
+    os.kill(supervisor.pid("a"), signal.SIGKILL)
+    until(lambda: not supervisor.observe()["a"].running)
+    [end] = supervisor.observe()["a"].ends
+    assert end.held_bytes > 64 << 20 and not end.killed
+    assert "for lack of memory, or by hand; it last held 0.1 GiB" in caplog.text
+
+
+def test_a_kill_of_its_own_is_no_lack_of_memory(supervisor: Supervisor):
+    supervisor.start("a", SLEEP)
+    supervisor.kill("a", "it hangs")
+    until(lambda: not supervisor.observe()["a"].running)
+    [end] = supervisor.observe()["a"].ends
+    assert end.killed
+
+
 def test_lives_are_timed_by_a_clock_that_nobody_sets(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ):
