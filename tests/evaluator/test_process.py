@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.evaluator.history import read_evaluations
@@ -62,6 +63,15 @@ def test_a_new_evaluation_is_made_of_versions_that_have_another(run: RunFile, lo
         lambda: len(read_evaluations(log)) == 3,
     )
     assert [found.name for found in read_evaluations(log)] == ["held", "held", "more"]
+
+
+def test_started_again_it_follows_another_interval(run: RunFile, log: MemoryLog):
+    """What was evaluated by the earlier one is not evaluated again."""
+    announce(run, log, *range(4))
+    live(run, log, lambda: len(made(log)) == 2)
+    announce(run, log, *range(4, 7))
+    live(run_file.changed(run, ["eval.every=3"]), log, lambda: len(made(log)) == 4)
+    assert made(log) == World.served == [0, 2, 3, 6]
 
 
 def test_a_problem_that_was_trained_on_before_is_refused(run: RunFile, log: MemoryLog):

@@ -4,16 +4,16 @@ and what is said on `servers`.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
-from streamrl.config.run_file import RunFile, parse
+from streamrl.config.run_file import RunFile, changed, parse
 from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
 from streamrl.inference import load_schedule, process, registration, vllm_host
 from streamrl.inference.engine import Load, Mismatch, Swap
@@ -97,16 +97,19 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 class Agent:
     """The agent in a thread, and what the log says about it."""
 
-    def __init__(self, pool: str = "generation") -> None:
+    def __init__(
+        self, pool: str = "generation", run: RunFile = RUN, log: MemoryLog | None = None
+    ) -> None:
         self.pool = pool
-        self.log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
+        self.run = run
+        self.log = log or MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
         self.stop = threading.Event()
         self.error = None
         self.thread = threading.Thread(target=self._main)
 
     def _main(self) -> None:
         try:
-            process.main(RUN, self.log, self.stop, index=1, pool=self.pool)
+            process.main(self.run, self.log, self.stop, index=1, pool=self.pool)
         except Exception as error:  # handed to the test
             self.error = error
 
@@ -139,13 +142,21 @@ class Agent:
         raise AssertionError(f"last record: {self.records()[-1:]}, error: {self.error}")
 
 
+@contextmanager
+def an_agent(**options: Any) -> Iterator[Agent]:
+    made = Agent(**options)
+    try:
+        yield made
+    finally:
+        made.stop.set()
+        if made.thread.is_alive():
+            made.thread.join(patience(30))
+
+
 @pytest.fixture
 def agent() -> Iterator[Agent]:
-    made = Agent()
-    yield made
-    made.stop.set()
-    if made.thread.is_alive():
-        made.thread.join(patience(30))
+    with an_agent() as made:
+        yield made
 
 
 def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Agent):
@@ -175,20 +186,16 @@ def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Ag
     assert agent.metrics().items() >= wanted.items()
 
 
-def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run():
     inference = {
         "heartbeat_s": 0.05,
         "pools": {"judges": 2},
         "engines": {"judges": {"model": "/models/judge", "max_model_len": 64}},
     }
-    settings = {"run": "test", "envs": {"copy-digits": {}}, "inference": inference}
-    monkeypatch.setattr(sys.modules[__name__], "RUN", parse(settings))
-    agent = Agent(pool="judges")
-    agent.announce(0)
-    agent.thread.start()
-    try:
+    run = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": inference})
+    with an_agent(pool="judges", run=run) as agent:
+        agent.announce(0)
+        agent.thread.start()
         served = agent.until(lambda s: s.state == "ready" and s.in_flight == 3)
         assert (served.server_id, served.model) == ("inference-judges-1", "judges")
         assert (served.version, served.max_model_len) == (-1, 64)
@@ -196,9 +203,6 @@ def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run(
         Host.made.ended = True
         agent.thread.join(patience(30))
         assert "died while serving /models/judge: RuntimeError: out of memory" in str(agent.error)
-    finally:
-        agent.stop.set()
-        agent.thread.join(patience(30))
 
 
 def test_it_beats_while_it_waits_for_the_first_version(agent: Agent):
@@ -248,6 +252,19 @@ def test_a_probe_that_differs_takes_the_server_out_of_service(agent: Agent):
     )
     agent.announce(2)
     assert agent.until(lambda s: s.version == 2).state == "ready"
+
+
+def test_started_again_it_serves_what_another_tolerance_lets_pass():
+    """The tolerance is read by each life: the probe is 0.005 off in both."""
+    Host.off = {0: 0.005}
+    with an_agent() as strict:
+        strict.announce(0)
+        strict.thread.start()
+        assert strict.until(lambda s: s.version == 0).state == "error"
+    looser = changed(RUN, ["inference.probe_tolerance=0.01"])
+    with an_agent(run=looser, log=strict.log) as lenient:
+        lenient.thread.start()
+        assert lenient.until(lambda s: s.version == 0).state == "ready"
 
 
 def test_vllm_that_dies_ends_the_agent(agent: Agent):

@@ -476,7 +476,7 @@ def test_a_checkpoint_that_was_never_announced_is_refused(lived: Lived, tmp_path
     "changes",
     [
         ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl_coefficient=0"],
-        [f"{path}={value}" for path, value in LEARNER.items()],
+        [*(f"{path}={value}" for path, value in LEARNER.items()), "weights.keep_versions=3"],
     ],
     ids=["no reference", "all"],
 )
@@ -493,9 +493,11 @@ def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(
             f'"offset": {2 + len(split_batch(batch(2), limit_bytes=100))}', '"offset": 3'
         )
     )
-    with learning(run_file.changed(run, changes), log) as life:
+    now = run_file.changed(run, changes)
+    with learning(now, log) as life:
         send(log, batch(3))  # made under the settings of before: two rows
         life.until(lambda: len(metrics(log)) == 1)
+    assert Store(f"{run.store}/lead").versions() == [2, 3, 4][-now.weights.keep_versions :]
     assert [(record.version, record.lineage) for record in versions(log)] == [
         (0, 0),
         (1, 0),

@@ -177,7 +177,7 @@ ENV_OTHERS = {
     ),
 }
 # By processes without a state of their own, which fold nothing and are told nothing of the earlier
-# value: changing it is starting the process with it.
+# value: changing it is starting the process with it. `STARTED_AGAIN` has a test of each of them.
 STARTED_WITH = {
     "kafka": "{linger.ms: 7}",
     "imports": "['json:dumps']",
@@ -229,6 +229,19 @@ STARTED_WITH = {
     "topics.retention_hours": 7,
     "topics.on_removed": "expire",
     "topics.config": "{segment.ms: '7000'}",
+}
+# Section -> a test whose part has a life under one value, and another one under another value.
+STARTED_AGAIN = {
+    "scorer": "tests/scorer/test_process.py::test_a_run_goes_on_with_another_number_of_workers",
+    "weights": (
+        "tests/learner/test_process.py"
+        "::test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop"
+    ),
+    "inference": (
+        "tests/inference/test_process.py"
+        "::test_started_again_it_serves_what_another_tolerance_lets_pass"
+    ),
+    "eval": "tests/evaluator/test_process.py::test_started_again_it_follows_another_interval",
 }
 WITH_TARGET = ["orchestrator.target={env: add, reward: 0.25}"]
 
@@ -347,6 +360,13 @@ def test_a_process_that_keeps_nothing_is_started_with_the_setting(path: str):
     assert now != before and list(refusals(before, now)) == []
     for then, part in zip(parts(before), parts(now), strict=True):
         assert part.config == then.config and type(part.initial()) is type(then.initial())
+
+
+@pytest.mark.parametrize("section", STARTED_AGAIN)
+def test_its_part_is_started_again_with_another_value_in_a_test_of_its_own(section: str):
+    file, _, name = STARTED_AGAIN[section].partition("::")
+    assert any(path.startswith(f"{section}.") for path in STARTED_WITH)
+    assert f"\ndef {name}(" in (Path(__file__).parents[2] / file).read_text()
 
 
 @pytest.mark.parametrize("name", ENV)
