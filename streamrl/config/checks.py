@@ -256,6 +256,7 @@ def _size_problems(run: RunFile) -> Iterator[str]:
             f"batcher.max_seq_len {batcher.max_seq_len} cannot be divided among"
             f" learner.mesh.context {mesh.context} devices; give a multiple of it"
         )
+    yield from _attention_problems(run)
     if batcher.rows % batcher.processes:
         yield (
             f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes"
@@ -269,6 +270,24 @@ def _size_problems(run: RunFile) -> Iterator[str]:
         yield (
             f"model.max_seq_len {run.model.max_seq_len} is larger than batcher.max_seq_len"
             f" {batcher.max_seq_len}: rollouts could not be packed"
+        )
+
+
+def _attention_problems(run: RunFile) -> Iterator[str]:
+    """Rows that the chosen kernel of attention refuses, and meshes that it cannot be divided on."""
+    chosen = run.learner.attention
+    length = run.batcher.max_seq_len
+    block = 128 if chosen == "pallas" else 1024
+    by_blocks = chosen == "pallas" or length > block
+    if by_blocks and length % block:
+        yield (
+            f"batcher.max_seq_len {length}: attention by {chosen} is computed in blocks of {block}"
+            f" tokens; give a multiple of it, such as {-(-length // block) * block}"
+        )
+    if chosen in ("cudnn", "pallas") and run.learner.mesh.context > 1:
+        yield (
+            f"learner.attention {chosen} needs whole rows, and learner.mesh.context divides them;"
+            " set context: 1, or attention: reference"
         )
 
 

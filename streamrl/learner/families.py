@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from levanter.layers.attention import AttentionConfig
+from levanter.layers.attention import AttentionBackend, AttentionConfig
 from levanter.layers.rotary import RotaryEmbeddingsConfig
 from levanter.models.gemma import Gemma2Config, Gemma3Config, GemmaConfig
 from levanter.models.llama import LlamaConfig
@@ -215,6 +215,8 @@ def levanter_config(
         "max_seq_len": max_seq_len,
         "gradient_checkpointing": gradient_checkpointing,
         "upcast_attn": upcast_attn,
+        # Transformer Engine, Levanter's own choice on a GPU, lets packed sequences see each other.
+        "attn_backend": AttentionBackend.JAX_FLASH,
         "rope": _rope(hf),
         **family.settings(hf),
     }

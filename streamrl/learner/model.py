@@ -27,7 +27,7 @@ from transformers import (
 
 from streamrl.config.sections.learner import Learner
 from streamrl.errors import ModelError, describe_error
-from streamrl.learner import head
+from streamrl.learner import attention, head
 from streamrl.learner.examples import RlExample
 from streamrl.learner.families import (
     FAMILIES,
@@ -179,17 +179,19 @@ def load(
     directory: Path, max_seq_len: int, compute: Learner | None = None, frozen: bool = False
 ) -> Model:
     """The model in a Hugging Face directory, for `max_seq_len` positions. This must be called
-    inside the trainer's mesh. Raises ModelError.
+    inside the trainer's mesh. Raises ModelError, and ConfigError for a `learner.attention` that the
+    device cannot compute.
 
     `compute`: how the learner computes. `frozen`: the model is never trained, so its parameters are
     kept in the format that it computes in. Those of a model in training are float32.
     """
-    compute = compute or Learner()
+    compute = compute or Learner(attention="reference")
     settings = hf_config(directory)
     tokenizer = load_tokenizer(directory)
     try:
         check_heads(settings, compute.mesh.model)
         config = levanter_config(settings, max_seq_len, **compute_options(compute))
+        kernel = attention.choose(compute, config)
         family = FAMILIES[settings.model_type]
         made: Any = HFCheckpointConverter(
             family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer
@@ -197,6 +199,7 @@ def load(
         loaded = made.load_pretrained(
             config.model_type, ref=RepoRef(str(directory.absolute())), config=config
         )
+        loaded = attention.with_kernel(loaded, kernel)
         # load_pretrained has a `dtype`, but leaves bfloat16 as it is
         policy = compute_policy(compute.precision)
         return policy.cast_to_compute(loaded) if frozen else policy.cast_to_param(loaded)

@@ -29,6 +29,18 @@ QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"
             "learner.reference.every is 2, and with learner.lora the reference is the base",
         ),
         ("learner.lora={targets: [lm_head]}", "Input should be 'q_proj', 'k_proj'"),
+        (
+            "batcher.max_seq_len=1536",
+            "in blocks of 1024 tokens; give a multiple of it, such as 2048",
+        ),
+        (
+            "learner.attention=pallas",
+            "max_seq_len 64: attention by pallas is computed in blocks of 128",
+        ),
+        (
+            "learner={attention: cudnn, mesh: {context: 2}}",
+            "learner.attention cudnn needs whole rows, and learner.mesh.context divides them",
+        ),
         ("learner.schedule=cosine", "learner.schedule: cosine needs a number of steps"),
         ("learner.warmup_fraction=0.1", "learner.warmup_fraction needs a number of steps"),
         ("learner={schedule: linear, schedule_steps: 10}", "10 leaves nothing after the 10 steps"),

@@ -118,6 +118,7 @@ LEARNER = {
     "learner.micro_batch_rows": 1,
     "learner.precision": "bf16",
     "learner.remat": "full",
+    "learner.attention": "reference",
     "learner.logprob_chunk": 5,
     "learner.learning_rate": 0.01,
     "learner.warmup_steps": 3,

@@ -179,6 +179,9 @@ class Learner(Section):
     # What the backward pass computes again instead of keeping it in memory: none, or full (each
     # layer, from its input).
     remat: Literal["none", "full"] = "none"
+    # What computes attention: cudnn, pallas, reference (plain JAX), or auto: on a GPU the first of
+    # them that passes a check at the start, elsewhere reference (docs/batches.md).
+    attention: Literal["auto", "cudnn", "pallas", "reference"] = "auto"
     # Tokens of a row whose logits are in memory at a time. 0: all of them.
     logprob_chunk: int = Field(default=0, ge=0)
     # adamw, lion, adopt, cautious (AdamW that leaves out what goes against the gradient), or muon:
