@@ -18,7 +18,7 @@ from streamrl.batcher.balance import costs_of
 from streamrl.batcher.curriculum import advance, stage_of
 from streamrl.batcher.demand import changed_demands
 from streamrl.batcher.metrics import batch_metrics, waiting_metrics
-from streamrl.batcher.packing import pack
+from streamrl.batcher.packing import pack, row_shapes
 from streamrl.batcher.parts import split_batch
 from streamrl.batcher.selection import (
     DATA,
@@ -297,22 +297,29 @@ class BatchBuilder:
         return selection
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch | None:
-        """The batch of these groups. The last ones chosen stay behind if the rows do not hold them
-        all. None if they do not even hold the first.
+        """The batch of these groups, in the shortest rows that hold them. The last ones chosen stay
+        behind if no rows hold them all. None if none hold even the first.
         """
         config = self.config
         sharding = Sharding(config.processes, config.balance, config.hidden)
+        shapes = row_shapes(
+            config.row_count, config.max_seq_len, config.row_lengths, config.processes
+        )
         for count in range(len(groups), 0, -1):
-            batch = assemble(
-                groups[:count],
-                number=self.state.next_batch,
-                policy_version=self.state.version,
-                row_count=config.row_count,
-                max_seq_len=config.max_seq_len,
-                sharding=sharding,
-            )
-            if batch is not None:
-                return batch
+            longest = max(int(sequence_lengths(group).max(initial=0)) for group in groups[:count])
+            for row_count, row_length in shapes:
+                if longest > row_length:
+                    continue
+                batch = assemble(
+                    groups[:count],
+                    number=self.state.next_batch,
+                    policy_version=self.state.version,
+                    row_count=row_count,
+                    max_seq_len=row_length,
+                    sharding=sharding,
+                )
+                if batch is not None:
+                    return batch
         return None
 
     def publish(self, batch: Batch, groups: Sequence[ScoredGroup], selection: Selection) -> None:

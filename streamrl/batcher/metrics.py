@@ -57,6 +57,8 @@ def batch_metrics(
         "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
         "batcher/mixed_versions_frac": int(mixed.sum()) / int(first.sum()),
     }
+    if config.row_lengths:
+        values["batcher/row_length_tokens"] = float(batch.max_seq_len)
     rollout_envs = sequence_envs[first]
     counts = np.bincount(rollout_envs)  # every env that is named has a rollout in it
     used = dict(zip(batch.environments, counts.tolist(), strict=True))

@@ -5,9 +5,26 @@ learner's processes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 
 import numpy as np
+
+
+def row_shapes(
+    row_count: int, max_seq_len: int, row_lengths: Sequence[int], processes: int = 1
+) -> list[tuple[int, int]]:
+    """The shapes that a batch may have, (rows, tokens of a row), from the shortest rows to the
+    longest, which are `row_count` of `max_seq_len` tokens. Each holds at least as many tokens as
+    these, and can be divided among the processes.
+
+    `row_lengths`: the lengths below `max_seq_len`.
+    """
+    shapes = list[tuple[int, int]]()
+    for length in sorted(row_lengths):
+        rows = -(-row_count * max_seq_len // length)
+        shapes.append((-(-rows // processes) * processes, length))
+    return [*shapes, (row_count, max_seq_len)]
 
 
 def pack(

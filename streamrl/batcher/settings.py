@@ -56,6 +56,7 @@ def batcher_config(run: RunFile) -> BatcherConfig:
             for name, env in granted.items()
         },
         rules_version=2,
+        row_lengths=list(rules.row_lengths),
         max_ages={
             name: env.buffer.max_age
             for name, env in run.envs.items()

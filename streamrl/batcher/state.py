@@ -58,6 +58,8 @@ class BatcherConfig:
     group_limits_s: dict[str, float] = field(default_factory=dict[str, float])
     # policy versions, by env that has an age limit of its own
     max_ages: dict[str, int] = field(default_factory=dict[str, int])
+    # lengths of rows below max_seq_len (`packing.row_shapes`)
+    row_lengths: list[int] = field(default_factory=list[int])
 
     def max_age_of(self, env: str) -> int:
         return self.max_ages.get(env, self.max_age)

@@ -251,12 +251,7 @@ def _size_problems(run: RunFile) -> Iterator[str]:
             f"batcher.processes {batcher.processes}: learner.mesh divides the rows among"
             f" {mesh.data * mesh.replica} devices (data times replica); give that number"
         )
-    if batcher.max_seq_len % mesh.context:
-        yield (
-            f"batcher.max_seq_len {batcher.max_seq_len} cannot be divided among"
-            f" learner.mesh.context {mesh.context} devices; give a multiple of it"
-        )
-    yield from _attention_problems(run)
+    yield from _row_problems(run)
     if batcher.rows % batcher.processes:
         yield (
             f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes"
@@ -273,18 +268,34 @@ def _size_problems(run: RunFile) -> Iterator[str]:
         )
 
 
-def _attention_problems(run: RunFile) -> Iterator[str]:
-    """Rows that the chosen kernel of attention refuses, and meshes that it cannot be divided on."""
+def _row_problems(run: RunFile) -> Iterator[str]:
+    """Rows that the kernel of attention refuses, or that devices cannot divide."""
+    batcher = run.batcher
+    context = run.learner.mesh.context
     chosen = run.learner.attention
-    length = run.batcher.max_seq_len
     block = 128 if chosen == "pallas" else 1024
-    by_blocks = chosen == "pallas" or length > block
-    if by_blocks and length % block:
-        yield (
-            f"batcher.max_seq_len {length}: attention by {chosen} is computed in blocks of {block}"
-            f" tokens; give a multiple of it, such as {-(-length // block) * block}"
-        )
-    if chosen in ("cudnn", "pallas") and run.learner.mesh.context > 1:
+    for length in batcher.row_lengths:
+        if length >= batcher.max_seq_len:
+            yield (
+                f"batcher.row_lengths: {length} is not below max_seq_len {batcher.max_seq_len},"
+                " which the longest rows have; leave it out"
+            )
+    if len(set(batcher.row_lengths)) < len(batcher.row_lengths):
+        yield f"batcher.row_lengths {batcher.row_lengths}: each length once"
+    for length in (batcher.max_seq_len, *batcher.row_lengths):
+        where = "max_seq_len" if length == batcher.max_seq_len else "row_lengths:"
+        if length % context:
+            yield (
+                f"batcher.{where} {length} cannot be divided among learner.mesh.context"
+                f" {context} devices; give a multiple of it"
+            )
+        by_blocks = chosen == "pallas" or length > block
+        if by_blocks and length % block:
+            yield (
+                f"batcher.{where} {length}: attention by {chosen} is computed in blocks of {block}"
+                f" tokens; give a multiple of it, such as {-(-length // block) * block}"
+            )
+    if chosen in ("cudnn", "pallas") and context > 1:
         yield (
             f"learner.attention {chosen} needs whole rows, and learner.mesh.context divides them;"
             " set context: 1, or attention: reference"

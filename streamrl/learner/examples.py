@@ -14,7 +14,7 @@ from streamrl.records import Batch, columns_of
 
 
 class RlExample(NamedTuple):
-    """Dense arrays of shape (rows, max_seq_len), which is the same for every batch of a run.
+    """Dense arrays of shape (rows, max_seq_len), which are those of the batch.
 
     Position i of `loss_mask`, `advantages`, the logprobs, `policy_entropies` and the weights of
     losses is about the prediction of token i + 1.

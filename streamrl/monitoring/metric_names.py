@@ -156,6 +156,11 @@ MEASURES = (
     ),
     MetricSpec("batcher/held_tokens/{environment}", "tokens", "tokens of groups ready for a batch"),
     MetricSpec("batcher/tokens_total", "tokens", "tokens of a batch"),
+    MetricSpec(
+        "batcher/row_length_tokens",
+        "tokens",
+        "tokens of a row of the batch, with batcher.row_lengths",
+    ),
     MetricSpec("batcher/rows_filled_frac", "1", "share of a batch's positions that hold a token"),
     MetricSpec("batcher/padding_frac", "1", "share of a batch's positions that hold none"),
     MetricSpec(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
+import pytest
 from msgspec import structs
 
 from streamrl.batcher.batch_builder import BatchBuilder
@@ -136,6 +137,30 @@ def test_a_group_that_the_rows_cannot_hold_any_more_does_not_end_the_batcher():
         config,
     )
     assert fates(out)[0][:2] == ("filtered", "wide") and batches(out) == [["c", "b"]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"), [((3, 3), (6, 5)), ((4, 2), (5, 6)), ((5, 1), (3, 10))]
+)
+def test_a_batch_has_the_shortest_rows_that_hold_it(
+    sizes: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    config = replace(CONFIG, row_lengths=[6, 5])
+    out = fold(
+        [
+            version_event(0),
+            group_event(0, group(name="a", sizes=sizes)),
+            group_event(1, group(name="b", sizes=sizes)),
+        ],
+        config,
+    )
+    (batch,) = [o.record for o in out if isinstance(o.record, Batch)]
+    assert (batch.row_count, batch.max_seq_len) == shape
+    assert len(batch.group_ids) == 2
+    metrics = {
+        k: v for o in out if isinstance(o.record, Metric) for k, v in o.record.values.items()
+    }
+    assert metrics["batcher/row_length_tokens"] == shape[1]
 
 
 def stage_that_raises(values: np.ndarray, over: np.ndarray) -> np.ndarray:

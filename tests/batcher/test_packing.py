@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from streamrl.batcher.packing import pack
+from streamrl.batcher.packing import pack, row_shapes
 
 
 def test_best_fit_puts_each_rollout_into_the_tightest_row():
@@ -23,3 +23,9 @@ def test_no_row_overflows_and_no_rollout_is_lost():
     lengths = np.random.default_rng(0).integers(1, 65, 500)
     rows = pack(lengths, 64, 300)
     assert rows is not None and np.bincount(rows, weights=lengths).max() <= 64 and len(rows) == 500
+
+
+def test_shorter_rows_are_as_many_as_hold_as_many_tokens() -> None:
+    assert row_shapes(3, 10, []) == [(3, 10)]
+    assert row_shapes(3, 10, [5, 4]) == [(8, 4), (6, 5), (3, 10)]
+    assert row_shapes(4, 10, [4], processes=4) == [(12, 4), (4, 10)]

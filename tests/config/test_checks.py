@@ -41,6 +41,12 @@ QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"
             "learner={attention: cudnn, mesh: {context: 2}}",
             "learner.attention cudnn needs whole rows, and learner.mesh.context divides them",
         ),
+        ("batcher.row_lengths=[32, 64]", "row_lengths: 64 is not below max_seq_len 64"),
+        ("batcher.row_lengths=[32, 32]", "32]: each length once"),
+        (
+            "batcher={max_seq_len: 4096, row_lengths: [1536]}",
+            "row_lengths: 1536: attention by auto is computed in blocks of 1024",
+        ),
         ("learner.schedule=cosine", "learner.schedule: cosine needs a number of steps"),
         ("learner.warmup_fraction=0.1", "learner.warmup_fraction needs a number of steps"),
         ("learner={schedule: linear, schedule_steps: 10}", "10 leaves nothing after the 10 steps"),

@@ -71,6 +71,7 @@ FOLDED = {
     "buffer.remember_versions": ["buffer.remember_versions=3"],
     "batcher.total_token_budget": ["batcher.total_token_budget=60"],
     "batcher.max_seq_len": ["batcher.max_seq_len=20"],
+    "batcher.row_lengths": ["batcher.row_lengths=[5]"],
     "batcher.row_count": ["batcher.row_count=16"],
     "batcher.processes": ["batcher.processes=2"],
     "batcher.balance": ["batcher.balance=flops", "batcher.processes=2"],

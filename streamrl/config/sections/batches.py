@@ -77,7 +77,10 @@ class Batcher(Section):
     # Tokens of a batch without padding, prompts included.
     total_token_budget: int = Field(default=16_384, ge=1)
     max_seq_len: int = Field(default=2_048, ge=2)  # Tokens of a row.
-    # Rows of every batch. 0: enough for the token budget and a tenth more.
+    # Lengths of rows below max_seq_len. A batch gets the shortest rows that hold it, and as many of
+    # them as hold as many tokens. The learner compiles a step for each length.
+    row_lengths: list[Annotated[int, Field(ge=2)]] = []
+    # Rows of a batch of max_seq_len. 0: enough for the token budget and a tenth more.
     row_count: int = Field(default=0, ge=0)
     # Number of learner devices. Each gets as many rows as the others, and at least one rollout.
     processes: int = Field(default=1, ge=1)
