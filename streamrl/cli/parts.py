@@ -139,15 +139,16 @@ def learner(
     its versions.
     """
     several = _one_of_several(coordinator, processes, index)
-    from streamrl.config.topology import learner_identity
+    from streamrl.config.topology import learner_identity, learner_process
     from streamrl.learner.distributed import ProcessRank
     from streamrl.learner.process import main
 
     rank = ProcessRank(*several) if several else None
-    which = f"-process-{index}" if index else ""
     run_part(
         run,
-        lambda settings: learner_identity(name or settings.learner.name) + which,
+        lambda settings: learner_process(
+            learner_identity(name or settings.learner.name), index or 0
+        ),
         main,
         name,
         version,

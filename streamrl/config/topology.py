@@ -135,6 +135,11 @@ def learner_identity(name: str) -> str:
     return f"learner-{name}"
 
 
+def learner_process(identity: str, rank: int) -> str:
+    """The identity of one of a learner's processes. The one that writes has the learner's own."""
+    return f"{identity}-process-{rank}" if rank else identity
+
+
 # ---- roles ---------------------------------------------------------------------------------------
 
 
@@ -148,6 +153,8 @@ class Part(NamedTuple):
     env: str = ""  # the one that it samples from
     shard: int = 0  # its number among `shards`
     shards: int = 1  # parts among which the partitions of its inputs are divided
+    process: int = 0  # its rank among `processes`; only that of rank 0 writes
+    processes: int = 1  # parts that are one gang: they start and end together
 
     def takes(self, topic: str, partition: int) -> bool:
         """Does it read this partition of an input? Of topics with several, every n-th is its."""
@@ -215,7 +222,21 @@ def gateway_parts(run: RunFile) -> tuple[Part, ...]:
 
 
 def learner_parts(run: RunFile) -> tuple[Part, ...]:
-    return (Part("learner", "learner", learner_identity(run.learner.name)),)
+    count = run.learner.processes
+    identity = learner_identity(run.learner.name)
+    if count == 1:
+        return (Part("learner", "learner", identity),)
+    return tuple(
+        Part(
+            role="learner",
+            name=f"learner-{rank}" if rank else "learner",
+            identity=learner_process(identity, rank),
+            options=("--processes", str(count), "--index", str(rank)),
+            process=rank,
+            processes=count,
+        )
+        for rank in range(count)
+    )
 
 
 def inference_parts(run: RunFile) -> tuple[Part, ...]:

@@ -128,7 +128,9 @@ def statuses(
     outside = [
         _outside(seen, env, time_s) for env, settings in run.envs.items() if not settings.replicas
     ]
-    return [*(_status(seen, part, lags, time_s) for part in topology.parts(run)), *outside]
+    # Of a gang, the process of rank 0 speaks for all.
+    parts = [part for part in topology.parts(run) if part.process == 0]
+    return [*(_status(seen, part, lags, time_s) for part in parts), *outside]
 
 
 def outside_name(env: str) -> str:

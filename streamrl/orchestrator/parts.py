@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import socket
 import sys
 import time
 
@@ -27,6 +28,7 @@ from streamrl.orchestrator.plan import (
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.orchestrator.terminal import short_path
 
+LOOPBACK = "127.0.0.1"
 NEWS_S = 30.0  # what a part logged longer ago says nothing of its state now
 
 
@@ -38,6 +40,8 @@ class SupervisedParts:
         self._supervisor = supervisor
         self._liveness = liveness
         self._planned = {part.name: part for part in topology.parts(run)}
+        self._gang = [part.name for part in self._planned.values() if part.processes > 1]
+        self._coordinator = ""  # of the gang, HOST:PORT
         visible = visible_devices(os.environ.get(VISIBLE))
         self._variables = {name: placed(run, part, visible) for name, part in self._planned.items()}
         if supervisor.has(BROKER):
@@ -49,7 +53,8 @@ class SupervisedParts:
         kept running is the end of the run.
         """
         observed = self._supervisor.observe(self._liveness.hanging())
-        actions = decide(self._run.orchestrator, [*self._planned], observed, time.monotonic())
+        limits = self._run.orchestrator
+        actions = decide(limits, [*self._planned], observed, time.monotonic(), self._gang)
         for action in actions:
             match action:
                 case Kill(name, reason):
@@ -63,12 +68,23 @@ class SupervisedParts:
                         )
                     self._liveness.on_start(name)
                     part = self._planned[name]
-                    self._supervisor.start(name, command(self._run, part), self._variables[name])
+                    line = [*command(self._run, part), *self._meeting_place(part)]
+                    self._supervisor.start(name, line, self._variables[name])
                 case Abort(name, reason):
                     log = short_path(self._supervisor.log_path(name))
                     said = self.last_line(name)
                     return Verdict(1, f"{name} is given up: {reason}. It said: {said} (log: {log})")
         return None
+
+    def _meeting_place(self, part: Part) -> list[str]:
+        """The arguments that tell a part of a gang where its parts meet. It is another port of this
+        machine whenever they are started, as the one of before may not be free yet.
+        """
+        if part.processes == 1:
+            return []
+        if part.process == 0:
+            self._coordinator = f"{LOOPBACK}:{free_port()}"
+        return ["--coordinator", self._coordinator]
 
     def lines(self) -> list[PartLine]:
         """A line for each part: its state and since when, its restarts, what it said last."""
@@ -120,6 +136,13 @@ def command(run: RunFile, part: Part) -> list[str]:
     """The command line of a part."""
     run_file = str(run.directory / RUN_FILE)
     return [sys.executable, "-m", "streamrl.cli", "--debug", part.role, run_file, *part.options]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
 
 
 def environment() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,21 +110,70 @@ def stop_order(names: Iterable[str]) -> list[list[str]]:
 
 
 def decide(
-    limits: Orchestrator, parts: Iterable[str], observed: Mapping[str, PartState], time_s: float
+    limits: Orchestrator,
+    parts: Iterable[str],
+    observed: Mapping[str, PartState],
+    time_s: float,
+    gang: Sequence[str] = (),
 ) -> list[Action]:
-    """What to do now so that all `parts` run. A part in its back-off gets no action yet."""
+    """What to do now so that all `parts` run. A part in its back-off gets no action yet.
+
+    `gang`: those of the parts that run together or not at all. When one ends, the others are ended
+    too, and then all are started again.
+    """
     actions: list[Action] = []
     for name in parts:
-        part = observed.get(name, PartState())
-        uncounted = () if name == BROKER else BROKER_GONE
-        if part.running:
-            if part.hangs:
-                actions.append(Kill(name, part.hangs))
-        elif reason := fatal_reason(limits, part, time_s, uncounted):
-            actions.append(Abort(name, reason))
-        elif not part.ends or time_s >= part.ends[-1].time_s + backoff(limits, part.ends):
-            actions.append(Start(name))
+        if name not in gang:
+            actions += _decide_together(limits, [name], observed, time_s)
+        elif name == gang[0]:
+            actions += _decide_together(limits, gang, observed, time_s)
     return actions
+
+
+def _decide_together(
+    limits: Orchestrator,
+    names: Sequence[str],
+    observed: Mapping[str, PartState],
+    time_s: float,
+) -> list[Action]:
+    """What to do with parts that run together or not at all; most often it is one part."""
+    parts = [observed.get(name, PartState()) for name in names]
+    ended = [name for name, part in zip(names, parts, strict=True) if not part.running]
+    if len(ended) < len(names):
+        return _kills(names, parts, ended)
+    ends = gang_ends(parts)
+    uncounted = () if names[0] == BROKER else BROKER_GONE
+    if reason := fatal_reason(limits, PartState(ends=ends), time_s, uncounted):
+        last = [part.ends[-1] for part in parts]
+        return [Abort(names[last.index(cause_of_end(last))], reason)]
+    if not ends or time_s >= ends[-1].time_s + backoff(limits, ends):
+        return [Start(name) for name in names]
+    return []
+
+
+def _kills(names: Sequence[str], parts: Sequence[PartState], ended: Sequence[str]) -> list[Action]:
+    """The parts to end: those that hang, and those that run on although another has ended."""
+    actions: list[Action] = []
+    for name, part in zip(names, parts, strict=True):
+        if part.running and part.hangs:
+            actions.append(Kill(name, part.hangs))
+        elif part.running and ended:
+            actions.append(Kill(name, f"{ended[0]} has ended, and they run together"))
+    return actions
+
+
+def gang_ends(parts: Sequence[PartState]) -> tuple[Exit, ...]:
+    """The ends of a gang whose parts have all ended. Each of them is the end of the part that the
+    others followed.
+    """
+    return tuple(cause_of_end(ends) for ends in zip(*(part.ends for part in parts), strict=False))
+
+
+def cause_of_end(ends: Sequence[Exit]) -> Exit:
+    """Of the parts of a gang, the end of the one that the others followed: one that gave up, or
+    else the first.
+    """
+    return min(ends, key=lambda end: (end.exit_code not in FATAL, end.time_s))
 
 
 def fatal_reason(

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from streamrl.batcher.assemble import Sharding, assemble
 from streamrl.cli import cli
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.learner import checkpoints, distributed
 from streamrl.learner.export import WEIGHTS, state_dict
@@ -33,10 +33,14 @@ from streamrl.log import topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output, read
+from streamrl.monitoring.display import Frame
+from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.parts import SupervisedParts
+from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.records import Batch, Metric, PolicyVersion
 from streamrl.weights.store import pull
 from tests.support.build import group
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = patience(300.0)
@@ -206,6 +210,73 @@ def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Pat
     worst = max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours)
     print(f"two processes: weights at most {worst:.1e} from those of one, after four steps")
     assert ours.keys() == theirs.keys() and worst <= TOLERANCE
+
+
+class Said:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines = list[str]()
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def show(self, frame: Frame) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.slow
+def test_up_starts_both_again_when_one_is_killed(
+    broker: str, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They go on from the newest checkpoint, and announce nothing twice."""
+    made = run_of(tmp_path / "runs", run_name).model_dump(mode="json")
+    kafka = {"bootstrap.servers": broker}
+    run = run_file.parse(
+        {
+            **made,
+            "kafka": kafka,
+            "metrics": {"serve": False},
+            "learner": {**made["learner"], "processes": 2},
+        }
+    )
+    run.directory.mkdir(parents=True)
+    (run.directory / run_file.RUN_FILE).write_text(yaml.safe_dump(run.model_dump(mode="json")))
+    topics.apply(run, kafka)
+    log = KafkaLog(kafka, run.run)
+    monkeypatch.setattr(topology, "parts", topology.learner_parts)
+    supervisor = Supervisor(tmp_path / "logs", {**os.environ, "JAX_PLATFORMS": "cpu"})
+    said = Said()
+    logs = [supervisor.log_path(name) for name in ("learner", "learner-1")]
+
+    def trained(version: int) -> bool:
+        assert supervised.keep_running(said) is None, said.lines
+        return max((found.version for found in versions(log)), default=-1) >= version
+
+    try:
+        with Liveness(run, topology.identities(run)) as lives:
+            supervised = SupervisedParts(run, supervisor, lives)
+            for number in range(3):
+                publish(log, number)
+            until(lambda: trained(3), PATIENCE_S)
+            before = [supervisor.pid("learner"), supervisor.pid("learner-1")]
+            os.kill(before[1], signal.SIGKILL)
+            publish(log, 3)
+            until(lambda: trained(4), PATIENCE_S)
+            after = [supervisor.pid("learner"), supervisor.pid("learner-1")]
+    finally:
+        supervisor.close(limit_s=patience(30.0))
+    assert not {*before} & {*after}
+    assert [(found.version, found.batch) for found in versions(log)] == [
+        (0, None),
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+    ]
+    assert all("resumed version 2" in path.read_text() for path in logs)
+    log.close()
 
 
 def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: pytest.MonkeyPatch):

@@ -140,3 +140,49 @@ def test_parts_that_others_started_are_known_by_their_metrics():
         ("batcher", "silent"),
         ("buffer", "running"),
     ]
+
+
+def test_a_gang_meets_at_a_new_place_whenever_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}},
+            "learner": {"processes": 2},
+            "orchestrator": {"backoff_s": 0.01},
+            "metrics": {"serve": False},
+        }
+    )
+    sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    asked = list[list[str]]()
+    monkeypatch.setattr(parts, "command", lambda run, part: [*sleeps, part.name, *part.options])
+    start = Supervisor.start
+
+    def started(self: Supervisor, name: str, line: Sequence[str], *more: Mapping[str, str]) -> None:
+        if name.startswith("learner"):
+            asked.append([*line[4:]])
+        start(self, name, line, *more)
+
+    monkeypatch.setattr(Supervisor, "start", started)
+    said = Said()
+    supervisor = Supervisor(tmp_path / "logs")
+    try:
+        with Liveness(run, topology.identities(run)) as lives:
+            supervised = SupervisedParts(run, supervisor, lives)
+            supervised.keep_running(said)
+            first = {name: supervisor.pid(name) for name in ("learner", "learner-1", "buffer")}
+            supervisor.kill("learner-1", "the test ends it")
+            until(lambda: supervised.keep_running(said) is None and len(asked) == 4)
+            second = {name: supervisor.pid(name) for name in first}
+    finally:
+        supervisor.close(limit_s=1.0)
+    assert [name for name in first if first[name] == second[name]] == ["buffer"]
+    places = [line.pop() for line in asked]
+    assert asked == 2 * [
+        ["learner", "--processes", "2", "--index", "0", "--coordinator"],
+        ["learner-1", "--processes", "2", "--index", "1", "--coordinator"],
+    ]
+    assert places[0] == places[1] != places[2] == places[3]
+    assert any("learner-1 has ended, and they run together" in line for line in said.lines)

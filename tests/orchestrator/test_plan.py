@@ -96,6 +96,44 @@ def test_what_a_restart_does_not_help_is_given_up_at_once(code: int, word: str):
     assert isinstance(action, Abort) and word in action.reason
 
 
+GANG = ["learner", "learner-1"]
+
+
+def test_a_gang_is_started_as_one_and_beside_the_others():
+    assert decide(LIMITS, [*GANG, "buffer"], {}, 0.0, GANG) == [
+        Start("learner"),
+        Start("learner-1"),
+        Start("buffer"),
+    ]
+    running = dict.fromkeys([*GANG, "buffer"], PartState(True))
+    assert decide(LIMITS, [*GANG, "buffer"], running, 0.0, GANG) == []
+
+
+def test_when_one_of_a_gang_ends_the_others_are_ended_and_then_all_started():
+    observed = {"learner": PartState(True), "learner-1": ended((10.0, 60.0, -9))}
+    reason = "learner-1 has ended, and they run together"
+    assert decide(LIMITS, GANG, observed, 10.0, GANG) == [Kill("learner", reason)]
+    observed["learner"] = ended((10.2, 60.2, -9))
+    assert decide(LIMITS, GANG, observed, 10.4, GANG) == [], "in its back-off"
+    assert decide(LIMITS, GANG, observed, 10.5, GANG) == [Start("learner"), Start("learner-1")]
+
+
+def test_one_of_a_gang_that_hangs_takes_the_others_along():
+    observed = {"learner": PartState(True), "learner-1": PartState(True, (), "it hangs")}
+    assert decide(LIMITS, GANG, observed, 0.0, GANG) == [Kill("learner-1", "it hangs")]
+
+
+def test_the_end_of_a_gang_is_that_of_the_one_that_gave_up_or_else_the_first():
+    observed = {"learner": ended((10.0, 1.0, -6)), "learner-1": ended((10.5, 1.0, 7))}
+    [action] = decide(LIMITS, GANG, observed, 20.0, GANG)
+    assert isinstance(action, Abort) and action.name == "learner-1" and "model" in action.reason
+    # Five times the broker was away, and the other one was ended for it.
+    away = ended(*((float(t), 1.0, 75) for t in range(10, 60, 10)))
+    followed = ended(*((t + 0.2, 1.2, -9) for t in range(10, 60, 10)))
+    observed = {"learner": away, "learner-1": followed}
+    assert decide(LIMITS, GANG, observed, 61.0, GANG) == [Start(name) for name in GANG]
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [

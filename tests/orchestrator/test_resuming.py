@@ -184,6 +184,7 @@ STARTED_WITH = {
     "kafka": "{linger.ms: 7}",
     "imports": "['json:dumps']",
     "scorer.replicas": 3,
+    "learner.processes": 2,
     "weights.store": "/elsewhere",
     "weights.keep_versions": 7,
     "inference.replicas": 2,

@@ -173,6 +173,9 @@ class Learner(Section):
     # Rows that a device computes at a time. 0: all of its rows.
     micro_batch_rows: int = Field(default=0, ge=0)
     mesh: Mesh = Mesh()  # How several devices divide the work.
+    # Number of JAX processes that are the learner. `streamrl up` starts all of them on its machine,
+    # and starts all of them again when one ends.
+    processes: int = Field(default=1, ge=1)
     # Number format that the model computes in: float32, or bf16 (bfloat16). Parameters, gradients
     # and optimizer are float32 in any case.
     precision: Literal["float32", "bf16"] = "float32"
