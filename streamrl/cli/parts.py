@@ -30,7 +30,8 @@ def env(run: str, name: str | None, index: int) -> None:
     env.
     """
     from streamrl.config.topology import env_part
-    from streamrl.envs.process import main, resolve_env
+    from streamrl.envs.catalog import resolve_env
+    from streamrl.envs.process import main
     from streamrl.orchestrator.run_directory import with_env
 
     if name is None:

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
+from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import RewardSetting
 from streamrl.envs.api import (
     AgentLoopEnv,
     BaseEnv,
@@ -48,6 +50,19 @@ METHODS: dict[str, type[BaseEnv]] = {
     "judge": AgentLoopEnv,
 }
 MISSPELT = 0.75  # A method of the env that is so similar to one of METHODS is taken for it.
+
+
+def resolve_env(run: RunFile, env: str) -> str:
+    """The name of an env that is given by its name, or by its kind if only one env is of that kind.
+    Raises ConfigError.
+    """
+    if env in run.envs:
+        return env
+    found = [name for name, settings in run.envs.items() if settings.kind == env]
+    if len(found) == 1:
+        return found[0]
+    count = "several envs" if found else "no env"
+    raise ConfigError(f"the run has {count} {env!r}; it has {', '.join(run.envs)}")
 
 
 def make_env(
@@ -92,6 +107,13 @@ def make_reward(kind: str, params: Mapping[str, Any], where: str) -> RewardFunct
             "(problem, completion, rewards so far)"
         )
     return cast(RewardFunction, found)
+
+
+def make_rewards(rewards: Mapping[str, RewardSetting], where: str) -> dict[str, RewardFunction]:
+    """The reward functions of an env by the names of their rewards. Raises ConfigError."""
+    return {
+        name: make_reward(own.kind, own.params, f"{where}.{name}") for name, own in rewards.items()
+    }
 
 
 def env_class(kind: str, where: str) -> type[BaseEnv]:

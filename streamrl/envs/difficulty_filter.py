@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.config.goals import reaches
-from streamrl.config.sections.envs import PassRate
+from streamrl.config.sections.envs import Env, PassRate
+from streamrl.envs.api import BaseEnv
 from streamrl.envs.dataset_order import DatasetIndex
+from streamrl.errors import ConfigError
 from streamrl.records import Rollout, Visit
 
 
@@ -102,3 +104,18 @@ class ProblemStats:
         `visits` of them have slots of their own.
         """
         return visit.epoch % (self.rules.visits * (self.rules.rest_epochs + 1))
+
+
+def make_stats(name: str, settings: Env, env: BaseEnv) -> ProblemStats | None:
+    """What is known of the problems of the env `name`: nothing yet. None if they are not filtered.
+    Raises ConfigError if the env poses no problem twice.
+    """
+    if settings.pass_rate is None:
+        return None
+    if env.dataset_index(0) is None:
+        raise ConfigError(
+            f"envs.{name}.pass_rate: {settings.kind or name} poses no problem twice, so there is "
+            "nothing to leave out; it takes an env with a file of problems, or with a method "
+            "`dataset_index`"
+        )
+    return ProblemStats(settings.pass_rate, name, env.dataset_index)

@@ -20,7 +20,7 @@ from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import Env
 from streamrl.config.sections.serving import EvalEnv
-from streamrl.envs.catalog import make_reward
+from streamrl.envs.catalog import make_rewards
 from streamrl.envs.engine.first_request import Sampler
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
@@ -62,10 +62,7 @@ def make_suite(
     own = run.eval.envs[name]
     source = own.env or name
     env = make_eval_env(run, name)
-    rewards = {
-        label: make_reward(reward.kind, reward.params, f"envs.{source}.rewards.{label}")
-        for label, reward in run.envs[source].rewards.items()
-    }
+    rewards = make_rewards(run.envs[source].rewards, f"envs.{source}.rewards")
     return EvalSuite(
         name=name,
         environment=source,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streamrl.config.run_file import RunFile
 from streamrl.envs.api import (
     AgentLoopEnv,
     Completion,
@@ -20,7 +21,7 @@ from streamrl.envs.api import (
     Problem,
     SingleTurnEnv,
 )
-from streamrl.envs.catalog import ENVS, env_class, make_env
+from streamrl.envs.catalog import ENVS, env_class, make_env, resolve_env
 from streamrl.errors import ConfigError
 from tests.support.waiting import patience
 
@@ -180,3 +181,21 @@ def test_another_process_poses_the_same_problems():
         for seed in ("1", "2")
     ]
     assert said[0] == said[1] != ""
+
+
+def test_an_env_is_named_by_its_kind_too():
+    run = RunFile.model_validate(
+        {
+            "run": "r",
+            "envs": {
+                "a": {"kind": "own.py:Env"},
+                "b": {"kind": "verifiers:x"},
+                "c": {"kind": "verifiers:x"},
+            },
+        }
+    )
+    assert resolve_env(run, "a") == resolve_env(run, "own.py:Env") == "a"
+    with pytest.raises(ConfigError, match="several envs 'verifiers:x'"):
+        resolve_env(run, "verifiers:x")
+    with pytest.raises(ConfigError, match="no env 'd'"):
+        resolve_env(run, "d")

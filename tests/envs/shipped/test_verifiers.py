@@ -19,7 +19,6 @@ from streamrl.config.sections.envs import Env
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.envs.process import resolve_env
 from streamrl.errors import ConfigError
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Rollout
@@ -308,24 +307,6 @@ def test_the_process_keeps_its_signals():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert isinstance(guest("single"), shipped().Verifiers)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_an_env_is_named_by_its_kind_too():
-    run = RunFile.model_validate(
-        {
-            "run": "r",
-            "envs": {
-                "a": {"kind": KIND},
-                "b": {"kind": "verifiers:x"},
-                "c": {"kind": "verifiers:x"},
-            },
-        }
-    )
-    assert resolve_env(run, "a") == resolve_env(run, KIND) == "a"
-    with pytest.raises(ConfigError, match="several envs 'verifiers:x'"):
-        resolve_env(run, "verifiers:x")
-    with pytest.raises(ConfigError, match="no env 'd'"):
-        resolve_env(run, "d")
 
 
 def test_a_tool_syntax_is_for_them_alone():

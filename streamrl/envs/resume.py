@@ -1,0 +1,87 @@
+"""Where a replica of an env goes on: what its last process, and the other replicas, have left in
+the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.envs.difficulty_filter import make_stats
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.flow_control import OutstandingLimit
+from streamrl.envs.held_out import held_out_fingerprints
+from streamrl.envs.open_sessions import OpenSince, resume_recorder
+from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
+from streamrl.envs.replica import Replica
+from streamrl.inference.client import Client
+from streamrl.log.protocol import Log, TopicPartition, partitions_of, read
+from streamrl.processor.journal import last_record
+from streamrl.records import EnvProgress
+
+
+def resume_replica(
+    run: RunFile, log: Log, name: str, number: int, runner: RolloutRunner, client: Client
+) -> Replica:
+    """Replica `number` of env `name`. It goes on where its last process was. Raises ConfigError."""
+    settings = run.envs[name]
+    producer = topology.producer(name, number)
+    replicas = max(settings.replicas, 1)
+    group_size = run.buffer_of(name).group_size
+    progress = resume_progress(producer, number, replicas, list(progress_of_all(log, name)))
+    limit = OutstandingLimit(
+        producer=producer,
+        replicas=replicas,
+        guess_tokens=float(group_size * 2 * settings.max_tokens),
+        launched=progress.published_groups + len(progress.open_problems),
+    )
+    open_since: OpenSince | None = None
+    if settings.record_turns:
+        recorder, open_since = resume_recorder(log, name, progress, group_size)
+        runner = replace(runner, recorder=recorder)
+    return Replica(
+        name=name,
+        runner=runner,
+        open_since=open_since,
+        client=client,
+        group_size=group_size,
+        cursor=ProblemCursor(progress, replicas),
+        limit=limit,
+        stats=make_stats(name, settings, runner.env),
+        held_out=held_out_fingerprints(run, name),
+    )
+
+
+def progress_of_all(log: Log, name: str) -> Iterator[EnvProgress]:
+    """The last progress of each replica that the env has ever had."""
+    for topic in log.topics():
+        env_journal, _, replica = topic.rpartition("-")
+        if env_journal == topology.journal(f"env-{name}") and replica.isdecimal():
+            progress = last_record(log, topic, EnvProgress)
+            if progress:
+                yield progress
+
+
+def begin_reading(replica: Replica, log: Log) -> dict[TopicPartition, int]:
+    """Where the replica reads on. It reads all demand and servers there are, and is told here of
+    all visits there are, because they decide about its first problem.
+    """
+    positions = dict(log.beginning_offsets(partitions_of(log, [topology.DEMAND, topology.SERVERS])))
+    if replica.stats:
+        positions |= read_visits(replica, log)
+    replica.began = log.end_offsets(positions)
+    return positions
+
+
+def read_visits(replica: Replica, log: Log) -> dict[TopicPartition, int]:
+    """Tell the replica of all visits of problems that there are. Returns where the next ones will
+    be.
+    """
+    begins = log.beginning_offsets(partitions_of(log, [topology.visits(replica.name)]))
+    ends = log.end_offsets(begins)
+    for (topic, partition), start in begins.items():
+        end = ends[topic, partition]
+        replica.on_messages(list(read(log, topic, partition, start, end)))
+    return dict(ends)

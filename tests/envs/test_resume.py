@@ -1,0 +1,87 @@
+"""Where a replica goes on, by what lies in the log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from streamrl.config.run_file import RunFile, parse
+from streamrl.config.sections.envs import PassRate
+from streamrl.envs.difficulty_filter import ProblemStats
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.replica import Replica
+from streamrl.envs.resume import begin_reading, progress_of_all, resume_replica
+from streamrl.envs.shipped.copy_digits import CopyDigits
+from streamrl.inference.client import make_client
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.records import Demand, EnvProgress, Visit
+from tests.support.data_path import publish
+
+ENV = "copy-digits"
+OTHER = "copy-digits-2"  # its name begins like the env's
+
+
+def run_file(replicas: int) -> RunFile:
+    envs = {ENV: {"replicas": replicas, "max_tokens": 3}, OTHER: {"kind": ENV}}
+    return parse({"run": "r", "envs": envs, "buffer": {"group_size": 2}})
+
+
+def log_with(*known: tuple[str, EnvProgress]) -> MemoryLog:
+    topics = ["demand", "servers", f"visits.{ENV}", *(topic for topic, _ in known)]
+    log = MemoryLog(dict.fromkeys(topics, 1))
+    publish(log, *(Output(topic, made.producer, made) for topic, made in known))
+    return log
+
+
+def resumed(log: MemoryLog, replicas: int, number: int) -> Replica:
+    run = run_file(replicas)
+    client = make_client(run, "generation")
+    runner = RolloutRunner(CopyDigits(seed=0), run.envs[ENV], client, {})
+    return resume_replica(run, log, ENV, number, runner, client)
+
+
+FIRST = EnvProgress(
+    producer=f"{ENV}-0", next_problem=7, open_problems=[5], published_groups=6, replicas=1
+)
+LOG = ((f"journal.env-{ENV}-0", FIRST), (f"journal.env-{OTHER}-0", FIRST))
+
+
+def test_a_replica_goes_on_where_its_last_process_was():
+    replica = resumed(log_with(*LOG), 1, 0)
+    assert replica.cursor.progress == FIRST
+    assert replica.limit.launched == 7  # the six that are published, and the open one
+
+
+def test_a_replica_that_is_added_begins_behind_all_problems_that_were_posed():
+    progress = resumed(log_with(*LOG), 3, 1).cursor.progress
+    assert (progress.producer, progress.next_problem, progress.open_problems) == (
+        f"{ENV}-1",
+        7,
+        [],
+    )
+
+
+def test_the_progress_of_an_env_is_not_that_of_another_whose_name_begins_alike():
+    log = log_with(*LOG)
+    assert list(progress_of_all(log, ENV)) == list(progress_of_all(log, OTHER)) == [FIRST]
+
+
+def test_all_visits_are_known_before_a_problem_is_chosen():
+    log = log_with()
+    visit = Visit(environment=ENV, problem=3, epoch=0, passed=0, rollouts=2)
+    demand = Demand(environment=ENV, wanted_tokens=9, held_tokens=0, closed_groups={})
+    publish(log, Output(f"visits.{ENV}", "3-0", visit), Output("demand", ENV, demand))
+    replica = resumed(log, 1, 0)
+    assert begin_reading(replica, log) == {("demand", 0): 0, ("servers", 0): 0}
+    env = CopyDigits(seed=0)
+    seen = list[Visit]()
+
+    class Stats(ProblemStats):
+        def on_visit(self, visit: Visit) -> None:
+            seen.append(visit)
+
+    replica = replace(replica, stats=Stats(PassRate(), ENV, env.dataset_index))
+    offsets = {("demand", 0): 0, ("servers", 0): 0, (f"visits.{ENV}", 0): 1}
+    assert begin_reading(replica, log) == offsets
+    assert seen == [visit]
+    assert replica.began == {**offsets, ("demand", 0): 1}
