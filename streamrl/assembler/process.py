@@ -18,6 +18,47 @@ from streamrl.processor.definition import Processor, ProcessorReport, run_settin
 from streamrl.records import ModelCall, Reward, SessionEnd, SessionStart
 
 
+def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    processor.run_processor(log, part(run), stop)
+
+
+def part(run: RunFile) -> Processor[AssemblerConfig, AssemblerState]:
+    """The assembler of all envs of the run that have sessions. Raises ConfigError without any."""
+    if not run.session_envs:
+        raise ConfigError(
+            "no env of the run has sessions, so there is nothing to assemble; give one"
+            " `sessions: {}` and `replicas: 0`"
+        )
+    rules = {env: rules_of(run, env) for env in run.session_envs}
+    turns = ("session-start", "model-call", "session-end")
+    return Processor(
+        name=topology.ASSEMBLER.name,
+        inputs={
+            **{topology.turns(env): turns for env in rules},
+            **{topology.rewards(env): ("reward",) for env in rules},
+        },
+        config=AssemblerConfig(envs=rules),
+        initial=AssemblerState,
+        step=step,
+        report=report,
+        reconcile=reconcile,
+        due=due,
+        **run_settings(run),
+    )
+
+
+def rules_of(run: RunFile, env: str) -> SessionRules:
+    settings = run.envs[env]
+    assert settings.sessions is not None
+    return SessionRules(
+        rewards=tuple(settings.sessions.rewards),
+        reward_weights=dict(settings.reward_weights),
+        idle_s=settings.sessions.idle_s,
+        reward_wait_s=settings.sessions.reward_wait_s,
+        group_size=run.buffer_of(env).group_size,
+    )
+
+
 def step(
     config: AssemblerConfig, state: AssemblerState, events: Iterable[Event], time_s: float
 ) -> tuple[AssemblerState, list[Output]]:
@@ -68,44 +109,3 @@ def due(config: AssemblerConfig, state: AssemblerState, time_s: float) -> bool:
     """Is there something open whose limits of time are to be looked at?"""
     is_empty = not any(s.open or s.unclaimed or s.groups for s in state.envs.values())
     return not is_empty and is_check_due(state, time_s)
-
-
-def part(run: RunFile) -> Processor[AssemblerConfig, AssemblerState]:
-    """The assembler of all envs of the run that have sessions. Raises ConfigError without any."""
-    if not run.session_envs:
-        raise ConfigError(
-            "no env of the run has sessions, so there is nothing to assemble; give one"
-            " `sessions: {}` and `replicas: 0`"
-        )
-    rules = {env: rules_of(run, env) for env in run.session_envs}
-    turns = ("session-start", "model-call", "session-end")
-    return Processor(
-        name=topology.ASSEMBLER.name,
-        inputs={
-            **{topology.turns(env): turns for env in rules},
-            **{topology.rewards(env): ("reward",) for env in rules},
-        },
-        config=AssemblerConfig(envs=rules),
-        initial=AssemblerState,
-        step=step,
-        report=report,
-        reconcile=reconcile,
-        due=due,
-        **run_settings(run),
-    )
-
-
-def rules_of(run: RunFile, env: str) -> SessionRules:
-    settings = run.envs[env]
-    assert settings.sessions is not None
-    return SessionRules(
-        rewards=tuple(settings.sessions.rewards),
-        reward_weights=dict(settings.reward_weights),
-        idle_s=settings.sessions.idle_s,
-        reward_wait_s=settings.sessions.reward_wait_s,
-        group_size=run.buffer_of(env).group_size,
-    )
-
-
-def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    processor.run_processor(log, part(run), stop)

@@ -22,6 +22,31 @@ from streamrl.processor.definition import Processor, run_settings
 from streamrl.records import PolicyVersion, ScoredGroup
 
 
+def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    """Run the batcher until `stop` is set."""
+    processor.run_processor(log, part(run), stop)
+
+
+def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
+    """The batcher of the run."""
+    inputs = {
+        **{topology.groups(env): ("scored-group",) for env in run.envs},
+        topology.POLICY_VERSIONS: ("policy-version",),
+    }
+    return Processor(
+        name="batcher",
+        inputs=inputs,
+        config=batcher_config(run),
+        initial=partial(first_state, run.fork),
+        step=step,
+        paused=paused,
+        report=report,
+        reconcile=reconcile,
+        due=due,
+        **run_settings(run),
+    )
+
+
 def step(
     config: BatcherConfig,
     state: BatcherState,
@@ -83,28 +108,3 @@ def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
         for env, queue in state.queues.items()
         if env in config.producers
     )
-
-
-def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
-    """The batcher of the run."""
-    inputs = {
-        **{topology.groups(env): ("scored-group",) for env in run.envs},
-        topology.POLICY_VERSIONS: ("policy-version",),
-    }
-    return Processor(
-        name="batcher",
-        inputs=inputs,
-        config=batcher_config(run),
-        initial=partial(first_state, run.fork),
-        step=step,
-        paused=paused,
-        report=report,
-        reconcile=reconcile,
-        due=due,
-        **run_settings(run),
-    )
-
-
-def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Run the batcher until `stop` is set."""
-    processor.run_processor(log, part(run), stop)

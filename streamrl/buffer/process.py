@@ -20,6 +20,44 @@ from streamrl.processor.definition import Processor, run_settings
 from streamrl.records import PolicyVersion, Rollout
 
 
+def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0) -> None:
+    """Run shard number `index` until `stop` is set."""
+    processor.run_processor(log, part(run, index), stop)
+
+
+def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
+    """Shard number `index` of the buffer. Raises ConfigError if the run has no such shard."""
+    if index >= run.buffer.shards:
+        raise ConfigError(
+            f"--index {index}: buffer.shards is {run.buffer.shards}, so the last shard is"
+            f" {run.buffer.shards - 1}"
+        )
+    me = topology.buffer_shard(index, run.buffer.shards)
+    inputs = {
+        **{topology.rollouts(env): ("rollout",) for env in run.envs},
+        topology.POLICY_VERSIONS: ("policy-version",),
+    }
+    return Processor(
+        name=me.identity,
+        inputs=inputs,
+        config=buffer_config(run, index),
+        initial=BufferState,
+        step=step,
+        paused=paused,
+        report=report,
+        reconcile=reconcile,
+        due=due,
+        takes=me.takes,
+        max_invalid_frac=run.buffer.max_invalid_frac,
+        **run_settings(run),
+    )
+
+
+def shards(run: RunFile) -> list[Processor[BufferConfig, BufferState]]:
+    """The shards of the run's buffer. A buffer that is not divided is one shard."""
+    return [part(run, index) for index in range(run.buffer.shards)]
+
+
 def step(
     config: BufferConfig, state: BufferState, events: Iterable[Event], time_s: float
 ) -> tuple[BufferState, list[Output]]:
@@ -74,41 +112,3 @@ def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:
         idle_groups(config.for_env(env), window, state.version, time_s)
         for env, window in state.windows.items()
     )
-
-
-def shards(run: RunFile) -> list[Processor[BufferConfig, BufferState]]:
-    """The shards of the run's buffer. A buffer that is not divided is one shard."""
-    return [part(run, index) for index in range(run.buffer.shards)]
-
-
-def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
-    """Shard number `index` of the buffer. Raises ConfigError if the run has no such shard."""
-    if index >= run.buffer.shards:
-        raise ConfigError(
-            f"--index {index}: buffer.shards is {run.buffer.shards}, so the last shard is"
-            f" {run.buffer.shards - 1}"
-        )
-    me = topology.buffer_shard(index, run.buffer.shards)
-    inputs = {
-        **{topology.rollouts(env): ("rollout",) for env in run.envs},
-        topology.POLICY_VERSIONS: ("policy-version",),
-    }
-    return Processor(
-        name=me.identity,
-        inputs=inputs,
-        config=buffer_config(run, index),
-        initial=BufferState,
-        step=step,
-        paused=paused,
-        report=report,
-        reconcile=reconcile,
-        due=due,
-        takes=me.takes,
-        max_invalid_frac=run.buffer.max_invalid_frac,
-        **run_settings(run),
-    )
-
-
-def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0) -> None:
-    """Run shard number `index` until `stop` is set."""
-    processor.run_processor(log, part(run, index), stop)

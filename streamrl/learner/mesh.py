@@ -4,6 +4,7 @@ determinism, and the compilation cache.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from levanter.utils.mesh import MeshConfig
 from streamrl.config.sections.learner import Learner, Mesh
 from streamrl.errors import ConfigError
 from streamrl.learner.model import BATCH, POSITION, compute_policy
+
+logger = logging.getLogger(__name__)
 
 
 def trainer_config(
@@ -80,6 +83,20 @@ def mesh_config(mesh: Mesh) -> MeshConfig:
 def data_parallel_devices(compute: Learner) -> int:
     """The number of devices, or groups of devices, that have rows of their own."""
     return trainer_config(compute=compute).data_axis_size
+
+
+def check_division(compute: Learner, processes: int) -> None:
+    """Warn if batches are divided for another number of `processes` than there are devices with
+    rows of their own. Raises ConfigError for a mesh that is not for the devices that there are.
+    """
+    devices = data_parallel_devices(compute)
+    if devices != processes:
+        logger.warning(
+            "batches are divided for %d processes, and the rows of this learner among %d devices;"
+            " set batcher.processes",
+            processes,
+            devices,
+        )
 
 
 @contextmanager

@@ -24,24 +24,15 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.learner import distributed
 from streamrl.learner.distributed import ProcessRank
-from streamrl.learner.inputs import (
-    TrainingInput,
-    follow,
-    newest_lineages,
-    read_announcements,
-    take_until_stopped,
-)
-from streamrl.learner.mesh import (
-    data_parallel_devices,
-    enable_compilation_cache,
-    make_deterministic,
-)
+from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
+from streamrl.learner.mesh import check_division, enable_compilation_cache, make_deterministic
 from streamrl.learner.publisher import VersionPublisher
-from streamrl.learner.start import clone_lead_checkpoint, learner_settings, newest_checkpoint
-from streamrl.learner.trainer import ResumePoint, checkpoint_directory, open_trainer
+from streamrl.learner.start import find_beginning, learner_settings
+from streamrl.learner.trainer import PolicyTrainer, open_trainer
 from streamrl.log.protocol import Log
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.part import OpenPart, open_part
+from streamrl.records import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -72,28 +63,14 @@ def main(
     enable_compilation_cache(run.directory / "compiled")
     if rank is not None:
         distributed.initialize(rank)
-    check_division(own)
+    check_division(own.learner, own.batcher.processes)
     with open_writing_part(log, topology.learner_identity(learner), stop) as part:
         # The writer fences an earlier process, so from here on its announcements are final.
         distributed.barrier("alone")
-        history = list(read_announcements(log, learner))
-        announced = newest_lineages(history)
-        found = newest_checkpoint(run, learner, history)
-        start = None
-        if found is not None:
-            start = ResumePoint(checkpoint_directory(run, learner), found)
-        elif at is not None:
-            start = clone_lead_checkpoint(run, log, learner, at)
+        announced, found, start = find_beginning(run, log, learner, at)
         with (
             open_trainer(own, start) as policy,
-            VersionPublisher(
-                learner,
-                policy,
-                announced,
-                writer=part.writer if part else None,
-                meter=part.meter if part else None,
-                check_rival=partial(part.writer.check_rival, learner) if part else lambda: None,
-            ) as publisher,
+            open_publisher(learner, policy, announced, part) as publisher,
         ):
             publisher.announce_start(found)
             if found is not None:
@@ -116,28 +93,6 @@ def main(
             publisher.save_last_checkpoint()
 
 
-def train(publisher: VersionPublisher, inputs: Iterable[TrainingInput]) -> None:
-    """The loop: train on one input after the other, and publish the versions."""
-    idle_since_s = time.monotonic()
-    for taken in inputs:
-        publisher.train(taken, time.monotonic() - idle_since_s)
-        idle_since_s = time.monotonic()
-
-
-def check_division(run: RunFile) -> None:
-    """Warn if the batches are divided among another number of devices than have rows of their own
-    here. Raises ConfigError for a mesh that is not for the devices that there are.
-    """
-    devices = data_parallel_devices(run.learner)
-    if devices != run.batcher.processes:
-        logger.warning(
-            "batches are divided for %d processes, and the rows of this learner among %d devices;"
-            " set batcher.processes",
-            run.batcher.processes,
-            devices,
-        )
-
-
 def open_writing_part(
     log: Log, identity: str, stop: threading.Event
 ) -> AbstractContextManager[OpenPart[RetryingWriter] | None]:
@@ -150,3 +105,30 @@ def open_writing_part(
         return nullcontext()
     writer = RetryingWriter(log, identity, topology.POLICY_VERSIONS, stop=stop)
     return open_part(log, identity, writer)
+
+
+def open_publisher(
+    learner: str,
+    policy: PolicyTrainer,
+    announced: dict[int, PolicyVersion],
+    part: OpenPart[RetryingWriter] | None,
+) -> VersionPublisher:
+    """What publishes the policy's versions. It only trains in a process that does not write."""
+    if part is None:
+        return VersionPublisher(learner, policy, announced, writer=None)
+    return VersionPublisher(
+        learner,
+        policy,
+        announced,
+        writer=part.writer,
+        meter=part.meter,
+        check_rival=partial(part.writer.check_rival, learner),
+    )
+
+
+def train(publisher: VersionPublisher, inputs: Iterable[TrainingInput]) -> None:
+    """The loop: train on one input after the other, and publish the versions."""
+    idle_since_s = time.monotonic()
+    for taken in inputs:
+        publisher.train(taken, time.monotonic() - idle_since_s)
+        idle_since_s = time.monotonic()

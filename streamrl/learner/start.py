@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from streamrl.config.choices import NAME
 from streamrl.config.run_file import RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
 from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.learner.recompute import recompute_version
 from streamrl.learner.trainer import ResumePoint, checkpoint_directory
 from streamrl.log.protocol import Log
@@ -54,6 +56,28 @@ def learner_settings(
             " --set learner.reference.by=learner"
         )
     return own
+
+
+class Beginning(NamedTuple):
+    """Where a learner begins, and what it has announced before."""
+
+    announced: dict[int, PolicyVersion]  # The newest lineage of each version.
+    found: TrainingPosition | None  # Its newest checkpoint.
+    start: ResumePoint | None  # What training begins with. None: what the run began with.
+
+
+def find_beginning(run: RunFile, log: Log, learner: str, at: int | None) -> Beginning:
+    """Where the learner begins: at its own newest checkpoint, otherwise with the lead's state at
+    version `at`, otherwise as the run began. Raises VersionMismatch.
+    """
+    history = list(read_announcements(log, learner))
+    found = newest_checkpoint(run, learner, history)
+    start = None
+    if found is not None:
+        start = ResumePoint(checkpoint_directory(run, learner), found)
+    elif at is not None:
+        start = clone_lead_checkpoint(run, log, learner, at)
+    return Beginning(newest_lineages(history), found, start)
 
 
 def newest_checkpoint(

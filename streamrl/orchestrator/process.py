@@ -40,6 +40,18 @@ MAX_POLL_RECORDS = 2_000
 INTERRUPTED = 130
 
 
+def main(run: RunFile, log: Log, stop: threading.Event) -> int:
+    """Watch a run whose parts others start: say how it goes, and end with the report when its
+    target is reached. Returns the exit code.
+    """
+    with logging_to(run.directory / "logs" / "orchestrator.log"), open_display() as display:
+        run_directory.write_run_file(run)
+        publish_config(run, log)
+        verdict = watch(run, log, stop, display)
+        conclude(run, log, display, verdict)
+        return verdict.exit_code
+
+
 def up(
     run: RunFile,
     stop: threading.Event,
@@ -77,18 +89,6 @@ def up(
         finally:
             supervisor.close()
             remove_targets(run)
-
-
-def main(run: RunFile, log: Log, stop: threading.Event) -> int:
-    """Watch a run whose parts others start: say how it goes, and end with the report when its
-    target is reached. Returns the exit code.
-    """
-    with logging_to(run.directory / "logs" / "orchestrator.log"), open_display() as display:
-        run_directory.write_run_file(run)
-        publish_config(run, log)
-        verdict = watch(run, log, stop, display)
-        conclude(run, log, display, verdict)
-        return verdict.exit_code
 
 
 def watch(

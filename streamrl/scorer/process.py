@@ -73,15 +73,6 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             idle_since = time.monotonic()
 
 
-@contextmanager
-def open_updater(run: RunFile) -> Iterator[Updater]:
-    make_deterministic()
-    enable_compilation_cache(run.directory / "compiled")
-    updater = Updater(run.learner, run.batcher.rows)
-    with updater.use_mesh():
-        yield updater
-
-
 def check_worker(run: RunFile, worker: int) -> None:
     """Check that the run has a pool and that this worker is one of it. Raises ConfigError."""
     if not run.learner.uses_scorer_pool:
@@ -94,6 +85,15 @@ def check_worker(run: RunFile, worker: int) -> None:
             f"--index {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is"
             f" {run.scorer.replicas - 1}"
         )
+
+
+@contextmanager
+def open_updater(run: RunFile) -> Iterator[Updater]:
+    make_deterministic()
+    enable_compilation_cache(run.directory / "compiled")
+    updater = Updater(run.learner, run.batcher.rows)
+    with updater.use_mesh():
+        yield updater
 
 
 def resume_point(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:

@@ -17,6 +17,7 @@ from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import (
+    check_division,
     data_parallel_devices,
     enable_compilation_cache,
     make_deterministic,
@@ -140,3 +141,12 @@ def test_outside_a_trainer_there_is_a_mesh_of_all_devices():
     with use_mesh():
         mesh = jax.sharding.get_abstract_mesh()
         assert np.prod(list(mesh.shape.values())) == jax.device_count()
+
+
+def test_batches_that_are_divided_for_other_devices_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+):
+    check_division(Learner(), 1)
+    assert caplog.text == ""
+    check_division(Learner(), 2)
+    assert "divided for 2 processes, and the rows of this learner among 1 devices" in caplog.text

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from streamrl.config import run_file
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import start
 from streamrl.learner.checkpoints import TrainingPosition
-from streamrl.learner.start import learner_settings, newest_checkpoint
-from streamrl.learner.trainer import checkpoint_directory
+from streamrl.learner.start import find_beginning, learner_settings, newest_checkpoint
+from streamrl.learner.trainer import ResumePoint, checkpoint_directory
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Log, Output
 from streamrl.records import PolicyVersion
+from tests.support.data_path import publish
 
 RUN = run_file.parse({"run": "r", "envs": {"copy-digits": {}}})
 
@@ -73,3 +77,28 @@ def test_a_checkpoint_of_weights_that_were_never_announced_is_of_another_run(
 def test_a_learner_without_a_checkpoint_has_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start.checkpoints, "latest", lambda directory, newest: None)
     assert newest_checkpoint(RUN, "lead", []) is None
+
+
+def test_a_learner_begins_at_its_own_checkpoint_then_at_the_leads_then_as_the_run_began(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    log = MemoryLog({"policy-versions": 1})
+    again = structs.replace(announced(2, "cd"), lineage=1)
+    versions = (announced(1, "x"), announced(2, "ab"), again)
+    publish(log, *(Output("policy-versions", "lead", version) for version in versions))
+    own = TrainingPosition(2, 7, "ab")
+    leads = ResumePoint(Path("lead"), TrainingPosition(1, 3, "x"))
+
+    def clone(run: run_file.RunFile, log: Log, learner: str, version: int) -> ResumePoint:
+        assert (learner, version) == ("lead", 1)
+        return leads
+
+    monkeypatch.setattr(start, "clone_lead_checkpoint", clone)
+    monkeypatch.setattr(start.checkpoints, "latest", lambda directory, newest: own)
+    found = find_beginning(RUN, log, "lead", 1)
+    assert found.announced == {1: versions[0], 2: again}
+    assert found.found == own
+    assert found.start == ResumePoint(checkpoint_directory(RUN, "lead"), own)
+    monkeypatch.setattr(start.checkpoints, "latest", lambda directory, newest: None)
+    assert find_beginning(RUN, log, "lead", 1)[1:] == (None, leads)
+    assert find_beginning(RUN, log, "lead", None)[1:] == (None, None)
