@@ -16,7 +16,6 @@ DIVERGENCES = ("k1", "k2", "k3")
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
-OPTIMIZERS = ("adamw", "lion", "adopt", "cautious", "muon")
 # What an env in a Python of its own may be: `kind: verifiers:NAME`.
 SERVERS = ("verifiers",)
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")

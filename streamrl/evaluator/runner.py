@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -35,8 +34,6 @@ from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Message, Output, Writer
 from streamrl.records import Evaluation, PolicyVersion, Server
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POOL = "evaluation"

@@ -24,7 +24,7 @@ from streamrl.log.chunks import is_chunk, size_of
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.records import Fate, Rollout
 
-TOPIC = f"{topology.DEAD_LETTERS}."  # followed by the topic that the letters come from
+TOPIC_PREFIX = topology.dead_letters("")
 PREFIX = "__connect.errors."
 REQUEUED = "streamrl.retried"  # header of a requeue marker
 SHA256 = "streamrl.sha256"  # header of a letter that does not keep the whole record
@@ -103,7 +103,7 @@ def _letter(event: Event, cause: str, stage: str) -> Output:
     }
     error_headers = [(PREFIX + name, text.encode()) for name, text in errors.items()]
     record = Undecodable(cause, kept.value, (*kept.headers, *error_headers))
-    return Output(TOPIC + event.topic, key, record)
+    return Output(topology.dead_letters(event.topic), key, record)
 
 
 def _sha256(value: bytes) -> bytes:
@@ -153,7 +153,7 @@ def parse_dead_letter(message: Message) -> DeadLetter | None:
         return None
     # Whoever may write letters of one topic must not be able to write to another by means of
     # whoever requeues them.
-    if message.topic != TOPIC + topic:
+    if message.topic != topology.dead_letters(topic):
         return None
     return DeadLetter(topic=topic, partition=partition, offset=offset, cause=cause, message=message)
 

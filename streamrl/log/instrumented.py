@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.dead_letters import TOPIC as DEAD_LETTERS
+from streamrl.log.dead_letters import TOPIC_PREFIX as DEAD_LETTERS
 from streamrl.log.meter import METRICS
 from streamrl.log.protocol import (
     Log,

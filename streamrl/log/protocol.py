@@ -228,11 +228,6 @@ def end_offset(log: Log, topic: str, partition: int) -> int:
     return log.end_offsets([(topic, partition)])[topic, partition]
 
 
-def partition_count(log: Log, topic: str) -> int:
-    """Number of partitions of a topic. Raises TopicMissing."""
-    return len(partitions_of(log, [topic]))
-
-
 def partitions_of(log: Log, topics: Iterable[str]) -> list[TopicPartition]:
     """Every partition of these topics. Raises TopicMissing.
 

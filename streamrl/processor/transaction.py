@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from streamrl.log.codec import digest, to_event, to_message
-from streamrl.log.dead_letters import TOPIC, DeadLetter, parse_dead_letter, to_dead_letter
+from streamrl.log.dead_letters import TOPIC_PREFIX, DeadLetter, parse_dead_letter, to_dead_letter
 from streamrl.log.meter import METRICS
 from streamrl.log.protocol import Event, Message, Offsets, Output, Undecodable
 from streamrl.processor.definition import (
@@ -97,7 +97,9 @@ def decode_and_step(
 
 
 def dead_letters(outputs: Iterable[Message]) -> list[DeadLetter]:
-    found = [parse_dead_letter(message) for message in outputs if message.topic.startswith(TOPIC)]
+    found = [
+        parse_dead_letter(message) for message in outputs if message.topic.startswith(TOPIC_PREFIX)
+    ]
     return [letter for letter in found if letter is not None]
 
 

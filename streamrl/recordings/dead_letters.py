@@ -11,9 +11,16 @@ from typing import Any, cast
 
 import msgpack
 
+from streamrl.config import topology
 from streamrl.errors import ConfigError
 from streamrl.log.codec import ARRAY, unpack_array
-from streamrl.log.dead_letters import TOPIC, DeadLetter, parse_dead_letter, requeue, requeued_offset
+from streamrl.log.dead_letters import (
+    TOPIC_PREFIX,
+    DeadLetter,
+    parse_dead_letter,
+    requeue,
+    requeued_offset,
+)
 from streamrl.log.protocol import Log, Message
 from streamrl.log.records_of import messages_of
 
@@ -39,12 +46,14 @@ class CauseSummary:
 
 def topics(log: Log) -> list[str]:
     """The topics that have a topic for their dead letters."""
-    return sorted(topic.removeprefix(TOPIC) for topic in log.topics() if topic.startswith(TOPIC))
+    return sorted(
+        topic.removeprefix(TOPIC_PREFIX) for topic in log.topics() if topic.startswith(TOPIC_PREFIX)
+    )
 
 
 def messages(log: Log, topic: str) -> Iterator[Message]:
     """The letters of a topic and their requeue markers, up to the topic's current end."""
-    return messages_of(log, TOPIC + topic)
+    return messages_of(log, topology.dead_letters(topic))
 
 
 def letters(log: Log, topic: str) -> Iterator[DeadLetter]:

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -70,8 +70,6 @@ from streamrl.records import (
 )
 from streamrl.weights.bases import copy_base
 from streamrl.weights.store import WeightRef
-
-T = TypeVar("T")
 
 
 class ForkResult(NamedTuple):

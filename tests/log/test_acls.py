@@ -19,7 +19,7 @@ from streamrl.log import acls, topics
 from streamrl.log.acls import Rule
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog, KafkaWriter
-from streamrl.log.protocol import Message, Output, beginning_offset, end_offset, partition_count
+from streamrl.log.protocol import Message, Output, beginning_offset, end_offset, partitions_of
 from streamrl.recordings.rescore import RewardScorer, rescore
 from tests.support.build import rollout
 from tests.support.secure import Secure, make_certificates
@@ -260,7 +260,7 @@ def test_an_env_cannot_read_what_is_not_its_business(people: People, topic: str)
     with pytest.raises(AccessDenied, match=refused):
         end_offset(log, topic, 0)
     with pytest.raises(AccessDenied, match=refused):
-        partition_count(log, topic)
+        partitions_of(log, [topic])
 
 
 @pytest.mark.parametrize("topic", ["rollouts.a", "metrics"])
