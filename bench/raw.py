@@ -26,14 +26,10 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from bench.stations import Count, Orders
 from bench.work import VARIANTS
-from streamrl.log.kafka import (
-    CALL_TIMEOUT_S,
-    COMMON,
-    CONSUMER,
-    PRODUCER,
-    START_TIMEOUT_S,
-    TRANSACTIONAL,
-)
+from streamrl.log.kafka_admin import CALL_TIMEOUT_S, COMMON, START_TIMEOUT_S
+from streamrl.log.kafka_producer import PRODUCER
+from streamrl.log.kafka_reader import CONSUMER
+from streamrl.log.kafka_writer import TRANSACTIONAL
 
 TOPICS = ("rollouts", "groups", "batches")
 JOURNAL = "journal"

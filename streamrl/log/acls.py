@@ -31,8 +31,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Role
 from streamrl.errors import AccessDenied, ConfigError
 from streamrl.log import topics
-from streamrl.log.kafka import READER
 from streamrl.log.kafka_admin import Admin, access_denied, call_with_retries
+from streamrl.log.kafka_reader import READER
 from streamrl.log.topics import Topic
 
 CALL_TIMEOUT_S = 10.0

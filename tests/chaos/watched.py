@@ -14,7 +14,9 @@ from typing import Any
 from confluent_kafka import Producer
 
 from streamrl.errors import TransactionFailed
-from streamrl.log.kafka import CALL_TIMEOUT_S, COMMON, PRODUCER, KafkaLog, produce
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.kafka_admin import CALL_TIMEOUT_S, COMMON
+from streamrl.log.kafka_producer import PRODUCER, produce
 from streamrl.log.protocol import Message, Offsets, Writer
 
 SIZE = 3 * 8  # bytes

@@ -18,7 +18,8 @@ from streamrl.errors import AccessDenied, BrokerUnreachable, ConfigError
 from streamrl.log import acls, topics
 from streamrl.log.acls import Rule
 from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog, KafkaWriter
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.kafka_writer import KafkaWriter
 from streamrl.log.protocol import Message, Output, beginning_offset, end_offset, partitions_of
 from streamrl.recordings.rescore import RewardScorer, rescore
 from tests.support.build import rollout
@@ -353,8 +354,8 @@ def test_an_operator_has_nothing_to_say_in_another_run(people: People):
 
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long one tries is another matter."""
-    monkeypatch.setattr("streamrl.log.kafka.CALL_TIMEOUT_S", 0.7)
-    monkeypatch.setattr("streamrl.log.kafka_admin.CALL_TIMEOUT_S", 0.7)
+    for module in ("kafka", "kafka_admin", "kafka_committer", "kafka_writer"):
+        monkeypatch.setattr(f"streamrl.log.{module}.CALL_TIMEOUT_S", 0.7)
     monkeypatch.setattr("streamrl.log.kafka_admin.Admin.visible_topics.__defaults__", (0.5,))
 
 

@@ -175,7 +175,8 @@ def test_what_a_dead_part_has_left_open_blocks_readers_until_it_times_out(
     """
     script = """
 import sys, time
-from streamrl.log.kafka import TRANSACTIONAL, KafkaLog
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.kafka_writer import TRANSACTIONAL
 # a minute is not waited for here
 TRANSACTIONAL |= {"transaction.timeout.ms": 3_000, "message.timeout.ms": 2_000}
 writer = KafkaLog({"bootstrap.servers": sys.argv[1]}, sys.argv[2]).writer("dying")

@@ -14,7 +14,7 @@ import pytest
 
 from streamrl.local_kafka import broker
 from streamrl.local_kafka.broker import Broker
-from streamrl.log.kafka import MAX_UNANSWERED
+from streamrl.log.kafka_committer import MAX_UNANSWERED
 from tests.support.kafka import make_topics
 from tests.support.waiting import patience
 

@@ -37,13 +37,14 @@ def follow(clock: Clock) -> None:
     now = time.time
     time.time = lambda: now() + clock.offset_s
 
-    from streamrl.log import kafka
+    from streamrl.log import kafka_producer, kafka_writer
 
-    produce = kafka.produce
+    produce = kafka_producer.produce
 
     def stamped(
         producer: Any, prefix: str, message: Any, on_delivery: Any = None, timestamp_ms: int = 0
     ) -> None:
         produce(producer, prefix, message, on_delivery, timestamp_ms or round(time.time() * 1000))
 
-    kafka.produce = stamped
+    kafka_producer.produce = stamped
+    kafka_writer.produce = stamped
