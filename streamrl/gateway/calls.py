@@ -51,6 +51,7 @@ class Early(NamedTuple):
     """A request that is sampled for before it is known that nobody has answered it."""
 
     asked: Asked
+    changes: int  # of its session, until then
     sampling: asyncio.Task[list[ModelCall]]
 
 
@@ -96,7 +97,10 @@ class Calls:
         try:
             async with limited(self._run.envs[name.env].timeout_s):
                 await self._follower.catch_up()
-            asked = self._asked(name, parse, idempotency_key, is_new)
+            if early is not None and self._is_current(name, early):
+                asked = early.asked
+            else:
+                asked = self._asked(name, parse, idempotency_key, is_new)
             session = asked.session
             if session.answered.get(asked.name, 0) >= asked.request.n:
                 session.note_asked(asked.body, asked.ordinal)
@@ -140,7 +144,12 @@ class Calls:
             return None
         if asked.session.answered.get(asked.name, 0) or (name, asked.name) in self._in_flight:
             return None
-        return Early(asked, self._sampling(asked))
+        return Early(asked, asked.session.changes, self._sampling(asked))
+
+    def _is_current(self, name: SessionName, early: Early) -> bool:
+        """Whether the request stands where it did, so that its messages need not be read again."""
+        session = early.asked.session
+        return self._index.sessions.get(name) is session and session.changes == early.changes
 
     def _asked(
         self,

@@ -25,6 +25,7 @@ class Session:
         self.env = env
         self.start = start
         self.tree = CallTree()
+        self.changes = 0  # how often something has happened that the place of a request hangs on
         self.starts = 1
         self.started_s = float("-inf")  # when the agent was started again, if it was
         self.answered: dict[str, int] = {}  # request -> number of its answers
@@ -38,6 +39,7 @@ class Session:
         """Add the next call of the log, unless its request has been answered already."""
         if not self.tree.add(call):
             return
+        self.changes += 1
         self.answered[call.request] = self.answered.get(call.request, 0) + 1
         body, _, ordinal = call.request.rpartition("#")
         began_s = call.time_s - call.inference_metadata.latency_s
@@ -51,17 +53,20 @@ class Session:
 
     def note_asked(self, body: str, ordinal: int) -> None:
         """This replica has this request in hand."""
+        self.changes += 1
         self.asked[body] = max(self.asked.get(body, 0), ordinal + 1)
 
     def forget_asked(self, body: str, ordinal: int) -> None:
         """The request was not answered, so the next one like it is the same one."""
         if self.asked.get(body) == ordinal + 1:
+            self.changes += 1
             self.asked[body] = ordinal
 
     def start_again(self, time_s: float) -> None:
         """The agent was killed and repeats its calls from the first one. It is given the recorded
         answers while its requests are the same.
         """
+        self.changes += 1
         self.starts += 1
         self.started_s = time_s
         self.repeats.clear()

@@ -29,6 +29,7 @@ class Log:
         self.index.apply(ENV, START)
         self.others = others
         self.asked: list[str] = []  # what is sampled for, by the call that it goes on from
+        self.parsed = 0  # how often a request was read
         self.cancelled = 0
         self.caught_up = False
 
@@ -62,15 +63,20 @@ def answered(log: Log, path: Path, *said: tuple[str, str], **fields: Any) -> str
     messages = [{"role": role, "content": text} for role, text in said]
 
     def parse(told: Told) -> ChatRequest:
+        log.parsed += 1
         return ChatRequest(messages=messages)
 
     return asyncio.run(calls.answer(NAME, parse, **fields)).calls[0].call
 
 
-def test_what_is_sampled_early_counts_when_nothing_has_changed(tmp_path: Path):
-    log = Log(call("elsewhere"))
+@pytest.mark.parametrize("others", [(), (call("elsewhere"),)])
+def test_what_is_sampled_early_counts_when_the_request_stands_where_it_did(
+    tmp_path: Path, others: tuple[ModelCall, ...]
+):
+    log = Log(*others)
     assert answered(log, tmp_path, ("user", "q")) == "own-1"
     assert log.asked == [""] and not log.cancelled
+    assert log.parsed == 1 + len(others)
 
 
 def test_a_call_that_another_replica_has_written_is_gone_on_from(tmp_path: Path):
