@@ -144,6 +144,13 @@ def _pool_problems(run: RunFile) -> Iterator[str]:
                 f" (inference.engines.{env.pool}.model), and the policy is not trained on what"
                 " another model says; choose another pool"
             )
+        for reward, judge in env.rewards.items():
+            pool = judge.params.get("pool", "") if judge.kind == "judge" else ""
+            if pool and pool not in run.inference.sizes:
+                yield (
+                    f"envs.{name}.rewards.{reward}.params.pool: inference.pools has no {pool!r};"
+                    f" {meant(pool, run.inference.sizes)}"
+                )
     for problem in engine_settings.problems(run.inference.engine):
         yield f"inference.engine.{problem}"
     for pool, own in run.inference.engines.items():

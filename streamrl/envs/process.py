@@ -16,6 +16,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.catalog import make_env, make_rewards, resolve_env
 from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.pool_rewards import connected
 from streamrl.envs.replica import Replica, RolloutGroup
 from streamrl.envs.report import EnvReport
 from streamrl.envs.resume import begin_reading, resume_replica
@@ -56,7 +57,16 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     with open_part(log, identity, writer) as part:
         client = make_client(run, settings.pool)
         runner = RolloutRunner(made, settings, client, rewards)
-        asyncio.run(produce(resume_replica(run, log, name, replica, runner, client), part, stop))
+        me = resume_replica(run, log, name, replica, runner, client)
+        asyncio.run(produce_connected(run, me, part, stop))
+
+
+async def produce_connected(
+    run: RunFile, replica: Replica, part: OpenPart[RetryingWriter], stop: threading.Event
+) -> None:
+    """`produce`, with reward functions that may ask pools of the run."""
+    async with connected(run, part.log, replica.runner.rewards.values()):
+        await produce(replica, part, stop)
 
 
 async def produce(replica: Replica, part: OpenPart[RetryingWriter], stop: threading.Event) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.envs.pool_rewards import connected
 from streamrl.errors import ConfigError, WeightError
 from streamrl.evaluator.history import check_unseen, evaluated_versions
 from streamrl.evaluator.runner import EvalRunner, Stopped
@@ -60,7 +61,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
 
 
 async def _run_until_stopped(runner: EvalRunner, log: Log) -> None:
-    async with runner.open():
+    async with runner.open(), connected(runner.run, log, runner.rewards()):
         await runner.until_stopped(_follow(runner, log))
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
+from streamrl.envs.api import RewardFunction
 from streamrl.errors import InferenceError
 from streamrl.evaluator.suite import (
     EvalSuite,
@@ -115,6 +116,10 @@ class EvalRunner:
                 heartbeat_s=time.time(),
             )
             self.client.on_server(self.identity, record)
+
+    def rewards(self) -> list[RewardFunction]:
+        """The reward functions of all suites."""
+        return [reward for suite in self.suites for reward in suite.runner.rewards.values()]
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

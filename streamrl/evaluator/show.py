@@ -15,6 +15,7 @@ from rich.table import Table
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.serving import Eval, EvalEnv
+from streamrl.envs.pool_rewards import connected
 from streamrl.errors import ConfigError
 from streamrl.evaluator.history import posed_fingerprints, read_evaluations
 from streamrl.evaluator.runner import EvalRunner, Stopped
@@ -132,7 +133,7 @@ def evaluate(
             on_done(version.version)
 
     async def run_until_stopped(runner: EvalRunner) -> None:
-        async with runner.open():
+        async with runner.open(), connected(run, log, runner.rewards()):
             await runner.until_stopped(evaluate_all(runner))
 
     with (

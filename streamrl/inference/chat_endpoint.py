@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +19,16 @@ REFUSED = (400, 401, 403, 404, 422)
 
 class NoUsableAnswer(Exception):
     """The model has not answered, or with nothing that can be used; the message says how."""
+
+
+async def spaced(attempts: int, pause_s: float) -> AsyncIterator[int]:
+    """The numbers of the attempts. A pause of `pause_s` comes before the second one, and each later
+    pause is twice as long.
+    """
+    for attempt in range(attempts):
+        if attempt:
+            await asyncio.sleep(pause_s * 2 ** (attempt - 1))
+        yield attempt
 
 
 @dataclass
@@ -41,9 +51,7 @@ class ChatEndpoint:
         attempts have failed.
         """
         cause = ""
-        for attempt in range(self.attempts):
-            if attempt:
-                await asyncio.sleep(self.pause_s * 2 ** (attempt - 1))
+        async for _ in spaced(self.attempts, self.pause_s):
             try:
                 return read(await self._answer(question))
             except openai.APIStatusError as error:

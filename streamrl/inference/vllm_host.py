@@ -128,7 +128,9 @@ class VllmHost:
 
     def start_model(self, directory: Path, name: str) -> None:
         """Start vLLM on a model that is none of the run's versions. Requests give it as `name`."""
-        self._engine = self._start(directory, name=name)
+        engine = self._start(directory, name=name)
+        engine.set_version(0)  # A client takes no answer whose tokens have no version.
+        self._engine = engine
 
     def alive(self) -> bool:
         """False if vLLM was started and has ended."""

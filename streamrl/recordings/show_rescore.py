@@ -10,6 +10,7 @@ from rich.console import Console
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.envs.pool_rewards import connected, wait_until_ready
 from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
@@ -37,11 +38,12 @@ def show_rescore(
     log = KafkaLog(kafka, run.run)
     weights = run.envs[name].reward_weights
     with progress_bar(f"rescore {name}", Console(stderr=True)) as progress:
-        result = asyncio.run(rescore_and_close(log, name, scorer, weights, progress))
+        result = asyncio.run(rescore_and_close(run, log, name, scorer, weights, progress))
     print_result(result, scorer, run, console)
 
 
 async def rescore_and_close(
+    run: RunFile,
     log: Log,
     env: str,
     scorer: RewardScorer,
@@ -50,7 +52,9 @@ async def rescore_and_close(
 ) -> RescoreResult:
     """Rescore, and close the env and the reward function."""
     try:
-        return await rescore(log, env, scorer, weights, progress=progress)
+        async with connected(run, log, [scorer.function]) as clients:
+            await wait_until_ready(clients)
+            return await rescore(log, env, scorer, weights, progress=progress)
     finally:
         for closed in (scorer.env, scorer.function):
             close = getattr(closed, "close", None)  # a reward function need not have one

@@ -30,6 +30,7 @@ SHARED = {
 }
 ELSEWHERE = {
     "scorer": {topology.POLICY_VERSIONS},  # learner/inputs.py
+    "evaluator": {topology.SERVERS},  # envs/pool_rewards.py
     "orchestrator": {*TOPICS, *BATCHES},  # monitoring/run_view.py
 }
 

@@ -49,7 +49,7 @@ PARTS = {
     "scorer": ("batches policy-versions", "metrics", "scores"),
     "learner": ("batches scores", "metrics", "policy-versions"),
     "inference": ("policy-versions", "servers metrics", ""),
-    "evaluator": ("policy-versions rollouts.a rollouts.out", "metrics", "evals"),
+    "evaluator": ("policy-versions servers rollouts.a rollouts.out", "metrics", "evals"),
 }
 ALLOWED = {
     role: {

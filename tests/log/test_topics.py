@@ -93,7 +93,7 @@ def test_the_constants_are_the_templates():
     constants = {
         value for name, value in vars(topology).items() if name.isupper() and isinstance(value, str)
     }
-    assert set(topics.kinds()) == constants - {topology.GENERATION}
+    assert set(topics.kinds()) == constants - {topology.GENERATION, topology.RESCORER}
     assert (topology.rollouts("a"), topology.groups("a")) == ("rollouts.a", "groups.a")
     assert topology.journal(topology.env_part("a", 1)) == "journal.env-a-1"
     assert topology.dead_letters(topology.BATCHES) == "dead-letters.batches"

@@ -24,7 +24,7 @@ def test_the_env_is_closed_and_the_line_says_what_to_do_next():
     env = Closed()
     judge = scorer(answer, env=env)
     log = recorded()
-    result = asyncio.run(rescore_and_close(log, "copy", judge, {"answer": 1.0}, no_progress))
+    result = asyncio.run(rescore_and_close(RUN, log, "copy", judge, {"answer": 1.0}, no_progress))
     assert env.closed == 1
     said = StringIO()
     print_result(result, judge, RUN, Console(file=said, width=200))
@@ -32,6 +32,6 @@ def test_the_env_is_closed_and_the_line_says_what_to_do_next():
         "4 rollouts rescored by answer@1, 0 failed; mean reward 1.0000 before, 2.0000 after",
         "train on them: streamrl fork r --at 0 --as NEW --rewards answer@1",
     ]
-    again = asyncio.run(rescore_and_close(log, "copy", judge, {"answer": 1.0}, no_progress))
+    again = asyncio.run(rescore_and_close(RUN, log, "copy", judge, {"answer": 1.0}, no_progress))
     print_result(again, judge, RUN, Console(file=said, width=200))
     assert "0 rollouts rescored by answer@1, 0 failed, 4 had it before" in said.getvalue()

@@ -1,4 +1,4 @@
-"""A reward that a model gives: a judge behind any OpenAI endpoint.
+"""A reward that a model gives: a judge in a pool of the run, or behind any OpenAI endpoint.
 
 The model is asked for a score in its own words, and the score is read from its answer. An answer
 without a score, or with one outside the range, is asked for again. There is no reward if all
@@ -16,6 +16,8 @@ from streamrl.config.secrets import reveal
 from streamrl.envs.api import Completion, Problem
 from streamrl.envs.engine.time_limits import acquired
 from streamrl.inference.chat_endpoint import ChatEndpoint
+from streamrl.inference.client import Client
+from streamrl.inference.pool_endpoint import PoolEndpoint
 from streamrl.sessions.messages import joined_text
 
 PROMPT = """Judge the answer to a question.
@@ -37,13 +39,14 @@ class Judge:
 
     `prompt` may contain {question}, {answer} (the problem's), {completion} (what the policy said
     last) and {conversation}. `score` is a regular expression whose first group is the score.
-    `api_key` is env:NAME. `env_timeout_s` of the run file has to allow for all `attempts`.
+    `pool`: the pool of the run that is asked; without one `model` is asked at `base_url`, with
+    `api_key`, which is env:NAME. `env_timeout_s` of the run file has to allow for all `attempts`.
     """
 
     def __init__(
         self,
-        base_url: str,
-        model: str,
+        base_url: str = "",
+        model: str = "",
         api_key: str = "",
         prompt: str = PROMPT,
         score: str = SCORE,
@@ -55,7 +58,10 @@ class Judge:
         concurrency: int = 16,
         temperature: float = 0.0,
         max_tokens: int = 512,
+        pool: str = "",
     ) -> None:
+        if bool(pool) == bool(base_url and model) or (pool and api_key):
+            raise ValueError("a judge has a pool, or a base_url and a model")
         if not low < high:
             raise ValueError(f"low {low:g} is not below high {high:g}")
         if attempts < 1 or concurrency < 1 or timeout_s <= 0:
@@ -71,15 +77,26 @@ class Judge:
             raise ValueError(f"score {score!r} has no group that is the number")
         self.low = low
         self.high = high
-        self._endpoint = ChatEndpoint(
-            base_url=base_url,
-            model=model,
-            api_key=reveal(api_key, "api_key"),
-            attempts=attempts,
-            timeout_s=timeout_s,
-            pause_s=pause_s,
-            options={"temperature": temperature, "max_tokens": max_tokens},
-        )
+        self.pool = pool
+        if pool:
+            self._endpoint = PoolEndpoint(
+                pool=pool,
+                attempts=attempts,
+                timeout_s=timeout_s,
+                pause_s=pause_s,
+                temperature=temperature,
+                max_tokens=max_tokens,
+            )
+        else:
+            self._endpoint = ChatEndpoint(
+                base_url=base_url,
+                model=model,
+                api_key=reveal(api_key, "api_key"),
+                attempts=attempts,
+                timeout_s=timeout_s,
+                pause_s=pause_s,
+                options={"temperature": temperature, "max_tokens": max_tokens},
+            )
         self._free = asyncio.Semaphore(concurrency)
 
     async def __call__(
@@ -90,8 +107,14 @@ class Judge:
             score = await self._endpoint.ask(question, self.read_score)
         return (score - self.low) / (self.high - self.low)
 
+    def connect(self, client: Client) -> None:
+        """Ask the servers that `client` knows. It is called for a judge in a pool."""
+        assert isinstance(self._endpoint, PoolEndpoint)
+        self._endpoint.client = client
+
     async def close(self) -> None:
-        await self._endpoint.close()
+        if isinstance(self._endpoint, ChatEndpoint):
+            await self._endpoint.close()
 
     def question(self, problem: Problem, completion: Completion) -> str:
         """What the judge is asked. What the policy said is put in as it is, placeholders too."""

@@ -189,6 +189,8 @@ def test_a_request_that_is_refused_is_not_repeated(model: Model, monkeypatch: py
         ({"score": r"\d+"}, "has no group"),
         ({"api_key": "env:NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
         ({"modle": "m"}, "did you mean 'model'"),
+        ({"pool": "judge"}, "a judge has a pool, or a base_url and a model"),
+        ({"model": ""}, "a judge has a pool, or a base_url and a model"),
     ],
 )
 def test_settings_that_make_no_judge_are_refused(params: dict[str, Any], cause: str):
