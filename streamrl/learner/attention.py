@@ -26,7 +26,7 @@ from jax.experimental.pallas.ops.gpu.attention import mha
 from levanter.layers import attention as levanter
 from levanter.layers.attention import Attention, AttentionBackend, AttentionMask
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.errors import ConfigError, describe_error
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
-from streamrl.learner import adapters, checkpoints, export, model
+from streamrl.learner import adapters, checkpoints, export, model, probe
 from streamrl.learner.adapter_base import RandomAdapter, base_manifest, random_adapter
 from streamrl.learner.adapters import AdapterFormat
 from streamrl.learner.checkpoints import TrainingPosition
@@ -38,7 +38,7 @@ from streamrl.learner.reference import (
     trainable_vocab_size,
 )
 from streamrl.learner.update import Updater
-from streamrl.records import Batch, Probe, Scores, token_dtype
+from streamrl.records import Batch, Probe, Scores
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, WeightRef, version_name
 
@@ -168,6 +168,7 @@ class PolicyTrainer:
     tokenizer_ids: int = field(init=False)
     skipped: bool = False  # nothing was trained in the last step
     _skipped_in_a_row: int = 0
+    _trained_tokens: np.ndarray | None = None  # some of the last batch, for the probe
     reference: ReferenceModel | None = field(
         init=False
     )  # None where the learner does not ask it itself
@@ -214,6 +215,9 @@ class PolicyTrainer:
         self.load_reference()
         try:
             batch, masks = mask_untrainable(batch, self.vocab_size)
+            self._trained_tokens = probe.batch_tokens(
+                batch, self.version + 1, self._probe_count, self.tokenizer_ids
+            )
             example = (
                 expand_with_scores(self.run, batch, taken.scores)
                 if self.run.learner.uses_scorer_pool
@@ -333,31 +337,36 @@ class PolicyTrainer:
             adapters.detach(self.state.model),
             self.adapter.settings,
             self.run.learner.seed,
-            lambda changed: self._probe_of(changed, seed=0),
+            lambda changed: self._probe_of(changed, self._random_tokens(seed=0)),
             self.run.inference.probe_tolerance,
         )
 
     def probe(self) -> Probe:
-        """Random tokens, drawn with the version as the seed, and this policy's logprobs of them. A
-        server's logprobs are compared with these.
+        """Tokens of the last batch, or random ones before the first, and this policy's logprobs of
+        them. They are drawn with the version as the seed. A server's logprobs are compared with
+        these.
         """
-        return self._probe_of(self.state.model, seed=self.version)
+        tokens = self._trained_tokens
+        if tokens is None or len(tokens) < 2:
+            tokens = self._random_tokens(self.version)
+        return self._probe_of(self.state.model, tokens)
 
-    def _probe_of(self, policy: Any, seed: int) -> Probe:
-        count = min(
+    @property
+    def _probe_count(self) -> int:
+        return min(
             self.run.learner.probe_tokens,
             self.run.model.max_seq_len,
             self.run.inference.max_model_len - 1,
         )
-        tokens = (
-            np.random.default_rng(seed)
-            .integers(0, self.tokenizer_ids, count)
-            .astype(token_dtype(self.tokenizer_ids))
-        )
-        return Probe(
-            tokens=tokens,
-            logprobs=self.updater.logprobs(policy, model.single_sequence(tokens))[0, :-1],
-        )
+
+    def _random_tokens(self, seed: int) -> np.ndarray:
+        return probe.random_tokens(seed, self._probe_count, self.tokenizer_ids)
+
+    def _probe_of(self, policy: Any, tokens: np.ndarray) -> Probe:
+        """The probe is computed in a row of the length that is trained on."""
+        row = probe.training_row(tokens, self.run.batcher.max_seq_len)
+        logprobs = probe.last_copy(self.updater.logprobs(policy, row), len(tokens))
+        return Probe(tokens=tokens, logprobs=logprobs)
 
 
 def reference_dir_name(version: int) -> str:

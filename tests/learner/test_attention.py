@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import Learner
+from streamrl.config.sections.learner import Learner
 from streamrl.errors import ConfigError
 from streamrl.learner import attention, export, model
 from streamrl.learner.attention import Heads

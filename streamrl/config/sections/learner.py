@@ -218,7 +218,8 @@ class Learner(Section):
     # When a version computed again differs: announce a new lineage of it, or stop the run.
     on_divergence: Literal["announce", "stop"] = "announce"
     seed: int = 0  # Seed of the learner's random key.
-    # Tokens announced with each version with their logprobs. Servers are checked against them.
+    # Tokens of the last batch that are announced with each version, with their logprobs. Servers
+    # are checked against them.
     probe_tokens: int = Field(default=64, ge=8)
 
     @property

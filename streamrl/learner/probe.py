@@ -1,0 +1,60 @@
+"""The text of a probe, and the row in which the learner computes its logprobs. A server that serves
+the version must answer the same (`inference/engine.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamrl.learner.examples import RlExample, split_ragged
+from streamrl.learner.model import single_sequence
+from streamrl.records import Batch, token_dtype
+
+
+def random_tokens(seed: int, count: int, below: int) -> np.ndarray:
+    """(count,) unsigned: token ids that are drawn from those below `below`."""
+    drawn = np.random.default_rng(seed).integers(0, below, count)
+    return drawn.astype(token_dtype(below))
+
+
+def batch_tokens(batch: Batch, seed: int, count: int, below: int) -> np.ndarray:
+    """(n,) unsigned, n <= count: tokens that were trained on, with their prompts. They are those of
+    a sequence that is drawn, and of the ones behind it, around the end of the batch. Ids from
+    `below` on, which the tokenizer does not know, are left out.
+    """
+    prompts = split_ragged(batch.prompts, batch.prompt_lengths)
+    completions = split_ragged(batch.tokens, batch.lengths)
+    first = int(np.random.default_rng(seed).integers(len(completions)))
+    found = np.empty(0, np.int64)
+    for step in range(len(completions)):
+        index = (first + step) % len(completions)
+        sequence = np.concatenate((prompts[batch.groups[index]], completions[index]))
+        found = np.concatenate((found, sequence[sequence < below]))
+        if len(found) >= count:
+            break
+    return found[:count].astype(token_dtype(below))
+
+
+def training_row(tokens: np.ndarray, row_length: int) -> RlExample:
+    """A packed row of `row_length` tokens that is full of copies of the text. So it is computed as
+    in training, and where one segment sees another the logprobs are not those of a server.
+    """
+    one = single_sequence(tokens)
+    copies = row_length // len(tokens)
+    padding = ((0, 0), (0, row_length - copies * len(tokens)))
+
+    def filled(array: np.ndarray) -> np.ndarray:
+        return np.pad(np.tile(array, copies), padding)
+
+    row = RlExample(**{k: filled(v) for k, v in one._asdict().items() if v is not None})
+    numbers = np.repeat(np.arange(1, copies + 1, dtype=np.int32), len(tokens))[None]
+    temperatures = np.ones((1, row_length), np.float32)
+    return row._replace(segment_ids=np.pad(numbers, padding), temperatures=temperatures)
+
+
+def last_copy(row: np.ndarray, count: int) -> np.ndarray:
+    """(count - 1,) float32: the logprobs of the last copy's tokens but the first. `row`: (1,
+    row_length) float32, of a `training_row` of `count` tokens.
+    """
+    start = (row.shape[1] // count - 1) * count
+    return row[0, start : start + count - 1]
