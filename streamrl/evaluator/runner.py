@@ -83,7 +83,7 @@ class EvalRunner:
         """
         self.version = -1
         served = await asyncio.to_thread(self.host.load_version, version)
-        failure = probe_failure(served, self.run.inference.probe_tolerance)
+        failure = probe_failure(served, self.run.inference.probe_tolerance, self.run.probe_rounds)
         if failure:
             raise InferenceError(failure)
         self.version = version.version

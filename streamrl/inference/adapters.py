@@ -43,17 +43,20 @@ class LoadedAdapters:
         self._directories: dict[str, Path] = {}  # by name, oldest first
         self._loads = 0
 
-    def check(self, check: AdapterCheck, directory: Path, tolerance: float) -> None:
+    def check(
+        self, check: AdapterCheck, directory: Path, tolerance: float, rounds: bool = False
+    ) -> None:
         """Check that the server applies adapters: with a random one that changes logprobs visibly,
-        its logprobs are the learner's. `tolerance`: inference.probe_tolerance.
+        its logprobs are the learner's. `tolerance` (inference.probe_tolerance) and `rounds`: see
+        `Mismatch.within`.
         """
         self._engine.load_adapter(CHECK, directory)
-        distance, tokens = self._compared(check, CHECK)
+        found = self._compared(check, CHECK)
         self._engine.unload_adapter(CHECK)
-        if not distance <= tolerance:
+        if not found.within(tolerance, rounds):
             raise InferenceError(
                 f"the server does not apply adapters as the learner does: with a random one its"
-                f" logprobs are off by up to {distance:.3g} over {tokens} tokens"
+                f" logprobs are off by up to {found.max_abs:.3g} over {found.tokens} tokens"
                 f" (inference.probe_tolerance is {tolerance:g}); look at inference.extra_args"
             )
 

@@ -93,7 +93,8 @@ def serve(
     while not stop.is_set():
         newest = announced.newest(POLL_S)
         if job is not None and job.done() and not stop.is_set():
-            if finish_swap(job, host, entry, meter, run.inference.probe_tolerance):
+            tolerance = run.inference.probe_tolerance
+            if finish_swap(job, host, entry, meter, tolerance, run.probe_rounds):
                 schedule.on_success()
             else:
                 schedule.on_failure(time.monotonic())

@@ -60,9 +60,14 @@ class Registration:
 
 
 def finish_swap(
-    job: Future[LoadResult], host: VllmHost, entry: Registration, meter: Meter, tolerance: float
+    job: Future[LoadResult],
+    host: VllmHost,
+    entry: Registration,
+    meter: Meter,
+    tolerance: float,
+    rounds: bool = False,
 ) -> bool:
-    """Publish the outcome of loading a version. `tolerance`: see `probe_failure`.
+    """Publish the outcome of loading a version. `tolerance`, `rounds`: see `probe_failure`.
 
     Returns False if the version has to be loaded again: the copy was bad, so the server stays on
     its version, or the probe failed. Raises any other StreamrlError of the load.
@@ -73,8 +78,7 @@ def finish_swap(
         logger.error("staying on version %d: %s", entry.server.version, error)
         entry.update(error=str(error))
         return False
-    distance, tokens = served.mismatch
-    failure = probe_failure(served, tolerance)
+    failure = probe_failure(served, tolerance, rounds)
     entry.update(
         url=host.url,
         model=served.model,
@@ -82,8 +86,8 @@ def finish_swap(
         state="error" if failure else "ready",
         error=failure,
         doubted=bool(failure),
-        mismatch_max_abs=distance,
-        mismatch_tokens=tokens,
+        mismatch_max_abs=served.mismatch.max_abs,
+        mismatch_tokens=served.mismatch.tokens,
     )
     meter.publish(served.metrics(), step=served.version)
     if failure:
@@ -94,7 +98,10 @@ def finish_swap(
         )
         return False
     logger.info(
-        "version %d is served; off by %.2g over %d tokens", served.version, distance, tokens
+        "version %d is served; off by %.2g over %d tokens",
+        served.version,
+        served.mismatch.max_abs,
+        served.mismatch.tokens,
     )
     return True
 

@@ -59,16 +59,17 @@ class LoadResult(NamedTuple):
         }
 
 
-def probe_failure(served: LoadResult, tolerance: float) -> str:
-    """Why the loaded version must not be served, or "" if its probe passed. `tolerance`: the
-    largest distance of a logprob that is allowed (inference.probe_tolerance).
+def probe_failure(served: LoadResult, tolerance: float, rounds: bool = False) -> str:
+    """Why the loaded version must not be served, or "" if its probe passed. `tolerance`
+    (inference.probe_tolerance) and `rounds`: see `Mismatch.within`.
     """
-    if served.mismatch.max_abs <= tolerance:
+    found = served.mismatch
+    if found.within(tolerance, rounds):
         return ""
-    distance, tokens = served.mismatch
     return (
         f"version {served.version}: the server's logprobs differ from the learner's by up to"
-        f" {distance:.3g} over {tokens} tokens (inference.probe_tolerance is {tolerance:g}); a"
+        f" {found.max_abs:.3g}, in the mean by {found.mean_abs:.3g}, over {found.tokens} tokens"
+        f" (inference.probe_tolerance is {tolerance:g}); a"
         " weight was not reloaded, or the two do not compute the same model"
     )
 
@@ -201,7 +202,9 @@ class VllmHost:
         engine = self._start(directory, arguments(settings, self._run.inference.max_adapters))
         engine.warm_up()
         adapters = LoadedAdapters(engine)
-        adapters.check(base.check, check, self._run.inference.probe_tolerance)
+        adapters.check(
+            base.check, check, self._run.inference.probe_tolerance, self._run.probe_rounds
+        )
         self._engine = engine
         self._adapters = adapters
         return True

@@ -39,6 +39,7 @@ from streamrl.weights.manifest import (
 
 MIN_EFFECT = 0.1  # nats, of the largest change of a logprob in the probe
 TOLERANCES = 4  # The change is also larger than so many times what a probe may be off.
+MEAN_TOLERANCES = 2  # and the mean change than so many times: in bf16 the mean is bounded.
 FIRST_SCALE = 2**-10  # Standard deviation of B. It is doubled until the change is large enough.
 MAX_DOUBLINGS = 24
 
@@ -64,11 +65,12 @@ def random_adapter(
     for doubling in range(MAX_DOUBLINGS):
         changed = adapters.randomized(adapted, seed, FIRST_SCALE * 2**doubling)
         found = probe(changed)
-        if np.abs(found.logprobs - plain).max() >= effect:
+        change = np.abs(found.logprobs - plain)
+        if change.max() >= effect and change.mean() >= MEAN_TOLERANCES * tolerance:
             return RandomAdapter(adapters.state_dict(changed), found)
     raise ModelError(
-        f"adapters of {', '.join(settings.targets)} change no logprob by {effect:g}: servers could"
-        " not be checked for whether they apply them; give learner.lora.targets more layers"
+        f"adapters of {', '.join(settings.targets)} change no logprob by {effect:g}: servers"
+        " could not be checked for whether they apply them; give learner.lora.targets more layers"
     )
 
 

@@ -97,7 +97,8 @@ class Inference(Section):
     extra_args: list[str] = []  # Further arguments of `vllm serve`, passed as they are.
     # Time between two records of a server on `servers`.
     heartbeat_s: float = Field(default=1.0, gt=0)
-    # A server is in error when its logprobs differ from the learner's by more than this.
+    # A server is in error when its logprobs differ from the learner's by more than this: any of
+    # them, or where learner or server compute in bf16 their mean (docs/models.md).
     probe_tolerance: float = Field(default=1e-3, gt=0)
 
     @property
