@@ -21,7 +21,7 @@ from streamrl.learner.trainer import open_trainer
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.export_model import export_model
-from streamrl.recordings.fork import inherited_versions
+from streamrl.recordings.inherited_records import inherited_versions
 from streamrl.records import PolicyVersion
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import pull

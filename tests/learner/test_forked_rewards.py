@@ -12,8 +12,9 @@ from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
 from streamrl.log.memory import MemoryLog
-from streamrl.recordings.fork import child_run_file, copy_rewarded
+from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_rewards import read_rewards
+from streamrl.recordings.fork_topics import copy_rewarded
 from streamrl.records import PolicyVersion
 from tests.learner.test_process import learning
 from tests.recordings.test_fork_rewards import (

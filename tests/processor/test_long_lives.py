@@ -30,7 +30,7 @@ from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
-from streamrl.recordings.fork import batcher_cut
+from streamrl.recordings.first_batch import batcher_cut
 from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Fate, JournalEntry, Snapshot
 from tests.support import life

@@ -23,7 +23,7 @@ from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.archive import export
-from streamrl.recordings.fork import batcher_cut
+from streamrl.recordings.first_batch import batcher_cut
 from tests.recordings.test_archive import account, everything, replays
 from tests.support.data_path import RUN, TOPICS, parts, play
 

@@ -30,13 +30,14 @@ from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import last_record
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
-from streamrl.recordings.fork import ForkResult, child_run_file, copy_rewarded
+from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_rewards import (
     ScorerVersion,
     parse_scorers,
     read_rewards,
     with_new_rewards,
 )
+from streamrl.recordings.fork_topics import ForkResult, copy_rewarded
 from streamrl.recordings.replay import replay
 from streamrl.recordings.rescore import RewardScorer, rescore
 from streamrl.records import (
