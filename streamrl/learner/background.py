@@ -19,9 +19,10 @@ class BackgroundWorker:
         )
         self._last.set_result(None)
 
-    def submit(self, work: Callable[[], object]) -> None:
-        """Queue work and return at once."""
+    def submit(self, work: Callable[[], object]) -> Future[None]:
+        """Queue work and return at once. The future is done when the work is, or has failed."""
         self._last = self._thread.submit(self._run, work)
+        return self._last
 
     def raise_if_failed(self) -> None:
         """Raise the first failure, if there was one. This does not wait."""

@@ -1,8 +1,9 @@
 """The learner's state on disk: parameters, optimizer state, step, random key, and `position.json`,
 which says where in `batches` the state belongs.
 
-A checkpoint appears by a rename and disappears by the deletion of its `position.json`, so nobody
-ever sees half of one. The weights that servers pull lie in the weight store, not here.
+A checkpoint is copied off the devices while training stands still, and written beside the next
+steps. It appears by a rename and disappears by the deletion of its `position.json`, so nobody ever
+sees half of one. The weights that servers pull lie in the weight store, not here.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import levanter.checkpoint
+from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
 from levanter.trainer_state import TrainerState
 
 from streamrl.errors import CheckpointError, describe_error
@@ -26,6 +29,7 @@ logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
 
 POSITION = "position.json"
 TEMPORARY = ".tmp-"
+WRITE_TIMEOUT_S = 1800  # For so long a process waits for the files of the others.
 
 
 class TrainingPosition(NamedTuple):
@@ -50,37 +54,59 @@ def save(
     """Write a checkpoint into `directory`, which belongs to one learner, and delete all older
     checkpoints but the newest `keep`. Raises CheckpointError.
     """
-    write(directory, state, position.version, add)
+    begin(directory, state, position.version, add).wait()
     if is_rank_zero():
         complete(directory, position, keep)
 
 
-def write(
+@dataclass(frozen=True)
+class PendingCheckpoint:
+    """A checkpoint whose state has been copied off the devices, and is being written."""
+
+    directory: Path
+    version: int
+    manager: GlobalAsyncCheckpointManager
+    add: Callable[[Path], None]
+
+    def wait(self) -> None:
+        """Wait until all processes have written all files. They become a checkpoint when `complete`
+        is called. Raises CheckpointError.
+        """
+        try:
+            self.manager.wait_until_finished()
+            if is_rank_zero():
+                self.add(_temporary(self.directory, self.version))
+        except (OSError, ValueError) as error:
+            # ValueError is TensorStore's, with what the operating system said
+            raise _failure(self.directory, self.version, error) from None
+
+
+def begin(
     directory: Path,
     state: TrainerState[Any],
     version: int,
     add: Callable[[Path], None] = write_nothing,
-) -> None:
-    """Write the files of a checkpoint of `version` into `directory`. They become a checkpoint when
-    `complete` is called.
+) -> PendingCheckpoint:
+    """Begin to write the files of a checkpoint of `version` into `directory`. When this returns,
+    the state has been copied off the devices, and training may change it.
 
     All processes of the learner call this together, and each writes its own shards. `add` is called
-    with the directory and writes additional files. Raises CheckpointError.
+    with the directory at the end, by rank zero, and writes additional files. Raises
+    CheckpointError.
     """
     temporary = _temporary(directory, version)
+    manager = GlobalAsyncCheckpointManager(timeout_secs=WRITE_TIMEOUT_S)
     try:
         if is_rank_zero():
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         barrier(temporary.name)
         levanter.checkpoint.save_checkpoint(
-            state.saveable_state, version, str(temporary), is_temporary=False
+            state.saveable_state, version, str(temporary), manager=manager, is_temporary=False
         )
-        add(temporary)
-        barrier(path_of(directory, version).name)
     except (OSError, ValueError) as error:
-        # ValueError is TensorStore's, with what the operating system said
         raise _failure(directory, version, error) from None
+    return PendingCheckpoint(directory, version, manager, add)
 
 
 def complete(directory: Path, position: TrainingPosition, keep: int) -> None:

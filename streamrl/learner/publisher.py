@@ -2,9 +2,10 @@
 next batch is trained.
 
 Training donates its buffers, so before the next step we copy the weights, compute the probe and, if
-a checkpoint is due, save the optimizer state. This runs on the training thread, because it is a
+a checkpoint is due, copy the optimizer state. This runs on the training thread, because it is a
 collective over all processes. Writing, hashing and announcing then run on one background thread of
-rank zero, in order and at most one version behind. A failure there is raised on the training
+rank zero, in order and at most one version behind. Checkpoints are written beside that, one at a
+time, as they are several times as large as a version. A failure there is raised on the training
 thread: at the next poll for a batch, or at the next version.
 
 After a crash in between, the batch is trained again.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +27,7 @@ from streamrl.errors import WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.adapter_base import publish_base
 from streamrl.learner.background import BackgroundWorker
-from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.recompute import version_mismatch
 from streamrl.learner.reference import reference_version
@@ -64,7 +66,7 @@ class PendingVersion:
     export: ExportResult | None = None
     # The seconds that each stage took.
     durations_s: dict[str, float] = field(
-        default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0}
+        default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0}
     )
 
     @property
@@ -102,6 +104,8 @@ class VersionPublisher:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
         self._background = BackgroundWorker()
+        self._checkpointing = BackgroundWorker()
+        self._pending: PendingCheckpoint | None = None  # The newest checkpoint that was begun.
         self._saved = -1  # The version of the newest checkpoint.
         self._base: AdapterBase | None = None  # What the versions stand on if they are adapters.
 
@@ -110,8 +114,9 @@ class VersionPublisher:
 
     def __exit__(self, cause: type[BaseException] | None, *_: object) -> None:
         self._background.close()
+        self._checkpointing.close()
         if cause is None:
-            self._background.raise_if_failed()
+            self._raise_if_failed()
 
     def train(self, taken: TrainingInput, idle_s: float) -> None:
         """Train on one batch, after a wait of `idle_s`, and publish the new version. Raises
@@ -146,19 +151,18 @@ class VersionPublisher:
         stood = dict[str, float]()
         with timed(stood, "publish_s"):
             with timed(stood, "publish_wait_s"):
-                self.wait()
+                self._background.wait()
+                self._raise_if_failed()
             with timed(stood, "export_s"):
                 previous = self.announced.get(policy.version)
                 version = PendingVersion(batch, policy.snapshot(), previous)
             self._in_background(partial(self._write_weights, version))
             with timed(stood, "probe_s"):
                 version.probe = policy.probe()
-            self._in_background(partial(self._announce, version))
+            announced = self._in_background(partial(self._announce, version))
             with timed(stood, "checkpoint_s"):
                 if checkpoint:
-                    self._save_state()
-        if checkpoint:
-            self._in_background(partial(self._complete_checkpoint, version))
+                    self._begin_checkpoint(version, announced)
         self._in_background(partial(self._publish_metrics, version, stood, measured, time.time()))
         return version
 
@@ -198,32 +202,50 @@ class VersionPublisher:
         self.wait()
         if self._saved == self.policy.version:
             return
-        version = PendingVersion(None, self.policy.snapshot())
-        self._save_state()
-        self._in_background(partial(self._complete_checkpoint, version))
+        self._begin_checkpoint(PendingVersion(None, self.policy.snapshot()))
         self.wait()
 
-    def _save_state(self) -> None:
-        self.policy.save_state(self.checkpoints)
+    def _begin_checkpoint(
+        self, version: PendingVersion, announced: Future[None] | None = None
+    ) -> None:
+        """Copy the state of `version` off the devices, once the checkpoint before is whole, and
+        write it in the background. `announced`: the version is being announced meanwhile.
+        """
+        self._wait_for_checkpoint()
+        pending = self.policy.begin_checkpoint(self.checkpoints)
+        self._pending = pending
         self._saved = self.policy.version
+        if self.writer is not None:
+            work = partial(self._complete_checkpoint, version, pending, announced)
+            self._checkpointing.submit(work)
 
     def wait(self) -> None:
-        """Wait for the pending version. Raises its failure."""
+        """Wait for the pending version and the pending checkpoint. Raises their failures."""
         self._background.wait()
+        self._wait_for_checkpoint()
+
+    def _wait_for_checkpoint(self) -> None:
+        if self.writer is not None:
+            self._checkpointing.wait()
+        elif self._pending is not None:
+            self._pending.wait()
+
+    def _raise_if_failed(self) -> None:
+        self._background.raise_if_failed()
+        self._checkpointing.raise_if_failed()
 
     def until_failure(self, coming: Iterator[T]) -> Iterator[T]:
         """The inputs, for as long as publishing has not failed. Raises the failure of the pending
         version.
         """
         for found in coming:
-            self._background.raise_if_failed()
+            self._raise_if_failed()
             yield found
 
     # ---- in the background --------------------------------------------------------------------
 
-    def _in_background(self, work: Callable[[], None]) -> None:
-        if self.writer is not None:
-            self._background.submit(work)
+    def _in_background(self, work: Callable[[], None]) -> Future[None] | None:
+        return self._background.submit(work) if self.writer is not None else None
 
     def _write_weights(self, version: PendingVersion) -> None:
         """Put the version into the store, unless it has the announced hash and is there already or
@@ -302,15 +324,26 @@ class VersionPublisher:
         except WeightError as error:
             logger.warning("old versions stay in the weight store: %s", error)
 
-    def _complete_checkpoint(self, version: PendingVersion) -> None:
-        """Turn the saved state into a checkpoint, under the hash that the version was announced
-        with. A process that was taken for dead must not touch its successor's checkpoints.
+    def _complete_checkpoint(
+        self, version: PendingVersion, pending: PendingCheckpoint, announced: Future[None] | None
+    ) -> None:
+        """Turn the saved state into a checkpoint once it is written, under the hash that the
+        version was announced with. A process that was taken for dead must not touch its successor's
+        checkpoints.
         """
         started = time.monotonic()
+        pending.wait()
+        if announced is not None:
+            announced.result()
+            self._background.raise_if_failed()
         self.check_rival()
         position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
         checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
-        version.durations_s["checkpoint_s"] = time.monotonic() - started
+        logger.info(
+            "version %d: its checkpoint was written in %.1f s, beside training",
+            version.number,
+            time.monotonic() - started,
+        )
 
     def _publish_metrics(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,8 @@ from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiv
 from streamrl.learner import adapters, checkpoints, export, model, probe
 from streamrl.learner.adapter_base import RandomAdapter, base_manifest, random_adapter
 from streamrl.learner.adapters import AdapterFormat
-from streamrl.learner.checkpoints import TrainingPosition
-from streamrl.learner.distributed import is_rank_zero, rank_zero_first
+from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
+from streamrl.learner.distributed import rank_zero_first
 from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import TrainingInput
@@ -305,28 +305,27 @@ class PolicyTrainer:
     def save(self, directory: Path, keep: int) -> None:
         """Write a checkpoint. The hash of the weights must be known. Raises CheckpointError."""
         assert self.position.sha256, "exported first"
-        checkpoints.save(directory, self.state, self.position, keep, self._write_reference)
+        checkpoints.save(directory, self.state, self.position, keep, self._reference_to_save())
 
-    def save_state(self, directory: Path) -> None:
-        """Write all of a checkpoint but its position, without which it is none. Raises
-        CheckpointError.
+    def begin_checkpoint(self, directory: Path) -> PendingCheckpoint:
+        """Begin to write all of a checkpoint but its position, without which it is none. Training
+        may go on at once. Raises CheckpointError.
         """
-        checkpoints.write(directory, self.state, self.version, self._write_reference)
+        return checkpoints.begin(directory, self.state, self.version, self._reference_to_save())
 
-    def _write_reference(self, directory: Path) -> None:
-        """Add the reference of the next batch to a checkpoint if it is an earlier version, because
-        its weights may be gone from the store by the time of a restart.
+    def _reference_to_save(self) -> Callable[[Path], None]:
+        """Writes the reference of the next batch into a checkpoint if it is an earlier version,
+        because its weights may be gone from the store by the time of a restart.
         """
-        if (
-            self.reference is not None
-            and 0 < (version := reference_version(self.run, self.version)) < self.version
-        ):
-            assert self.reference.version == version, "the batch before had the same"
-            tensors = export.state_dict(self.reference.model)
-            if is_rank_zero():
-                export.save(
-                    tensors, self.initial_model_dir, directory / reference_dir_name(version)
-                )
+        version = reference_version(self.run, self.version)
+        if self.reference is None or not 0 < version < self.version:
+            return checkpoints.write_nothing
+        assert self.reference.version == version, "the batch before had the same"
+        tensors = export.state_dict(self.reference.model)
+        origin = self.initial_model_dir
+        return lambda directory: export.save(
+            tensors, origin, directory / reference_dir_name(version)
+        )
 
     def random_adapter(self) -> RandomAdapter:
         """The adapter that servers are checked with before they serve any of this policy. All

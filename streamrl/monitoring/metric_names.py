@@ -247,7 +247,7 @@ MEASURES = (
     MetricSpec("learner/hash_s", "s", "time to hash the weights"),
     MetricSpec("learner/probe_s", "s", "time to compute the probe"),
     MetricSpec("learner/announce_s", "s", "time to announce the version"),
-    MetricSpec("learner/checkpoint_s", "s", "time to write a checkpoint, where one was due"),
+    MetricSpec("learner/checkpoint_s", "s", "time to copy a checkpoint, where one was due"),
     MetricSpec("learner/tokens_per_s", "tokens/s", "tokens trained on within a step"),
     MetricSpec(
         "learner/batch_age_mean", "versions", "batcher/batch_age_mean of the batch just trained on"

@@ -87,6 +87,34 @@ def test_what_an_interrupted_one_left_goes(state: Any, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["000040"]
 
 
+def test_a_crash_before_one_is_whole_leaves_the_one_before(state: Any, tmp_path: Path):
+    checkpoints.save(tmp_path, state, TrainingPosition(1, 1, "one"), keep=1)
+    checkpoints.begin(tmp_path, state, 2).wait()
+    assert checkpoints.latest(tmp_path, 2) == TrainingPosition(1, 1, "one")
+    checkpoints.remove_leftovers(tmp_path, announced=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["000001"]
+    with pytest.raises(CheckpointError, match="000002 cannot be written"):
+        checkpoints.complete(tmp_path, TrainingPosition(2, 2, "two"), keep=1)
+    assert checkpoints.versions(tmp_path) == [1]
+
+
+def test_what_is_saved_is_the_state_before_the_next_step(
+    updater: Updater, state: Any, tiny: Path, tmp_path: Path
+):
+    """The step gives its memory away while the files are being written."""
+    state, _ = updater.step(state, None, batch(1.0))
+    saved = bits(state)
+    pending = checkpoints.begin(tmp_path, state, 1)
+    state, _ = updater.step(state, None, batch(-0.5))
+    assert bits(state) != saved
+    pending.wait()
+    checkpoints.complete(tmp_path, TrainingPosition(1, 1, "one"), keep=1)
+    again = checkpoints.load(
+        tmp_path, TrainingPosition(1, 1, "one"), updater.initial_state(model.load(tiny, CONTEXT))
+    )
+    assert bits(again) == saved
+
+
 def test_no_two_are_written_under_one_path(
     state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -120,7 +148,7 @@ def test_those_of_a_log_that_is_gone_do_not_push_out_the_new_ones(state: Any, tm
 
 
 def test_one_that_is_completed_late_leaves_those_of_a_successor_alone(state: Any, tmp_path: Path):
-    checkpoints.write(tmp_path, state, 20)
+    checkpoints.begin(tmp_path, state, 20).wait()
     write(tmp_path, 0, 40, 60)  # another process has gone on meanwhile
     checkpoints.complete(tmp_path, TrainingPosition(20, 0, ""), keep=1)
     assert checkpoints.versions(tmp_path) == [20, 40, 60]

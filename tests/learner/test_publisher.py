@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import jax
 import msgspec
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from streamrl.config.run_file import RunFile, changed
 from streamrl.errors import CheckpointError, Fenced, WeightError
 from streamrl.learner import checkpoints
+from streamrl.learner.checkpoints import PendingCheckpoint
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.trainer import PolicyTrainer, open_trainer
@@ -27,6 +30,7 @@ from streamrl.log.protocol import Message, Offsets, Output, Writer
 from streamrl.log.retrying import RetryingWriter
 from streamrl.weights.store import Store, WeightRef, pull
 from tests.learner.test_process import PATIENCE_S, a_log, batch, metrics, run_of, versions
+from tests.support.waiting import until
 
 
 class Gate:
@@ -198,6 +202,52 @@ def test_a_state_is_no_checkpoint_before_its_version_is_announced(
         )
 
 
+class GatedCheckpoint:
+    """Its files are written once the gate is open."""
+
+    def __init__(self, real: PendingCheckpoint, gate: Gate) -> None:
+        self._real = real
+        self._gate = gate
+
+    def wait(self) -> None:
+        self._gate()
+        self._real.wait()
+
+
+def gated(policy: PolicyTrainer, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = policy.begin_checkpoint
+    monkeypatch.setattr(
+        policy, "begin_checkpoint", lambda directory: GatedCheckpoint(begin(directory), gate)
+    )
+
+
+def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
+    policy: PolicyTrainer, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
+    """And it has the state of its own version."""
+    gate = Gate()
+    gated(policy, gate, monkeypatch)
+    with made(policy, log) as publisher:
+        policy.step(taken(0))
+        wanted = [np.asarray(leaf).tobytes() for leaf in arrays(policy.state)]
+        publisher.publish(0, checkpoint=True)
+        for number in (1, 2):
+            policy.step(taken(number))
+            publisher.publish(number, checkpoint=False)
+        until(lambda: [record.version for record in versions(log)] == [1, 2, 3], PATIENCE_S)
+        assert checkpoints.versions(publisher.checkpoints) == []
+        gate.open()
+        publisher.wait()
+    found = checkpoints.latest(publisher.checkpoints, 3)
+    assert found is not None and (found.version, found.offset) == (1, 1)
+    again = checkpoints.load(publisher.checkpoints, found, policy.state)
+    assert [np.asarray(leaf).tobytes() for leaf in arrays(again)] == wanted
+
+
+def arrays(state: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+
+
 def test_what_fails_is_raised_while_there_is_nothing_to_train_on(
     policy: PolicyTrainer, log: MemoryLog
 ):
@@ -245,7 +295,7 @@ def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(
     def full(directory: Path) -> None:
         raise CheckpointError("no space left")
 
-    monkeypatch.setattr(policy, "save_state", full)
+    monkeypatch.setattr(policy, "begin_checkpoint", full)
     with pytest.raises(CheckpointError, match="^no space left$"), made(policy, log) as publisher:
         publisher.train(taken(0), idle_s=0.0)
     assert [record.version for record in versions(log)] == [1] and checkpoints.versions(
