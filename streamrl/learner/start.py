@@ -12,7 +12,7 @@ from streamrl.learner import checkpoints, distributed
 from streamrl.learner.checkpoints import TrainingPosition
 from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.learner.recompute import recompute_version
-from streamrl.learner.trainer import ResumePoint, checkpoint_directory
+from streamrl.learner.trainer import ResumePoint, checkpoint_directory, copies_of
 from streamrl.log.protocol import Log
 from streamrl.records import PolicyVersion
 
@@ -84,16 +84,20 @@ def newest_checkpoint(
     run: RunFile, learner: str, history: Sequence[PolicyVersion]
 ) -> TrainingPosition | None:
     """The newest checkpoint of the learner, or None. Rank zero removes leftovers of incomplete
-    ones.
+    ones, and fetches one that is newer from learner.checkpoint_copies.
 
     `history`: all versions that the learner has announced. Raises VersionMismatch if the checkpoint
-    has weights that are not among them.
+    has weights that are not among them, and CheckpointError if the copies cannot be read.
     """
     newest = max((record.version for record in history), default=-1)
     directory = checkpoint_directory(run, learner)
-    found = checkpoints.latest(directory, newest)
     if distributed.is_rank_zero():
         checkpoints.remove_leftovers(directory, newest)
+        copies = copies_of(run, learner)
+        if copies is not None:
+            copies.fetch_newest(directory, newest)
+    distributed.barrier("checkpoints")
+    found = checkpoints.latest(directory, newest)
     if found is None:
         return None
     if (found.version, found.sha256) not in {(known.version, known.sha256) for known in history}:

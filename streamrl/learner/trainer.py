@@ -24,6 +24,7 @@ from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiv
 from streamrl.learner import adapters, checkpoints, export, model, probe
 from streamrl.learner.adapter_base import RandomAdapter, base_manifest, random_adapter
 from streamrl.learner.adapters import AdapterFormat
+from streamrl.learner.checkpoint_copies import CheckpointCopies
 from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
 from streamrl.learner.distributed import rank_zero_first
 from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
@@ -103,6 +104,12 @@ class WeightsSnapshot(NamedTuple):
 def checkpoint_directory(run: RunFile, learner: str) -> Path:
     """The directory of a learner's checkpoints."""
     return run.directory / "checkpoints" / learner
+
+
+def copies_of(run: RunFile, learner: str) -> CheckpointCopies | None:
+    """Where a learner's checkpoints are copied to, if anywhere."""
+    root = run.learner.checkpoint_copies.rstrip("/")
+    return CheckpointCopies(f"{root}/{run.run}/checkpoints/{learner}") if root else None
 
 
 def fork_checkpoint(run: RunFile) -> ResumePoint | None:

@@ -22,7 +22,8 @@ from streamrl.learner import checkpoints
 from streamrl.learner.checkpoints import PendingCheckpoint
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.publisher import VersionPublisher
-from streamrl.learner.trainer import PolicyTrainer, open_trainer
+from streamrl.learner.start import newest_checkpoint
+from streamrl.learner.trainer import PolicyTrainer, checkpoint_directory, open_trainer
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
@@ -242,6 +243,33 @@ def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
     assert found is not None and (found.version, found.offset) == (1, 1)
     again = checkpoints.load(publisher.checkpoints, found, policy.state)
     assert [np.asarray(leaf).tobytes() for leaf in arrays(again)] == wanted
+
+
+def test_checkpoints_are_copied_and_a_learner_elsewhere_goes_on_from_them(
+    policy: PolicyTrainer, log: MemoryLog, run: RunFile, tmp_path: Path
+):
+    copied = changed(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
+    policy.run = copied
+    with made(policy, log) as publisher:
+        publisher.train(taken(0), idle_s=0.0)
+    elsewhere = copied.model_copy(update={"runs_dir": str(tmp_path / "elsewhere")})
+    found = newest_checkpoint(elsewhere, "lead", versions(log))
+    assert found is not None and (found.version, found.offset) == (1, 1)
+    directory = checkpoint_directory(elsewhere, "lead")
+    again = checkpoints.load(directory, found, policy.state)
+    assert [bytes(leaf) for leaf in map(np.asarray, arrays(again))] == [
+        bytes(leaf) for leaf in map(np.asarray, arrays(policy.state))
+    ]
+
+
+def test_copies_that_cannot_be_written_do_not_end_the_run(
+    policy: PolicyTrainer, log: MemoryLog, run: RunFile, tmp_path: Path
+):
+    (tmp_path / "copies").write_text("")
+    policy.run = changed(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
+    with made(policy, log) as publisher:
+        publisher.train(taken(0), idle_s=0.0)
+    assert checkpoints.versions(publisher.checkpoints) == [1]
 
 
 def arrays(state: Any) -> list[Any]:

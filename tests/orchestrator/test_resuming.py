@@ -185,6 +185,7 @@ STARTED_WITH = {
     "imports": "['json:dumps']",
     "scorer.replicas": 3,
     "learner.processes": 2,
+    "learner.checkpoint_copies": "/elsewhere",
     "weights.store": "/elsewhere",
     "weights.keep_versions": 7,
     "inference.replicas": 2,

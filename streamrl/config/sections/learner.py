@@ -212,6 +212,9 @@ class Learner(Section):
     normalize_advantages: bool = True
     checkpoint_every: int = Field(default=20, ge=1)  # Versions from one checkpoint to the next.
     keep_checkpoints: int = Field(default=2, ge=1)  # Number of newest checkpoints that are kept.
+    # fsspec URI below which each run has a copy of its checkpoints, from which a learner goes on
+    # where its own disk has none as new. Empty: there are no copies.
+    checkpoint_copies: str = ""
     # Limit of consecutive steps that are skipped because loss or gradient is not finite. Then the
     # run ends.
     max_skipped_steps: int = Field(default=10, ge=1)
