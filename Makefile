@@ -92,7 +92,7 @@ bench-loop: setup ## where the time of learner and servers goes in a live run, a
 bench-learner: setup ## the learner against Levanter alone, steps in turns: bench/README.md
 	$(ENV)/bin/python -m bench.learner
 
-budgets: $(ENV)/.installed ## the learner's memory for a real model on 8 devices, without them: docs/performance.md
+budgets: $(ENV)/.installed ## the learner's memory for real models on 1 and 8 devices, without them: docs/performance.md
 	$(ENV)/bin/python -m bench.budgets
 
 # A list for each environment that something installs: the sources' (main), those of the images (deploy/docker/Dockerfile), vLLM's. Every file in them

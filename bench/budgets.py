@@ -60,6 +60,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+# One part of all rows: no sum of gradients stands beside those of a part.
+ONE_DEVICE: dict[str, Any] = {"logprob_chunk": 32, "micro_batch_rows": 6}
 SAVING = {"precision": "bf16", "remat": "full", "logprob_chunk": 1_024, "micro_batch_rows": 1}
 
 
@@ -83,6 +85,18 @@ WIDENED = "the CPU back end widens the layers' saved inputs: 18 of the GiB are f
 PROGRAMS = {
     "tiny": Program("reference", "tiny", 4_096, 1, 0.5, settings={"logprob_chunk": 128}),
     "small": Program("step", "qwen3-0.6b", 2_048, 8, 8),
+    "one-device": Program(
+        "step", "qwen3-0.6b", 256, 1, 14, settings=ONE_DEVICE, rows=ONE_DEVICE["micro_batch_rows"]
+    ),
+    "one-float32": Program(
+        "step",
+        "qwen3-0.6b",
+        256,
+        1,
+        12,
+        settings={**ONE_DEVICE, "precision": "float32"},
+        rows=ONE_DEVICE["micro_batch_rows"],
+    ),
     "step": Program("step", "qwen3-8b", 32_768, 8, 50, missed_gib=64, cause=WIDENED),
     "reference": Program("reference", "qwen3-8b", 32_768, 8, 20),
     "export": Program("export", "qwen3-8b", 32_768, 8, 10),

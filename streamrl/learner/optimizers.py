@@ -37,13 +37,32 @@ def adamw(config: Learner) -> tuple[optax.GradientTransformation, ...]:
     """AdamW, arXiv:1711.05101, behind clipping by the global norm. All parameters decay."""
     return (
         optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adamw(
-            learning_rate(config),
-            b1=config.beta1,
-            b2=config.beta2,
-            weight_decay=config.weight_decay,
+        optax.chain(
+            scale_by_adam(config.beta1, config.beta2),
+            optax.add_decayed_weights(config.weight_decay),
+            optax.scale_by_learning_rate(learning_rate(config)),
         ),
     )
+
+
+def scale_by_adam(
+    beta1: float, beta2: float, epsilon: float = 1e-8
+) -> optax.GradientTransformation:
+    """As optax.scale_by_adam, with the new moments complete before an update is computed from them.
+
+    Otherwise XLA computes the update from the old moments too, and copies both of them before it
+    writes the new ones in their place: as much memory as twice the parameters.
+    """
+    moments = optax.scale_by_adam(beta1, beta2)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _, state = moments.update(updates, state)
+        state = jax.lax.optimization_barrier(state)
+        mean = optax.tree.bias_correction(state.mu, beta1, state.count)
+        square = optax.tree.bias_correction(state.nu, beta2, state.count)
+        return jax.tree.map(lambda m, s: m / (jnp.sqrt(s) + epsilon), mean, square), state
+
+    return optax.GradientTransformation(moments.init, update)
 
 
 def levanter(kind: type[OptimizerConfig], **own: Any) -> Build:
@@ -90,46 +109,34 @@ class GradientNorm(NamedTuple):
     norm: jax.Array
 
 
-def record_global_norm() -> optax.GradientTransformation:
-    """A transformation that changes nothing and records the global norm of the updates in its
-    state.
-    """
-    return optax.GradientTransformation(
-        lambda params: GradientNorm(jnp.zeros(())),
-        lambda updates, state, params=None: (
-            updates,
-            GradientNorm(jnp.asarray(optax.global_norm(updates))),
-        ),
-    )
-
-
 def make_optimizer(config: Learner) -> optax.GradientTransformationExtraArgs:
     """The optimizer of the settings. Its state begins with a `GradientNorm`."""
-    build = OPTIMIZERS[config.optimizer]
-    return skip_not_finite(optax.chain(record_global_norm(), *build(config)))
+    return skip_not_finite(optax.chain(*OPTIMIZERS[config.optimizer](config)))
 
 
 def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Wrap `inner` so that a step whose loss or gradient norm is not finite changes neither the
-    parameters nor the optimizer's state.
+    parameters nor the optimizer's state. The state begins with the norm of the last gradient.
 
     The decision is made inside the compiled step, because the step reuses the memory of the old
-    state for the new one. `inner` is a chain that begins with `record_global_norm`, whose state is
-    updated in any case.
+    state for the new one. It is a branch: a choice between two complete states would need both.
     """
+
+    def init(params: Any) -> Any:
+        return GradientNorm(jnp.zeros(())), *cast(Any, inner.init(params))
 
     def update(
         updates: Any, state: Any, params: Any = None, *, loss: Any = 0.0, **_: Any
     ) -> tuple[Any, Any]:
-        changes, changed = cast(tuple[Any, Any], inner.update(updates, state, params))
-        noted, *after = changed
+        noted = GradientNorm(jnp.asarray(optax.global_norm(updates)))
         finite = jnp.isfinite(noted.norm) & jnp.isfinite(jnp.asarray(getattr(loss, "array", loss)))
-        changes = jax.tree.map(
-            lambda change: jnp.where(finite, change, jnp.zeros_like(change)), changes
+        changes, after = jax.lax.cond(
+            finite,
+            lambda updates, state: inner.update(updates, state, params),
+            lambda updates, state: (jax.tree.map(jnp.zeros_like, updates), state),
+            updates,
+            state[1:],
         )
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), tuple(after), tuple(state[1:])
-        )
-        return changes, (noted, *kept)
+        return changes, (noted, *after)
 
-    return optax.GradientTransformationExtraArgs(inner.init, cast(Any, update))
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
