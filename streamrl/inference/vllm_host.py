@@ -45,6 +45,7 @@ class LoadResult(NamedTuple):
             "inference/heard_s": self.announce_delay_s,
             "inference/pull_s": self.pull_s,
             "inference/mismatch_max_abs": self.mismatch.max_abs,
+            "inference/mismatch_mean_abs": self.mismatch.mean_abs,
             "inference/mismatch_tokens": float(self.mismatch.tokens),
         }
         if self.swap is None:

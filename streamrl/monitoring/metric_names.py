@@ -351,6 +351,11 @@ MEASURES = (
         "nats",
         "largest difference of a logprob from the learner's in the last probe",
     ),
+    MetricSpec(
+        "inference/mismatch_mean_abs",
+        "nats",
+        "mean difference of a logprob from the learner's in the last probe",
+    ),
     MetricSpec("inference/mismatch_tokens", "tokens", "tokens compared in the last probe"),
     # ---- scorer
     MetricSpec("scorer/idle_s", "s", "time that the scorer waited for a batch"),

@@ -28,6 +28,7 @@ from streamrl.errors import (
     VersionMismatch,
 )
 from streamrl.learner import checkpoints, inputs, process
+from streamrl.learner.probe import batch_tokens
 from streamrl.learner.trainer import PolicyTrainer
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
@@ -266,6 +267,9 @@ def test_what_is_announced_can_be_pulled_and_the_oldest_goes(lived: Lived, tmp_p
 def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Path):
     for record in versions(lived.log)[-2:]:
         assert record.probe is not None and len(record.probe.tokens) == 8
+        assert record.batch is not None
+        trained = batch_tokens(batch(record.batch), record.version, 8, 16)
+        assert record.probe.tokens.tolist() == trained.tolist()
         directory = pull(record, lived.run.store, tmp_path / str(record.version))
         np.testing.assert_allclose(
             record.probe.logprobs,
