@@ -36,7 +36,7 @@ OUTSIDE = {
         "inference/*",
         "orchestrator/*",
         "dashboard/server.py",
-        "gateway/process.py",
+        "gateway/listening.py",
         "monitoring/http.py",
     ],
     "starlette": ["dashboard/server.py", "gateway/*"],

@@ -7,10 +7,7 @@ other replica goes on.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -18,16 +15,16 @@ import uvicorn
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ConfigError, PortTaken, StreamrlError
+from streamrl.errors import ConfigError, StreamrlError
+from streamrl.gateway.listening import listening, url_of
 from streamrl.gateway.replica import GatewayReplica
+from streamrl.gateway.reporter import Reporter
 from streamrl.gateway.sampling import SYNTAXES
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 
 logger = logging.getLogger(__name__)
 
-REPORT_S = 1.0
 KEEP_ALIVE_S = 75  # an agent may work for so long between two calls on one connection
 STOP_TIMEOUT_S = 5  # calls in flight have so long to end when the replica stops
 
@@ -104,38 +101,3 @@ def check(run: RunFile) -> None:
                 f"envs.{name}.tool_syntax is {run.envs[name].tool_syntax!r}; the gateway reads"
                 f" {' and '.join(SYNTAXES)}"
             )
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ConfigError, PortTaken."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1_024)
-    except socket.gaierror:
-        raise ConfigError(f"gateway.host {host}: there is no such address") from None
-    except OSError as error:
-        raise PortTaken(
-            f"the gateway cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); set"
-            " gateway.port to another one, or to 0 for any that is free"
-        ) from None
-
-
-def url_of(listener: socket.socket) -> str:
-    address = listener.getsockname()
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"http://{host}:{address[1]}"
-
-
-class Reporter:
-    """Publishes what a replica measures, once in REPORT_S."""
-
-    def __init__(self, replica: GatewayReplica, meter: Meter) -> None:
-        self._replica = replica
-        self._meter = meter
-        self._reported_s = time.monotonic()
-
-    def publish(self) -> None:
-        now = time.monotonic()
-        if now - self._reported_s >= REPORT_S:
-            self._meter.publish(self._replica.metrics(now - self._reported_s))
-            self._reported_s = now

@@ -12,7 +12,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from streamrl.learner.reference import ReferenceModel, static_reference_dir
 from streamrl.learner.scores import ScoreAssembler
 from streamrl.learner.update import Updater
 from streamrl.log.codec import to_message
-from streamrl.log.protocol import Log, Output
-from streamrl.processor.part import open_part
+from streamrl.log.protocol import Log, Output, Writer
+from streamrl.processor.part import OpenPart, open_part
+from streamrl.records import Batch
 from streamrl.scorer.scoring import open_models, score_all, to_metrics
 from streamrl.weights.store import pull
 
@@ -37,7 +38,9 @@ SCORES = topology.sole_partition(topology.SCORES)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None:
-    """Run worker number `worker` until `stop` is set."""
+    """Run worker number `worker` until `stop` is set. Raises ConfigError if the run has no such
+    worker.
+    """
     check_worker(run, worker)
     identity = topology.scorer_part(worker)
     workers = run.scorer.replicas
@@ -48,29 +51,12 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
         start, scored = resume_point(run, log)
         logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
         part.mark_ready()
-        pool = None
-        idle_since = time.monotonic()
-        for batch, offset in follow_batches_until(log, start, stop):
-            if batch.number % workers != worker or scored.has(batch.number):
-                continue
-            # There is a batch, so the learner has made the model by now.
-            pool = pool or open_models(run)
-            if pool.reference and not ensure_reference(
-                run, log, pool.reference, batch.number, stop
-            ):
-                break
-            begun = time.monotonic()
-            scores, not_finite = score_all(updater, pool, batch, identity)
-            part.writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
-            part.writer.commit_offsets({BATCHES: offset})
-            values = to_metrics(
-                batch, scores.reference, begun - idle_since, time.monotonic() - begun
-            )
-            part.meter.publish(
-                {**values, "scorer/not_finite_tokens": float(not_finite)},
-                step=batch.number,
-            )
-            idle_since = time.monotonic()
+        own = (
+            (batch, offset)
+            for batch, offset in follow_batches_until(log, start, stop)
+            if batch.number % workers == worker and not scored.has(batch.number)
+        )
+        score_batches(run, part, updater, own, stop)
 
 
 def check_worker(run: RunFile, worker: int) -> None:
@@ -94,6 +80,35 @@ def open_updater(run: RunFile) -> Iterator[Updater]:
     updater = Updater(run.learner, run.batcher.rows)
     with updater.use_mesh():
         yield updater
+
+
+def score_batches(
+    run: RunFile,
+    part: OpenPart[Writer],
+    updater: Updater,
+    batches: Iterable[tuple[Batch, int]],
+    stop: threading.Event,
+) -> None:
+    """The loop: score one batch after the other. Each comes with the offset behind it."""
+    pool = None
+    idle_since = time.monotonic()
+    for batch, offset in batches:
+        # There is a batch, so the learner has made the model by now.
+        pool = pool or open_models(run)
+        if pool.reference and not ensure_reference(
+            run, part.log, pool.reference, batch.number, stop
+        ):
+            break
+        begun = time.monotonic()
+        scores, not_finite = score_all(updater, pool, batch, part.name)
+        part.writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
+        part.writer.commit_offsets({BATCHES: offset})
+        values = to_metrics(batch, scores.reference, begun - idle_since, time.monotonic() - begun)
+        part.meter.publish(
+            {**values, "scorer/not_finite_tokens": float(not_finite)},
+            step=batch.number,
+        )
+        idle_since = time.monotonic()
 
 
 def resume_point(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:
