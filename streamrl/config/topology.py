@@ -229,7 +229,7 @@ def learner_parts(run: RunFile) -> tuple[Part, ...]:
     return tuple(
         Part(
             role="learner",
-            name=f"learner-{rank}" if rank else "learner",
+            name=f"learner-{rank}",
             identity=learner_process(identity, rank),
             options=("--processes", str(count), "--index", str(rank)),
             process=rank,

@@ -180,7 +180,8 @@ def _scorer(context: PartContext) -> list[Node]:
 
 
 def _learner(context: PartContext) -> list[Node]:
-    source = topology.learner_identity(context.run.learner.name)
+    learner = topology.learner_parts(context.run)[0]  # of a gang, the one that writes
+    source = learner.identity
     facts = [
         Stat("a step takes", context.gauge(source, "learner/step_s", SILENT_S), "s"),
         Stat("waited for data", context.gauge(source, "learner/idle_s", SILENT_S), "s"),
@@ -191,11 +192,11 @@ def _learner(context: PartContext) -> list[Node]:
             id="learner",
             role="learner",
             title="learner",
-            parts=[context.process("learner")],
+            parts=[context.process(learner.name)],
             rate=context.gauge(source, "learner/tokens_per_s", SILENT_S),
             rate_unit="tokens/s",
             version=context.seen.version if context.seen.version >= 0 else None,
-            lag=context.parts["learner"].lag,
+            lag=context.parts[learner.name].lag,
             facts=facts,
         )
     ]

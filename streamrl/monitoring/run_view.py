@@ -416,7 +416,8 @@ def blocking_reason(
     notes = notes or {}
     so_far = f"waiting {time_s - seen.since_s:.0f} s for"
     if seen.version < 0:
-        return f"{so_far} the first policy version, {_with_note('learner', notes.get('learner'))}"
+        learner = topology.learner_parts(run)[0].name
+        return f"{so_far} the first policy version, {_with_note('learner', notes.get(learner))}"
     pools = {env.pool: None for env in run.envs.values()}
     ready = {server.pool for server in seen.servers.values() if server.state == "ready"}
     if seen.ready_s is None or not ready.issuperset(pools):

@@ -51,6 +51,12 @@ def test_every_part_that_the_run_should_have_in_the_order_of_the_loop():
     assert {"scorer", "evaluator"} <= found(seen(run=asking), asking).keys()
 
 
+def test_of_a_learner_in_several_processes_the_one_that_writes_is_shown():
+    several = run_file.changed(RUN, ["learner.processes=2"])
+    learner = found(seen(run=several), several)["learner"]
+    assert [part.name for part in learner.parts] == ["learner-0"]
+
+
 def test_an_env_has_the_rate_of_all_its_replicas_and_what_is_wanted_of_it():
     demand = (
         "demand",

@@ -248,7 +248,7 @@ def test_up_starts_both_again_when_one_is_killed(
     monkeypatch.setattr(topology, "parts", topology.learner_parts)
     supervisor = Supervisor(tmp_path / "logs", {**os.environ, "JAX_PLATFORMS": "cpu"})
     said = Said()
-    logs = [supervisor.log_path(name) for name in ("learner", "learner-1")]
+    logs = [supervisor.log_path(name) for name in ("learner-0", "learner-1")]
 
     def trained(version: int) -> bool:
         assert supervised.keep_running(said) is None, said.lines
@@ -260,11 +260,11 @@ def test_up_starts_both_again_when_one_is_killed(
             for number in range(3):
                 publish(log, number)
             until(lambda: trained(3), PATIENCE_S)
-            before = [supervisor.pid("learner"), supervisor.pid("learner-1")]
+            before = [supervisor.pid("learner-0"), supervisor.pid("learner-1")]
             os.kill(before[1], signal.SIGKILL)
             publish(log, 3)
             until(lambda: trained(4), PATIENCE_S)
-            after = [supervisor.pid("learner"), supervisor.pid("learner-1")]
+            after = [supervisor.pid("learner-0"), supervisor.pid("learner-1")]
     finally:
         supervisor.close(limit_s=patience(30.0))
     assert not {*before} & {*after}

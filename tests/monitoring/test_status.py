@@ -33,6 +33,12 @@ def run() -> RunFile:
     return parse({"run": "r", "envs": {"copy": {}}})
 
 
+def test_of_a_learner_in_several_processes_the_one_that_writes_has_a_line():
+    run = parse({"run": "r", "envs": {"copy": {}}, "learner": {"processes": 2}})
+    names = [part.name for part in statuses(run, new_view(run), {}, 100.0)]
+    assert [name for name in names if name.startswith("learner")] == ["learner-0"]
+
+
 def test_lag_counts_records_and_not_markers():
     log = MemoryLog(TOPICS)
     groups = log.writer("buffer")

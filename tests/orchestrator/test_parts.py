@@ -172,7 +172,7 @@ def test_a_gang_meets_at_a_new_place_whenever_it_is_started(
         with Liveness(run, topology.identities(run)) as lives:
             supervised = SupervisedParts(run, supervisor, lives)
             supervised.keep_running(said)
-            first = {name: supervisor.pid(name) for name in ("learner", "learner-1", "buffer")}
+            first = {name: supervisor.pid(name) for name in ("learner-0", "learner-1", "buffer")}
             supervisor.kill("learner-1", "the test ends it")
             until(lambda: supervised.keep_running(said) is None and len(asked) == 4)
             second = {name: supervisor.pid(name) for name in first}
@@ -181,7 +181,7 @@ def test_a_gang_meets_at_a_new_place_whenever_it_is_started(
     assert [name for name in first if first[name] == second[name]] == ["buffer"]
     places = [line.pop() for line in asked]
     assert asked == 2 * [
-        ["learner", "--processes", "2", "--index", "0", "--coordinator"],
+        ["learner-0", "--processes", "2", "--index", "0", "--coordinator"],
         ["learner-1", "--processes", "2", "--index", "1", "--coordinator"],
     ]
     assert places[0] == places[1] != places[2] == places[3]

@@ -89,3 +89,36 @@ def test_a_share_is_a_stretch():
 def test_a_placement_that_makes_no_sense_is_refused(placement: dict[str, Any], says: str):
     with pytest.raises(ConfigError, match=says):
         run_of(placement)
+
+
+def test_a_server_with_fewer_devices_than_its_model_is_divided_over_is_refused():
+    def servers(placement: dict[str, Any], tensor_parallel: int) -> RunFile:
+        inference = {
+            "replicas": 1,
+            "pools": {"judges": 1},
+            "engines": {"judges": {"model": "/models/judge", "tensor_parallel": tensor_parallel}},
+        }
+        settings = {"run": "r", "envs": {"copy": {}}, "inference": inference}
+        return parse({**settings, "placement": {"learner": {"devices": [0]}, **placement}})
+
+    shared = {"inference": {"devices": [4, 5]}}
+    named = {"inference": {"devices": [4]}, "inference-judges-0": {"devices": [5, 6]}}
+    servers(shared, 1)
+    servers(named, 2)
+    with pytest.raises(ConfigError, match="inference-judges-0 has 1 devices, .* of its pool is 2"):
+        servers(shared, 2)
+    with pytest.raises(ConfigError, match="inference-judges-0 has 2 devices, .* of its pool is 4"):
+        servers(named, 4)
+
+
+def test_the_processes_of_a_learner_share_its_devices():
+    run = parse(
+        {
+            "run": "r",
+            "envs": {"copy": {}},
+            "learner": {"processes": 2},
+            "placement": {"learner": {"devices": [0, 1, 2, 3]}, "inference": {}},
+        }
+    )
+    found = variables(run)
+    assert [found[name][VISIBLE] for name in ("learner-0", "learner-1")] == ["0,1", "2,3"]
