@@ -1,4 +1,6 @@
-"""A tiny model for tests, made once; and JAX's compiled programs, kept in the working tree."""
+"""A tiny model for tests, made once; JAX's compiled programs, kept in the working tree, and what it
+traced, kept for the next test.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from streamrl.config.sections.learner import TinyModel
-from streamrl.learner import process
+from streamrl.learner import process, trainer
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import enable_compilation_cache
 from tests.conftest import COMPILED
+from tests.learner.updaters import shared_updater
 
 TINY = TinyModel(layers=2, hidden=32, head_dim=16, seed=1)
 CONTEXT = 32  # tokens
@@ -24,8 +27,11 @@ def compiled() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learners in tests use that of the working tree (tests/conftest.py), not one for every run."""
+    """Learners in tests use that of the working tree (tests/conftest.py), not one for every run,
+    and the Updaters of earlier ones.
+    """
     monkeypatch.setattr(process, "enable_compilation_cache", lambda directory: None)
+    monkeypatch.setattr(trainer, "Updater", shared_updater)
 
 
 @pytest.fixture(scope="session")
