@@ -18,17 +18,20 @@ import pytest
 
 from streamrl.config.sections.envs import Env
 from streamrl.errors import InferenceError
-from streamrl.inference.client import Client, Sampled, SamplingFailed
+from streamrl.inference.client import Sampled, SamplingFailed
 from streamrl.inference.server_connection import ServerConnection
 from streamrl.inference.vllm_server import NAP_S
 from streamrl.learner.export import WEIGHTS
-from streamrl.records import PolicyVersion
-from tests.support.live import KEY, START_S, Live, vllm_processes
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import read
+from streamrl.records import PolicyVersion, Server
+from tests.support.live import KEY, Live, vllm_processes
 from tests.support.waiting import patience
 
 T = TypeVar("T")
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 TOLERANCE = 1e-4  # of a logprob, in float32
+TEMPERATURES = (1.0, 0.7)
 # longer than a block: the second request with it finds it in the prefix cache
 SHARED = "1234567890+0987654321=13579+24680=55555="
 
@@ -80,52 +83,66 @@ def talk_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerConnection, "post", without_end)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_logprobs_are_those_of_the_version_that_each_span_names(
-    live: Live, temperature: float, monkeypatch: pytest.MonkeyPatch
+    live: Live, monkeypatch: pytest.MonkeyPatch
 ):
-    """Before, during and after two updates, with repeated prompts; no request is lost."""
+    """Before, during and after two updates, with repeated prompts and two temperatures at once; no
+    request is lost.
+    """
     talk_on(monkeypatch)
-    env = Env(temperature=temperature, max_tokens=150)
+    envs = [Env(temperature=temperature, max_tokens=150) for temperature in TEMPERATURES]
     hits = cache_hits(live)
 
     versions = list[PolicyVersion]()
     during = list[list[Sampled]]()
 
-    def crossing() -> list[Sampled]:
-        return [choice for choices in during for choice in choices if len(choice.version_spans) > 1]
+    def crossing(temperature: float) -> list[Sampled]:
+        return [
+            choice
+            for choices in during
+            for choice in choices
+            if len(choice.version_spans) > 1 and choice.temperature == temperature
+        ]
+
+    def too_few_cross() -> bool:
+        return min(len(crossing(temperature)) for temperature in TEMPERATURES) < 2
 
     async def update() -> None:
         """Twice; and again while too few answers happened to be under way."""
-        while len(versions) < 2 or (len(crossing()) < 4 and len(versions) < 8):
+        while len(versions) < 2 or (too_few_cross() and len(versions) < 8):
             versions.append(await asyncio.to_thread(live.prepare))
             await asyncio.sleep(0.5)
             await asyncio.to_thread(live.serving, "inference-0", live.tell(versions[-1]))
 
     async def ask(i: int) -> None:
         while not updating.done():
-            during.append(await client.sample(question(i), 4, env))
+            during.append(await client.sample(question(i), 4, envs[i % 2]))
+
+    async def ask_four() -> list[list[Sampled]]:
+        return await asyncio.gather(*[client.sample(question(i), 4, envs[i % 2]) for i in range(4)])
 
     async with live.client("inference-0") as client:
-        before = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
+        before = await ask_four()
         updating = asyncio.create_task(update())
         await asyncio.gather(*[ask(i) for i in range(6)])
         await updating
-        after = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
+        after = await ask_four()
     samples = [choice for choices in (*before, *during, *after) for choice in choices]
-    found = distances(live, samples)
-    print(
-        f"T={temperature}: {len(found)} tokens, {len(crossing())} of {len(samples)} choices cross"
-        f" an update, max |difference| {found.max():.2e}"
-    )
-    assert len(samples) == 4 * (8 + len(during)) and len(found) >= 1_000
-    assert len(crossing()) >= 4 and cache_hits(live) > hits
+    assert len(samples) == 4 * (8 + len(during)) and cache_hits(live) > hits
+    assert not too_few_cross()
     assert {sample.version_spans[-1].version for choices in after for sample in choices} == {
         versions[-1].version
     }
-    assert found.max() <= TOLERANCE, (
-        f"{(found > TOLERANCE).sum()} of {len(found)} tokens differ, up to {found.max():.2e}"
-    )
+    for temperature in TEMPERATURES:
+        found = distances(live, [s for s in samples if s.temperature == temperature])
+        print(
+            f"T={temperature}: {len(found)} tokens, {len(crossing(temperature))} choices cross an"
+            f" update, max |difference| {found.max():.2e}"
+        )
+        assert len(found) >= 500
+        assert found.max() <= TOLERANCE, (
+            f"{(found > TOLERANCE).sum()} of {len(found)} tokens differ, up to {found.max():.2e}"
+        )
 
 
 async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(live: Live):
@@ -281,32 +298,29 @@ async def test_the_end_of_the_context(live: Live):
     assert any(c.finish_reason == "length" for c in choices)
 
 
-async def test_a_late_server_takes_the_latest_only_follows_and_its_death_ends_its_agent(live: Live):
-    for _ in range(2):
-        version = await asyncio.to_thread(live.announce)
-    late = live.start(1)
-    record = await asyncio.to_thread(live.serving, late, version, START_S)
-    assert [path.name for path in (live.run.directory / "inference" / late).iterdir()] == [
-        str(version)
+def test_a_late_server_takes_the_latest_only(live: Live):
+    """Version 0 had been followed by version 1 when it came."""
+    states = [
+        event.record
+        for event in (to_event(m, ("server",)) for m in read(live.log, "servers", 0, 0))
+        if isinstance(event.record, Server)
     ]
-    version = await asyncio.to_thread(live.announce)
-    for identity in ("inference-0", late):  # both reach the next one
-        await asyncio.to_thread(live.serving, identity, version)
-    async with live.client() as client:
-        assert await served_by(client) == {"inference-0", late}
-        engine = next(p for p in vllm_processes(record.url) if p.name().startswith("VLLM::Engine"))
-        engine.kill()
-        # those that were sent to the dead one were sent again
-        assert await served_by(client) == {"inference-0"}
-        gone = await asyncio.to_thread(live.until, late, lambda s: s.state == "error")
-    assert "died while serving" in gone.error and isinstance(live.errors[late], InferenceError)
-    assert until(lambda: vllm_processes(record.url), lambda left: not left) == []
+    served = [record.version for record in states if record.state == "ready"]
+    assert served[0] == 1 and 0 not in served
+    # vLLM was started from version 1
+    pulled = (live.run.directory / "inference" / "inference-0").iterdir()
+    assert {path.name for path in pulled} == {"1", str(live.version)}
 
 
-async def served_by(client: Client) -> set[str]:
-    """Who answers eight requests at once."""
-    answers = await asyncio.gather(*[client.sample(question(i), 2, Env()) for i in range(8)])
-    return {choice.server_id for choices in answers for choice in choices}
+def test_its_death_ends_its_agent(live: Live):
+    """The last test of this file: nobody serves after it."""
+    url = live.servers()["inference-0"].url
+    engine = next(p for p in vllm_processes(url) if p.name().startswith("VLLM::Engine"))
+    engine.kill()
+    gone = live.until("inference-0", lambda s: s.state == "error")
+    assert "died while serving" in gone.error
+    assert isinstance(live.errors["inference-0"], InferenceError)
+    assert until(lambda: vllm_processes(url), lambda left: not left) == []
 
 
 def until(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 20.0) -> T:

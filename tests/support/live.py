@@ -190,12 +190,13 @@ class Live:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """One agent, `inference-0`, on a version that is ready."""
+    """One agent, `inference-0`, on a version that is ready: it came after two of them."""
     os.environ[KEY_VARIABLE] = KEY
     made = Live(tmp_path_factory.mktemp("live"))
     try:
-        first = made.announce()
-        made.serving(made.start(0), first, START_S)
+        made.announce()
+        latest = made.announce()
+        made.serving(made.start(0), latest, START_S)
         yield made
     finally:
         made.close()
