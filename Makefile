@@ -20,6 +20,9 @@ LEARNER_READY := $(ENV)/$(if $(filter cuda,$(DEVICE)),.cuda,.installed)
 INFERENCE_READY := $(INFERENCE_ENV)/$(if $(filter cuda,$(DEVICE)),.cuda,.synced)
 # Tests wait for brokers and processes, too: three files at a time keep two cores busy.
 THREE := -n 3 --dist loadfile --no-loadscope-reorder
+# Whole runs wait for their servers to start and for each other most of the time: two keep two cores busy. No other file is read for them.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+LIVE_FILES = $$(grep -rl 'mark\.live' tests --include='test_*.py')
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file, and Go for the env in another language.
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
@@ -45,13 +48,13 @@ check: $(ENV)/.installed ## ruff and pyright; that the documentation builds stri
 docs: $(ENV)/.installed ## the documentation as a site, in build/site; needs no network
 	NO_MKDOCS_2_WARNING=1 $(ENV)/bin/mkdocs build --quiet --strict
 
-test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have the machine to themselves, the others are three files at a time
+test: setup .streamrl/.programs ## all tests but the slow ones, three files at a time; then whole runs, two at a time
 	$(ENV)/bin/python -m pytest -m "not slow and not live" $(THREE)
-	$(ENV)/bin/python -m pytest -m "not slow and live"
+	$(ENV)/bin/python -m pytest -m "not slow and live" $(TWO) $(LIVE_FILES)
 
 test-all: setup setup-verifiers $(AGENTS_ENV)/.synced .streamrl/.programs ## all tests
 	$(ENV)/bin/python -m pytest -m "not live" $(THREE)
-	$(ENV)/bin/python -m pytest -m live
+	$(ENV)/bin/python -m pytest -m live $(LIVE_FILES)
 
 chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) as CHAOS_SEED says, then account for every rollout
 	@$(ENV)/bin/python -m tests.chaos --kills $(or $(CHAOS_KILLS),100) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --dir $(or $(CHAOS_DIR),runs/chaos)
