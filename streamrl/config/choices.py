@@ -16,8 +16,8 @@ DIVERGENCES = ("k1", "k2", "k3")
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
-# What an env in a Python of its own may be: `kind: verifiers:NAME`.
-SERVERS = ("verifiers",)
+# What an env in a Python of its own may be: `kind: verifiers:NAME` or `openenv:URL`.
+SERVERS = ("verifiers", "openenv")
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 
 
