@@ -50,7 +50,7 @@ def test_rewards_are_those_of_the_library_itself(tmp_path: Path):
         if isinstance(reward, Reward) and reward.rollout in earned:
             earned[reward.rollout] += reward.value
     direct = subprocess.run(
-        [PYTHON, Path(__file__).with_name("direct.py"), TASKSET, "0", "100"],
+        [PYTHON, Path(__file__).parents[1] / "direct.py", TASKSET, "0", "100"],
         capture_output=True,
         text=True,
         timeout=patience(240),
