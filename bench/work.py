@@ -71,10 +71,11 @@ def run_file(
     partitions: int = 1,
     lookahead: int = LOOKAHEAD,
 ) -> RunFile:
-    """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead`
-    batches deep.
+    """The run: `envs` envs with equal shares, rows of 8,192 tokens or as many blocks of 1,024 as
+    hold a rollout, the pipeline `lookahead` batches deep.
     """
-    row = max(8192, shape.rollout_tokens)
+    blocks = -(-shape.rollout_tokens // 1024)
+    row = max(8192, blocks * 1024)
     budget = shape.batch * shape.rollout_tokens
     window = (shape.stragglers + 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
     max_age = 2 * lookahead + shape.straggling_batches

@@ -78,10 +78,14 @@ class MemoryLog(Log):
 
     def close(self) -> None: ...
 
-    def append(self, messages: Sequence[Message], marker: bool) -> list[tuple[int, int]]:
+    def append(self, messages: Sequence[Message], marker: bool) -> list[int]:
         """Append each message to its partition, and then the transaction markers. Returns the
-        partition and the offset of each.
+        offsets of the messages.
         """
+        return [offset for _, offset in self.append_to(messages, marker)]
+
+    def append_to(self, messages: Sequence[Message], marker: bool) -> list[tuple[int, int]]:
+        """As `append`, and returns the partition and the offset of each message."""
         messages = split(messages)
         with self._lock:
             chosen = [self._choose_partition(message) for message in messages]
@@ -106,8 +110,8 @@ class MemoryLog(Log):
                     f"{identity}: another process with this identity has taken over; "
                     "stop one of the two"
                 )
-            places = self.append(messages, marker=True)
-            return places[-1][1] if places else -1
+            offsets = self.append(messages, marker=True)
+            return offsets[-1] if offsets else -1
 
     def commit_offsets(self, identity: str, offsets: Offsets) -> None:
         with self._lock:
@@ -207,7 +211,7 @@ class MemoryProducer:
         self._log = log
 
     def send(self, message: Message, on_written: OnWritten | None = None) -> None:
-        partition, offset = self._log.append([message], marker=False)[-1]
+        partition, offset = self._log.append_to([message], marker=False)[-1]
         if on_written is not None:
             on_written(partition, offset)
 

@@ -152,11 +152,10 @@ class Supervisor:
     def _record_exit(self, name: str, child: Child) -> None:
         if child.ended:
             return
-        # Asked for first: the memory of a process that has ended is 0.
-        held_bytes = resident_bytes(child.process.pid)
         code = child.process.poll()
         if code is None:
-            child.held_bytes = held_bytes
+            # The memory of a process that is just ending is 0 already.
+            child.held_bytes = resident_bytes(child.process.pid) or child.held_bytes
             return
         process_group.kill_group(child.process.pid)
         now = time.monotonic()

@@ -29,14 +29,15 @@ from tests.support.build import rollout, turns
 from tests.support.data_path import TOPICS, announce, parts, publish, running, wait_for_batches
 from tests.support.kafka import make_topics
 
+ROW = 1_451_008
 TOKENS = 1_450_000  # of a rollout: 2 bytes each, and 4 of its logprob
 RUN = parse(
     {
         "run": "large",
         "envs": {"copy": {}},
         "buffer": {"group_size": 2, "max_window_tokens": 8 * TOKENS},
-        "batcher": {"total_token_budget": 2 * TOKENS, "max_seq_len": TOKENS},
-        "model": {"max_seq_len": TOKENS},
+        "batcher": {"total_token_budget": 2 * TOKENS, "max_seq_len": ROW},
+        "model": {"max_seq_len": ROW},
     }
 )
 

@@ -80,7 +80,8 @@ def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
     assert (home / "reward.png").read_bytes().startswith(b"\x89PNG")
     # as resolved
     assert yaml.safe_load((home / "run.yaml").read_text())["buffer"]["group_size"] == 8
-    assert all(last_line(home / "logs" / f"{part}.log") == f"{part} is on stage" for part in PARTS)
+    for part in PARTS:  # Kafka's client may have said something behind it
+        assert f"{part} is on stage\n" in (home / "logs" / f"{part}.log").read_text()
 
     shown = streamrl(mark, "status", run_file)
     assert shown.returncode == 0, shown.stderr

@@ -219,8 +219,8 @@ def infinite(rewards: np.ndarray) -> np.ndarray:
 
 LARGE = {
     "buffer": {"max_window_tokens": 20_000_000},
-    "batcher": {"max_seq_len": 4_000_000},
-    "model": {"max_seq_len": 4_000_000},
+    "batcher": {"max_seq_len": 4_096_000},
+    "model": {"max_seq_len": 4_096_000},
 }
 INFINITE = {"buffer": {"advantage": "tests.poison.poisons:infinite"}}
 WIDE = {"batcher": {"row_count": 3, "total_token_budget": 24}}

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from openenv import GenericEnvClient
+from openenv import GenericEnvClient  # pyright: ignore[reportMissingImports] # only in that Python
 from streamrl_sessions import Failed, Outcome, Session, Settings, serve
 
 TIMEOUT_S = 300.0  # of one answer of the policy
