@@ -34,7 +34,7 @@ class RequestRejected(RequestFailed):
     """The server does not take the request as it is; the message is its reason."""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What a server has answered."""
 
     status: int
@@ -99,7 +99,7 @@ class ServerConnection:
             headers.append(f"authorization: Bearer {self._api_key}")
         return "\r\n".join([*headers, "\r\n"]).encode() + content
 
-    async def _exchange(self, request: bytes) -> Answer:
+    async def _exchange(self, request: bytes) -> Response:
         async with self._free:
             connection = self._take_idle() or await self._open()
             try:
@@ -145,13 +145,13 @@ class OpenConnection(asyncio.Protocol):
         self.used_s = 0.0  # when its last request ended
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._answered: asyncio.Future[Answer] | None = None
+        self._answered: asyncio.Future[Response] | None = None
         self._body = bytearray()
         self._has_length = False
         self._ends_with_connection = False  # the answer, because nothing says how long it is
         self._is_reusable = True
 
-    async def exchange(self, request: bytes) -> Answer:
+    async def exchange(self, request: bytes) -> Response:
         """Send a request and read what the server answers. Raises OSError."""
         assert self._transport is not None
         self._answered = asyncio.get_running_loop().create_future()
@@ -213,7 +213,7 @@ class OpenConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         if self._answered is not None and not self._answered.done():
-            answer = Answer(self._parser.get_status_code(), bytes(self._body))
+            answer = Response(self._parser.get_status_code(), bytes(self._body))
             self._answered.set_result(answer)
 
     def _fail(self, error: OSError) -> None:
@@ -221,7 +221,7 @@ class OpenConnection(asyncio.Protocol):
             self._answered.set_exception(error)
 
 
-def reason_of(answer: Answer) -> str:
+def reason_of(answer: Response) -> str:
     """The message of an answer that is an error, or all of an answer that has none."""
     try:
         body = msgspec.json.decode(answer.body)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from streamrl.inference.server_connection import (
-    Answer,
     RequestFailed,
     RequestRejected,
+    Response,
     ServerConnection,
     reason_of,
 )
@@ -95,7 +95,7 @@ def test_an_answer_of_another_shape_is_an_error(answer: Any, monkeypatch: pytest
     ],
 )
 def test_the_reason_is_the_message_of_an_error_or_all_of_it(content: bytes, reason: str):
-    assert reason_of(Answer(502, content)) == reason
+    assert reason_of(Response(502, content)) == reason
 
 
 async def answered(served: bytes) -> list[int] | str:

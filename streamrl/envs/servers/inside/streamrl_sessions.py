@@ -93,12 +93,12 @@ MakeEnv = Callable[[Settings], AbstractAsyncContextManager[Env]]
 def serve(make_env: MakeEnv) -> None:
     """Pose problems until this process is ended."""
     settings = Settings(**json.loads(os.environ[SETTINGS]))
-    gateway = Gateway(settings.gateway, os.environ.pop(KEY, ""))
-    asyncio.run(Server(settings, gateway).run(make_env))
+    gateway = GatewayClient(settings.gateway, os.environ.pop(KEY, ""))
+    asyncio.run(SessionServer(settings, gateway).run(make_env))
 
 
 @dataclass
-class Gateway:
+class GatewayClient:
     """What a server asks of the gateway."""
 
     url: str
@@ -136,11 +136,11 @@ class Gateway:
 
 
 @dataclass
-class Server:
+class SessionServer:
     """One process of an env."""
 
     settings: Settings
-    gateway: Gateway
+    gateway: GatewayClient
     # Sets its groups and sessions apart from those of earlier processes.
     begun: str = field(default_factory=lambda: f"{time.time_ns():x}")
     failed_in_a_row: int = 0  # sessions
