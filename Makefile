@@ -123,7 +123,7 @@ sbom: $(ENV)/.installed ## what each list in requirements/ is made of, as Cyclon
 	@wc -c build/sbom/*.json
 
 clean: ## remove what was installed; runs/ stays
-	rm -rf $(ENV) $(INFERENCE_ENV) $(AGENTS_ENV) .streamrl build dist .pytest_cache .ruff_cache
+	rm -rf $(ENV) $(INFERENCE_ENV) $(AGENTS_ENV) $(VERIFIERS_ENV) .streamrl build dist .pytest_cache .ruff_cache
 
 # ---- steps of the set-up --------------------------------------------------------------------------------------------------------------------
 
