@@ -26,6 +26,15 @@ from streamrl.log.kafka_writer import SETTLE_TIMEOUT_S, KafkaWriter
 from streamrl.log.protocol import Log, Offsets, Reader, TopicPartition, end_offset
 
 
+# The leader that librdkafka knows of is not that of today.
+LEADER_GONE = {
+    KafkaError._NOENT,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+
+
 class KafkaLog(Log):
     """The topics of one run on a broker. `settings` are passed to librdkafka, and need
     `bootstrap.servers`.
@@ -149,9 +158,10 @@ class KafkaLog(Log):
                     for tp, future in futures.items()
                 }
             except KafkaException as exception:
-                if exception.args[0].code() != KafkaError._NOENT:
+                if exception.args[0].code() not in LEADER_GONE:
                     raise
-                # librdkafka says no more than that it has found no leader.
+                # librdkafka says no more than that it has found no leader, or asks for as long as
+                # 15 minutes with the epoch of a leader of before. This asks for today's.
                 self._require({topic for topic, _ in partitions})
                 raise no_leader() from None
             # A broker that starts has partitions without a leader for a moment. librdkafka then
