@@ -25,7 +25,6 @@ from streamrl.log.kafka_reader import CONSUMER, KafkaReader
 from streamrl.log.kafka_writer import SETTLE_TIMEOUT_S, KafkaWriter
 from streamrl.log.protocol import Log, Offsets, Reader, TopicPartition, end_offset
 
-
 # The leader that librdkafka knows of is not that of today.
 LEADER_GONE = {
     KafkaError._NOENT,
