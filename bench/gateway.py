@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from bench.measure import RESULTS, cpu_s, quantile, write
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.inference.client import Client
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, ports
 from streamrl.log import topics
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
@@ -121,11 +120,6 @@ def announced(log: KafkaLog, server: Server) -> Iterator[None]:
         over.set()
         thread.join()
         producer.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 async def until_up(url: str) -> None:
@@ -236,7 +230,7 @@ def main() -> None:
         path.write_text(yaml.safe_dump(settings(Path(name), options.replicas)))
         run = run_file.load(path)
         topics.apply(run, {"bootstrap.servers": address})
-        port = free_port()
+        port = ports.free_port()
         server = Server(server_id="inference-0", url=f"http://127.0.0.1:{port}", state="ready")
         log = KafkaLog({"bootstrap.servers": address}, run.run)
         command = ["-m", "streamrl.cli", "gateway", str(path), "--index"]

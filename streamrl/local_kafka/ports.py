@@ -24,8 +24,8 @@ def choose_ports(port: int, last_port: int = 0, last_controller_port: int = 0) -
     """
     if port and not is_free(port):
         _raise_port_taken(port)
-    chosen = port or _free_port(last_port)
-    return chosen, _free_port(last_controller_port, other_than=chosen)
+    chosen = port or free_port(last_port)
+    return chosen, free_port(last_controller_port, other_than=chosen)
 
 
 def is_free(port: int) -> bool:
@@ -44,7 +44,8 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _free_port(preferred: int, other_than: int = 0) -> int:
+def free_port(preferred: int = 0, other_than: int = 0) -> int:
+    """A port that nobody listens on: `preferred` if it is one. Raises PortTaken."""
     for port in (preferred, *random.sample(PORTS, 200)):
         if port and port != other_than and is_free(port):
             return port

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-import socket
 import sys
 import time
 
 from streamrl.config import topology
 from streamrl.config.run_file import RUN_FILE, RunFile
 from streamrl.config.topology import Part
+from streamrl.local_kafka import ports
 from streamrl.monitoring.display import Display, PartLine
 from streamrl.monitoring.run_view import SILENT_S, RunView, Verdict
 from streamrl.orchestrator.liveness import Liveness
@@ -28,7 +28,6 @@ from streamrl.orchestrator.plan import (
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.orchestrator.terminal import short_path
 
-LOOPBACK = "127.0.0.1"
 NEWS_S = 30.0  # what a part logged longer ago says nothing of its state now
 
 
@@ -83,7 +82,7 @@ class SupervisedParts:
         if part.processes == 1:
             return []
         if part.process == 0:
-            self._coordinator = f"{LOOPBACK}:{free_port()}"
+            self._coordinator = f"{ports.HOST}:{ports.free_port()}"
         return ["--coordinator", self._coordinator]
 
     def lines(self) -> list[PartLine]:
@@ -136,13 +135,6 @@ def command(run: RunFile, part: Part) -> list[str]:
     """The command line of a part."""
     run_file = str(run.directory / RUN_FILE)
     return [sys.executable, "-m", "streamrl.cli", "--debug", part.role, run_file, *part.options]
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
 
 
 def environment() -> dict[str, str]:
