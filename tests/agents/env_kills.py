@@ -14,11 +14,10 @@ import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output
 from streamrl.records import Demand, ModelCall, Rollout
 from tests.agents.account import records
+from tests.support.beats import repeated
 from tests.support.sampling_stub import END, SamplingStub, by_checksum, rendered, text_of
 from tests.support.waiting import until
 
@@ -139,25 +139,15 @@ def settings(directory: Path, address: str) -> dict[str, Any]:
 @contextmanager
 def heard(log: KafkaLog, stub: SlowStub) -> Iterator[None]:
     """There is a server, and a demand that is never met."""
-    over = threading.Event()
-
-    def beat() -> None:
-        demand = Demand(environment=ENV, wanted_tokens=10**9, held_tokens=0, closed_groups={})
-        producer = log.producer()
+    demand = Demand(environment=ENV, wanted_tokens=10**9, held_tokens=0, closed_groups={})
+    with closing(log.producer()) as producer:
         producer.send(to_message(Output(topology.DEMAND, ENV, demand)))
-        while True:
-            producer.send(to_message(Output(topology.SERVERS, stub.name, stub.record())))
-            if over.wait(BEAT_S):
-                break
-        producer.close()
 
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+        def beat() -> None:
+            producer.send(to_message(Output(topology.SERVERS, stub.name, stub.record())))
+
+        with repeated(beat, BEAT_S):
+            yield
 
 
 def killed(directory: Path, kills: int, seed: int) -> Result:

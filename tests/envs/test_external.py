@@ -21,6 +21,7 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Message, Output, read
 from streamrl.records import Demand, Rollout
 from tests.inference.stub import Stub
+from tests.support.beats import repeated
 from tests.support.data_path import publish
 from tests.support.kafka import make_topics
 from tests.support.waiting import patience, until
@@ -61,21 +62,14 @@ def published(log: KafkaLog) -> list[Message]:
 @contextmanager
 def beating(log: KafkaLog, stub: Stub) -> Iterator[None]:
     """The server gives signs of life, by a clock that is years behind."""
-    over = threading.Event()
+    clock = itertools.count(1_000_000_000)
 
     def beat() -> None:
-        for number in itertools.count(1_000_000_000):
-            publish(log, Output("servers", stub.name, stub.record(heartbeat_s=float(number))))
-            if over.wait(0.3):
-                return
+        record = stub.record(heartbeat_s=float(next(clock)))
+        publish(log, Output("servers", stub.name, record))
 
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
+    with repeated(beat, 0.3):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(

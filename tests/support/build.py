@@ -74,6 +74,18 @@ def rollout(
     return Rollout(**{**made, **fields})
 
 
+def spoken(number: int) -> Rollout:
+    """A rollout whose answer says its number, for rewards that read text."""
+    asked, answered = turns()
+    said = type(answered)(
+        message=f"said {number}",
+        role="assistant",
+        tokens=answered.tokens,
+        logprobs=answered.logprobs,
+    )
+    return rollout(sample=number, turns=[asked, said])
+
+
 def rollout_event(offset: int, record: Rollout, partition: int = 0) -> Event:
     return Event(topology.rollouts(record.environment), partition, offset, record.group_id, record)
 

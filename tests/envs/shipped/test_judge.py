@@ -24,7 +24,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.rescore import RewardScorer, rescore
 from streamrl.records import Reward
-from tests.support.build import rollout, turns
+from tests.support.build import spoken
 from tests.support.data_path import found, publish
 
 # Of 25 requests six fail, each in another way.
@@ -118,14 +118,7 @@ def test_with_24_percent_of_failures_each_reward_is_the_judges_own_or_there_is_n
     judge: Any = make_reward("judge", params, "rewards.judge")
     log = MemoryLog({"rollouts.copy": 1, "rewards.copy": 1})
     for number in range(100):
-        asked, answered = turns()
-        said = type(answered)(
-            message=f"said {number}",
-            role="assistant",
-            tokens=answered.tokens,
-            logprobs=answered.logprobs,
-        )
-        record = rollout(sample=number, turns=[asked, said])
+        record = spoken(number)
         publish(log, Output("rollouts.copy", record.group_id, record))
 
     async def judged() -> Any:
