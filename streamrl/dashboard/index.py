@@ -200,8 +200,7 @@ class Index:
         `step`, or now if no step is given.
         """
         rows = self.rows[start:end]
-        known = rows["ended"] <= (NEVER - 1 if step is None else step)
-        return np.where(known, rows["fate"], np.int8(len(KINDS)))
+        return np.where(has_ended(rows["ended"], step), rows["fate"], np.int8(len(KINDS)))
 
     def select(
         self,
@@ -247,7 +246,7 @@ class Index:
             mask &= self.fates(step, start, end) == FATES.index(query.fate)
         if query.batch is not None:
             mask &= rows["batch"] == query.batch
-            mask &= rows["ended"] <= (NEVER - 1 if step is None else step)
+            mask &= has_ended(rows["ended"], step)
         for column, low, high in (
             ("oldest", query.version_min, query.version_max),
             ("reward", query.reward_min, query.reward_max),
@@ -287,6 +286,13 @@ class Index:
             old = list(zip(partition.offsets, partition.rows, strict=True))
             partition.offsets = array("q", [offset for offset, row in old if keep[row]])
             partition.rows = array("q", [int(new_numbers[row]) for _, row in old if keep[row]])
+
+
+def has_ended(ended: np.ndarray, step: int | None) -> np.ndarray:
+    """Whether rollouts have met their fates at the end of `step`, or by now if no step is given.
+    `ended`: the values of their column.
+    """
+    return ended <= (NEVER - 1 if step is None else step)
 
 
 def _values_of(rollout: Rollout | None) -> tuple[Any, ...]:

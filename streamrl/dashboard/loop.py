@@ -101,10 +101,15 @@ def _env(context: PartContext, env: str) -> Node:
     names = [topology.env_part(env, i) for i in range(context.run.envs[env].producers)]
     since_s = context.time_s - FRESH_S
     demand = context.seen.demand.get(env)
+    wanted = None
+    missing = None
+    if demand is not None:
+        wanted = demand.wanted_tokens
+        missing = demand.missing_tokens
     facts = [
         Stat("groups in flight", total(context.seen, "env/groups_in_flight", names, since_s)),
-        Stat("wanted", demand.wanted_tokens if demand else None, "tokens"),
-        Stat("missing", demand.missing_tokens if demand else None, "tokens"),
+        Stat("wanted", wanted, "tokens"),
+        Stat("missing", missing, "tokens"),
     ]
     if names:
         rate = total(context.seen, "env/rollouts_per_s", names, since_s)
@@ -171,7 +176,10 @@ def _buffer(context: PartContext) -> list[Node]:
         for env in context.run.envs
     ]
     busy = _most([context.gauge(name, "worker/busy_frac") for name in names])
-    facts = [Stat("in its window", _sum(held), "tokens"), Stat("busy", _percent(busy), "%")]
+    facts = [
+        Stat("in its window", _sum(held), "tokens"),
+        Stat("busy", None if busy is None else 100 * busy, "%"),
+    ]
     return [_processor(context, topology.BUFFER, facts)]
 
 
@@ -235,7 +243,7 @@ def _learner(context: PartContext) -> list[Node]:
             parts=[context.process(learner.name)],
             rate=context.gauge(source, "learner/tokens_per_s", SILENT_S),
             rate_unit="tokens/s",
-            version=context.seen.version if context.seen.version >= 0 else None,
+            version=_known(context.seen.version),
             lag=context.parts[learner.name].lag,
             facts=facts,
         )
@@ -282,7 +290,7 @@ def _server(context: PartContext, name: str, server: Server | None) -> ProcessSt
         name=name,
         state="silent" if is_silent else server.state,
         restarts=part.restarts if part else 0,
-        version=server.version if server.version >= 0 else None,
+        version=_known(server.version),
         note=server.error,
     )
 
@@ -301,6 +309,11 @@ def _evaluator(context: PartContext) -> list[Node]:
     ]
 
 
+def _known(version: int) -> int | None:
+    """The policy version, or None for -1, which stands for none yet."""
+    return version if version >= 0 else None
+
+
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
@@ -308,10 +321,6 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def _most(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 NODES: Mapping[Role, Callable[[PartContext], list[Node]]] = {

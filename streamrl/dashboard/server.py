@@ -1,5 +1,5 @@
-"""Serves the page over HTTP: the files of `page/`, what `views.py` makes of the state as JSON, and
-changes as server-sent events.
+"""Serves the page over HTTP: the files of `page/`, the state as JSON (`views.py`,
+`rollout_views.py`), and changes as server-sent events.
 
 There is no login. The server listens on loopback and only reads. It answers only requests to the
 names of its own address, so a web site whose name points at 127.0.0.1 gets nothing. What comes from
@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamrl.config.addresses import is_loopback
 from streamrl.config.run_file import RunFile
-from streamrl.dashboard import views
+from streamrl.dashboard import rollout_views, views
 from streamrl.dashboard.index import FATES, Query, RolloutLocation, Sort
 from streamrl.dashboard.reading import LiveState, batch_at, follow, rollout_at
 from streamrl.dashboard.state import new
@@ -237,7 +237,7 @@ class Api:
         self._stop = stop
         self._clock = clock
         self._tokenizer_loaded = False
-        self._texts: views.Texts | None = None
+        self._texts: rollout_views.Texts | None = None
         self._live = _Overview(-1, 0.0, b"")
         self._reading = threading.Lock()
         self._streams = 0
@@ -253,7 +253,9 @@ class Api:
         asked = query(request)
         step = number(request, "step", int)
         page = number(request, "page", int) or 0
-        return json(views.page(self._board.state, asked, max(page, 0), step, self._board.lock))
+        return json(
+            rollout_views.page(self._board.state, asked, max(page, 0), step, self._board.lock)
+        )
 
     def rollout(self, request: Request) -> Response:
         """One rollout with its tokens, or with the reason why they cannot be read."""
@@ -268,7 +270,7 @@ class Api:
                 raise PageRefused(
                     404, f"no rollout is known at {place.env}[{place.partition}]@{place.offset}"
                 )
-            known = views.row(state, at, step)
+            known = rollout_views.row(state, at, step)
             batch = state.batches.get(known["batch"]) if known["batch"] is not None else None
         # Each read opens a Kafka client, so there is only one at a time.
         with self._reading:
@@ -280,7 +282,7 @@ class Api:
             if isinstance(found, str):
                 return json({**known, "error": found})
             trained = batch_at(log, batch) if batch is not None else None
-            return json({**known, **views.detail(found, trained, self._tokenizer())})
+            return json({**known, **rollout_views.detail(found, trained, self._tokenizer())})
 
     async def events(self, request: Request) -> Response:
         """The overview, again and again when it has changed."""
@@ -322,7 +324,7 @@ class Api:
         made = views.overview(self._board.state, time_s, step)
         return msgspec.json.encode({**made, "read": self._board.read_share})
 
-    def _tokenizer(self) -> views.Texts | None:
+    def _tokenizer(self) -> rollout_views.Texts | None:
         if not self._tokenizer_loaded:
             self._texts = texts_of(self._board.state.run)
             self._tokenizer_loaded = True

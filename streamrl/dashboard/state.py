@@ -1,8 +1,8 @@
 """The dashboard's state of a run, folded from its topics message by message, by pure functions.
 
-`views.py` has what the page shows of it. Every event belongs to the step in which it happened
-(`steps.py`), so the run can be shown as it was at the end of any step. The state does not grow with
-the number of steps.
+`views.py`, `panels.py` and `rollout_views.py` have what the page shows of it. Every event belongs
+to the step in which it happened (`steps.py`), so the run can be shown as it was at the end of any
+step. The state does not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import LIMIT, Index, RolloutLocation
 from streamrl.dashboard.loop import Node, nodes
 from streamrl.dashboard.sessions import SessionCounts
-from streamrl.dashboard.steps import StepCounter, Steps
+from streamrl.dashboard.steps import StepCounter, Steps, up_to
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Event, Message, TopicPartition
 from streamrl.monitoring import run_view
@@ -65,12 +65,13 @@ class LoopHistory:
         self.kept[step] = loop
         if len(self.kept) > MOMENTS:
             self.every *= 2
-            self.kept = {step: loop for step, loop in self.kept.items() if self.wanted(step)}
+            wanted = [kept for kept in self.kept if self.wanted(kept)]
+            self.kept = {kept: self.kept[kept] for kept in wanted}
 
     def at(self, step: int) -> list[Node]:
         """The loop at the last kept step that is not after `step`."""
-        there = [kept for kept in self.kept if kept <= step]
-        return self.kept[max(there)] if there else []
+        before = up_to(self.kept, step)
+        return self.kept[before[-1]] if before else []
 
 
 @dataclass
@@ -316,16 +317,14 @@ def lags(state: State, step: int | None = None) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for part in topology.processors(state.run):
         kinds = [kind for kind in topology.role_of(part).consumes if kind in DATA]
-        taken = sum(
-            counts.until(step)
-            for (who, topic), counts in state.taken.items()
-            if who == part.identity and topology.kind_of(topic) in kinds
-        )
-        there = sum(
-            counts.until(step)
-            for (topic, partition), counts in state.published.items()
-            if topology.kind_of(topic) in kinds and part.takes(topic, partition)
-        )
+        taken = 0
+        for (identity, topic), counts in state.taken.items():
+            if identity == part.identity and topology.kind_of(topic) in kinds:
+                taken += counts.until(step)
+        there = 0
+        for (topic, partition), counts in state.published.items():
+            if topology.kind_of(topic) in kinds and part.takes(topic, partition):
+                there += counts.until(step)
         found[part.identity] = max(0, there - taken) if taken else None
     trained = state.view.version if step is None else step
     built = state.built.until(step)

@@ -11,8 +11,9 @@ last value is kept.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 RECENT = 2_048  # This many of the newest steps are kept one by one.
@@ -20,6 +21,11 @@ OLDER = 1_024  # Older steps are merged into at most this many pieces.
 # Steps are merged when there are more than this. With twice OLDER, the cost of merging is a
 # constant for each step.
 MOST = RECENT + 2 * OLDER
+
+
+def up_to(steps: Iterable[int], step: int | None) -> list[int]:
+    """The steps that are not after `step`, or all of them if no step is given; ascending."""
+    return sorted(each for each in steps if step is None or each <= step)
 
 
 class StepCounter:
@@ -46,9 +52,9 @@ class StepCounter:
 
     def regroup(self, steps: Steps) -> None:
         """Keep only the counts at the ends of the pieces of `steps`."""
-        totals = {
-            steps.end_of(step): total for step, total in zip(self._steps, self._totals, strict=True)
-        }
+        totals = dict[int, int]()
+        for step, total in zip(self._steps, self._totals, strict=True):
+            totals[steps.end_of(step)] = total
         self._steps = list(totals)
         self._totals = list(totals.values())
 
@@ -86,6 +92,16 @@ class Steps:
     times_s: list[float] = field(default_factory=list[float])  # never descending
     width: int = 1  # the number of steps in a piece
 
+    @property
+    def first(self) -> int:
+        """The first version, 0 before there is one."""
+        return self.versions[0] if self.versions else 0
+
+    @property
+    def first_s(self) -> float | None:
+        """When the first version was announced, None before there is one."""
+        return self.times_s[0] if self.times_s else None
+
     def add(self, version: int, time_s: float) -> bool:
         """Add a version that was announced at `time_s`. Returns whether steps were merged.
 
@@ -94,7 +110,8 @@ class Steps:
         if self.versions and version <= self.versions[-1]:
             return False
         self.versions.append(version)
-        self.times_s.append(max(time_s, self.times_s[-1]) if self.times_s else time_s)
+        # The times never descend, even if a clock has been set back.
+        self.times_s.append(max([time_s, *self.times_s[-1:]]))
         if len(self.versions) <= MOST:
             return False
         starts_s = dict(zip(self.versions, self.times_s, strict=True))
@@ -116,6 +133,10 @@ class Steps:
         index = bisect_right(self.versions, step)
         return self.versions[index] - 1 if index < len(self.versions) else step
 
+    def shown(self, step: int | None) -> int | None:
+        """The step that is shown if `step` is asked for: the last one of its piece. None is now."""
+        return None if step is None else self.end_of(step)
+
     def start_of(self, step: int) -> int:
         """The first step of the piece that `step` is in."""
         index = bisect_right(self.versions, step)
@@ -124,4 +145,4 @@ class Steps:
     def end_s(self, step: int) -> float:
         """When the piece of `step` ended, infinity for the newest."""
         index = bisect_right(self.versions, step)
-        return self.times_s[index] if index < len(self.versions) else float("inf")
+        return self.times_s[index] if index < len(self.versions) else math.inf

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from streamrl.config import run_file
+from streamrl.dashboard.state import State, fold, new, on_version
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Message, Output
 from streamrl.records import Demand, Fate, JournalEntry, Metric, PolicyVersion, Record, Slice
@@ -203,3 +204,18 @@ def fate(kind: str, offsets: list[int], version: int, batch: int | None) -> Fate
         policy_versions=versions,
         batch=batch,
     )  # type: ignore[arg-type]
+
+
+def folded(taken: list[Message], ahead: bool = True) -> State:
+    """`ahead`: as at the start, when versions are heard and large topics read before the books;
+    otherwise as it comes.
+    """
+    state = new(RUN)
+    if ahead:
+        for message in taken:
+            if message.topic == "policy-versions":
+                on_version(state, message)
+        taken = sorted(taken, key=lambda message: message.topic in state.books)
+    for message in taken:
+        fold(state, message)
+    return state

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamrl.dashboard import index as indexes
-from streamrl.dashboard import views
+from streamrl.dashboard import rollout_views
 from streamrl.dashboard.index import FATES, IN_FLIGHT, NAME_CHARS, Index, Query, RolloutLocation
 from streamrl.dashboard.state import new
 from tests.dashboard.made import RUN, fate
@@ -198,7 +198,7 @@ def test_rollouts_that_are_forgotten_while_somebody_looks_are_looked_for_again()
         if times == 2:  # between the question and its answer the oldest two are forgotten
             state.index.add(RolloutLocation("copy", 0, 8), 8.0, rollout("copy", "g8"), "")
 
-    found = views.page(state, Query(), lock=Counting(one_more))
+    found = rollout_views.page(state, Query(), lock=Counting(one_more))
     assert [row["uid"] for row in found["rows"]] == [f"g{i}-0" for i in range(8, 1, -1)]
     assert found["total"] == found["kept"] == 7 and found["forgotten"] == 2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.dashboard import views
+from streamrl.dashboard import panels, rollout_views, views
 from streamrl.dashboard.index import IN_FLIGHT, Query, RolloutLocation
 from streamrl.dashboard.reading import LiveState, batch_at, follow, log_of, rollout_at
 from streamrl.dashboard.state import new
@@ -92,12 +92,12 @@ def _output(i: int) -> Output:
 
 def test_a_rollout_is_read_where_it_lies(recording: MemoryLog):
     state = read_through(recording, 81).state
-    row = views.page(state, Query(fate="batched", env="copy"))["rows"][0]
+    row = rollout_views.page(state, Query(fate="batched", env="copy"))["rows"][0]
     found = rollout_at(recording, RolloutLocation("copy", row["partition"], row["offset"]))
     assert isinstance(found, Rollout) and found.rollout_uid == row["uid"]
     trained = batch_at(recording, state.batches[row["batch"]])
     assert trained is not None and trained.number == row["batch"] and row["uid"] in trained.uids
-    assert views.detail(found, trained, None)["turns"][1]["advantages"] is not None
+    assert rollout_views.detail(found, trained, None)["turns"][1]["advantages"] is not None
     assert rollout_at(
         recording, RolloutLocation("copy", 0, end_offset(recording, "rollouts.copy", 0) - 1)
     ).startswith("the record cannot be read: ")  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ def test_an_export_is_a_run_too(recording: MemoryLog, tmp_path: Path):
     files = export(recording, RUN, tmp_path / "x")
     state = read_through(files, 81).state
     same = read_through(recording, 81).state
-    for look in (views.fates, views.composition, views.panels):
+    for look in (views.fates, views.composition, panels.panels):
         # by steps they may differ: files keep times to the millisecond
         assert look(state) == look(same)
     assert set(state.index.uids) == set(same.index.uids)
@@ -143,7 +143,9 @@ def test_a_run_without_topics_is_an_error(monkeypatch: pytest.MonkeyPatch):
 
 def test_in_flight_is_a_fate_to_ask_for(recording: MemoryLog):
     state = read_through(recording, 81).state
-    assert {row["fate"] for row in views.page(state, Query(fate=IN_FLIGHT))["rows"]} == {IN_FLIGHT}
+    assert {row["fate"] for row in rollout_views.page(state, Query(fate=IN_FLIGHT))["rows"]} == {
+        IN_FLIGHT
+    }
 
 
 def test_while_somebody_starts_the_run_its_broker_is_waited_for(tmp_path: Path):

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from streamrl.dashboard import views
 from streamrl.dashboard.sessions import END_LENGTH, MOST_ENDS, OTHER, SessionCounts, end_of
-from streamrl.dashboard.state import fold, new
 from streamrl.records import Rollout
-from tests.dashboard.made import AGENTS, session_messages
 from tests.support.build import rollout
 
 
@@ -36,27 +33,3 @@ def test_forks_are_counted_by_their_cause_and_nothing_else_is():
     counts.add(with_metadata(forks=[9]), 5)
     assert counts.forks() == {"template": 3, "edit": 1}
     assert counts.forks(4) == {"template": 2, "edit": 1} and counts.forks(2) == {}
-
-
-def test_the_page_is_told_of_sessions_as_they_were_at_a_step():
-    state = new(AGENTS)
-    for message in session_messages():
-        fold(state, message)
-    now = views.overview(state, 22.0)
-    assert now["sessions"] == [
-        {
-            "env": "agent",
-            "ends": {"finished": 2, "cut off: time": 1},
-            "forks": {"template": 2},
-        }
-    ]
-    then = views.overview(state, 22.0, 0)["sessions"][0]
-    assert then["ends"] == {"finished": 1} and then["forks"] == {"template": 1}
-
-
-def test_envs_without_agents_have_no_sessions():
-    run = AGENTS.model_copy(update={"envs": {"agent": AGENTS.envs["copy"]}})
-    state = new(run)
-    for message in session_messages():
-        fold(state, message)
-    assert views.overview(state, 22.0)["sessions"] == [] and not state.sessions

@@ -2,79 +2,31 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
+from streamrl.dashboard import rollout_views, steps, views
 from streamrl.dashboard import state as states
-from streamrl.dashboard import steps, views
-from streamrl.dashboard.index import IN_FLIGHT, Query
+from streamrl.dashboard.index import Query
 from streamrl.dashboard.state import (
     LoopHistory,
     State,
     fold,
     lags,
     new,
-    on_version,
     published,
 )
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Message, Output
 from streamrl.records import Evaluation, Metric, PolicyVersion
-from tests.dashboard.made import END_S, RUN, Topics, entry, fate, messages
+from tests.dashboard.made import RUN, Topics, entry, fate, folded, messages
 from tests.support.build import rollout
-
-
-def folded(taken: list[Message], ahead: bool = True) -> State:
-    """`ahead`: as at the start, when versions are heard and large topics read before the books;
-    otherwise as it comes.
-    """
-    state = new(RUN)
-    if ahead:
-        for message in taken:
-            if message.topic == "policy-versions":
-                on_version(state, message)
-        taken = sorted(taken, key=lambda message: message.topic in state.books)
-    for message in taken:
-        fold(state, message)
-    return state
 
 
 @pytest.fixture(params=[True, False], ids=["at the start", "as it comes"])
 def state(request: pytest.FixtureRequest) -> State:
     return folded(messages(), request.param)
-
-
-def test_fates_and_what_is_in_flight_sum_up_to_what_was_published(state: State):
-    (now,) = views.fates(state)
-    assert now == {
-        "env": "copy",
-        "published": 8,
-        "counts": {**dict.fromkeys(now["counts"], 0), "batched": 4, "failed": 1, IN_FLIGHT: 3},
-    }
-    assert sum(now["counts"].values()) == now["published"]
-    assert [views.fates(state, step)[0]["published"] for step in range(3)] == [3, 5, 8]
-    assert [views.fates(state, step)[0]["counts"]["failed"] for step in range(3)] == [0, 1, 1]
-    assert {
-        kind: count for kind, count in now["counts"].items() if count and kind != IN_FLIGHT
-    } == dict(state.view.fates["copy"])  # as `status` counts
-
-
-def test_curves_belong_to_their_batch(state: State):
-    reward, *_ = views.panels(state)
-    assert reward["series"][0]["points"] == [[0, 0.0], [1, 0.25], [2, 0.5]]
-    assert views.panels(state, 1)[0]["series"][0]["points"] == [[0, 0.0], [1, 0.25]]
-    loss = next(panel for panel in views.panels(state) if panel["title"] == "Loss")
-    assert loss["series"] == [{"name": "loss", "points": [[0, 1.0], [1, 0.75], [2, 0.5]]}]
-
-
-def test_batches_by_env_and_age(state: State):
-    made = views.composition(state)
-    assert made["ages"] == [0] and [
-        (bar["first"], bar["env"], bar["age"]) for bar in made["bars"]
-    ] == [(0, [2], [2]), (1, [2], [2])]
-    assert len(views.composition(state, 0)["bars"]) == 1
 
 
 def test_lag_is_what_was_published_and_not_taken(state: State):
@@ -84,45 +36,6 @@ def test_lag_is_what_was_published_and_not_taken(state: State):
     assert lags(state, 1) == {"buffer": 0, "batcher": 0, "learner-lead": 1}
     assert lags(state) == {"buffer": 1, "batcher": 1, "learner-lead": 0}
     assert lags(new(RUN)) == {"buffer": None, "batcher": None, "learner-lead": None}
-
-
-def test_rollouts_as_they_were(state: State):
-    everything = views.page(state, Query())
-    assert everything["total"] == 8 and everything["rows"][0]["uid"] == "an unreadable record"
-    then = views.page(state, Query(), step=0)
-    assert [(row["uid"], row["fate"], row["batch"]) for row in then["rows"]] == [
-        ("bad-0", IN_FLIGHT, None),
-        ("g0-0", "batched", 0),
-        ("g0-1", "batched", 0),
-    ]
-    assert views.page(state, Query(fate="failed"))["rows"][0]["uid"] == "bad-0"
-
-
-def view_of(state: State, time_s: float, step: int | None = None) -> dict[str, Any]:
-    found = views.overview(state, time_s, step)
-    page = views.page(state, Query(), step=step)
-    return {
-        name: found[name] for name in ("loop", "figures", "panels", "composition", "fates", "step")
-    } | {
-        "rows": page["rows"],
-        "total": page["total"],
-    }
-
-
-@pytest.mark.parametrize("step", [0, 1])
-def test_the_slider_is_the_same_fold_stopped_at_a_step(step: int, state: State):
-    """The whole page at step k, of the whole run, is the page of a run that has only come to the
-    end of step k.
-    """
-    end_s = 10.0 * (step + 1)
-    stopped = folded([message for message in messages() if message.timestamp_s < end_s])
-    assert view_of(state, END_S, step) == view_of(stopped, end_s)
-    # rollouts/s of the env, as it said then
-    assert view_of(state, END_S, step)["loop"][0]["rate"] == 2.0 + step
-
-
-def test_the_last_step_is_the_run_as_it_is(state: State):
-    assert view_of(state, END_S, 2) == view_of(state, END_S)
 
 
 def test_another_learners_versions_are_no_steps(state: State):
@@ -232,8 +145,8 @@ def test_what_a_long_run_keeps_and_what_a_request_reads_is_bounded(
         ] == [end, pytest.approx(end / 600, rel=1e-4)]
         assert lags(state, end)["buffer"] == 0 and found["loop"]
         assert (
-            views.page(state, Query(), step=asked)["total"]
-            == views.page(state, Query(fate="batched"), step=asked)["total"]
+            rollout_views.page(state, Query(), step=asked)["total"]
+            == rollout_views.page(state, Query(fate="batched"), step=asked)["total"]
             == end + 1
         )
         bars = found["composition"]["bars"]

@@ -1,146 +1,95 @@
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
 
-from streamrl.dashboard import views
-from streamrl.records import Batch, Turn, VersionSpan
-from tests.support.build import floats, rollout, tokens
+from streamrl.dashboard import rollout_views, views
+from streamrl.dashboard.index import IN_FLIGHT, Query
+from streamrl.dashboard.state import State, fold, new
+from tests.dashboard.made import AGENTS, END_S, folded, messages, session_messages
 
 
-def batch(
-    uids: list[str],
-    lengths: list[int],
-    advantages: list[float],
-    token_advantages: list[float] | None = None,
-) -> Batch:
-    n = len(uids)
-    total = sum(lengths)
-    return Batch(
-        number=3,
-        policy_version=3,
-        row_count=1,
-        max_seq_len=64,
-        environments=["copy"],
-        group_ids=["g"],
-        group_environments=np.zeros(1, np.int32),
-        prompts=tokens(1, 2),
-        prompt_lengths=np.array([2], np.int32),
-        uids=uids,
-        groups=np.zeros(n, np.int32),
-        rows=np.zeros(n, np.int32),
-        lengths=np.array(lengths, np.int32),
-        tokens=np.zeros(total, np.uint16),
-        policy_logprobs=np.zeros(total, np.float32),
-        advantages=floats(*advantages),
-        token_advantages=None if token_advantages is None else floats(*token_advantages),
-        rewards=np.zeros(n, np.float32),
-        temperatures=np.ones(n, np.float32),
-        oldest_versions=np.zeros(n, np.int32),
-    )
+@pytest.fixture(params=[True, False], ids=["at the start", "as it comes"])
+def state(request: pytest.FixtureRequest) -> State:
+    return folded(messages(), request.param)
 
 
-def test_the_prompt_has_no_advantage_and_the_answer_its_own():
-    asked, answer = views.advantages(
-        rollout("copy", "g", 0), batch(["other", "g-0"], [2, 3], [9.0, -0.5])
-    )
-    assert asked.tolist() == [0, 0] and answer.tolist() == [-0.5] * 3
+def test_fates_and_what_is_in_flight_sum_up_to_what_was_published(state: State):
+    (now,) = views.fates(state)
+    assert now == {
+        "env": "copy",
+        "published": 8,
+        "counts": {**dict.fromkeys(now["counts"], 0), "batched": 4, "failed": 1, IN_FLIGHT: 3},
+    }
+    assert sum(now["counts"].values()) == now["published"]
+    assert [views.fates(state, step)[0]["published"] for step in range(3)] == [3, 5, 8]
+    assert [views.fates(state, step)[0]["counts"]["failed"] for step in range(3)] == [0, 1, 1]
+    assert {
+        kind: count for kind, count in now["counts"].items() if count and kind != IN_FLIGHT
+    } == dict(state.view.fates["copy"])  # as `status` counts
 
 
-def test_advantages_of_tokens_are_cut_by_the_sequences_before():
-    _, answer = views.advantages(
-        rollout("copy", "g", 0), batch(["other", "g-0"], [2, 3], [9.0, 0.0], [7, 7, 0.1, 0.2, 0.3])
-    )
-    np.testing.assert_allclose(answer, [0.1, 0.2, 0.3], rtol=1e-6)
+def test_batches_by_env_and_age(state: State):
+    made = views.composition(state)
+    assert made["ages"] == [0] and [
+        (bar["first"], bar["env"], bar["age"]) for bar in made["bars"]
+    ] == [(0, [2], [2]), (1, [2], [2])]
+    assert len(views.composition(state, 0)["bars"]) == 1
 
 
-def test_a_rollout_that_forked_is_two_sequences():
-    said = [
-        Turn(message="", role="user", tokens=tokens(1, 2)),
-        Turn(message="", role="assistant", tokens=tokens(3), logprobs=floats(-1)),
-    ]
-    again = [
-        Turn(message="", role="user", tokens=tokens(1, 2, 5), fork=True),
-        Turn(message="", role="assistant", tokens=tokens(6, 7), logprobs=floats(-1, -1)),
-    ]
-    found = views.advantages(
-        rollout("copy", "g", 0, turns=[*said, *again]),
-        batch(["g-0", "g-0"], [1, 3], [0.0, 0.0], [4, 0, 5, 6]),
-    )
-    assert [values.tolist() for values in found] == [[0, 0], [4], [0, 0, 0], [5, 6]]
-
-
-@pytest.mark.parametrize("uids, lengths", [(["x"], [3]), (["g-0", "g-0"], [3, 3]), (["g-0"], [9])])
-def test_a_batch_that_has_it_otherwise_says_nothing(uids: list[str], lengths: list[int]):
-    assert views.advantages(rollout("copy", "g", 0), batch(uids, lengths, [1.0] * len(uids))) == [
-        None,
-        None,
-    ]
-
-
-def test_a_rollout_with_its_tokens():
-    made = rollout(
-        "copy", "g", 0, version=4, reward=0.5, metadata={"why": {"a": [1]}, "said": "<b>"}
-    )
-    found = views.detail(made, batch(["g-0"], [3], [0.25]), lambda ids: [f"<{id}>" for id in ids])
-    asked, answer = found["turns"]
-    assert (
-        asked["ids"] == [1, 2]
-        and asked["logprobs"] is asked["advantages"] is None
-        and asked["texts"] == ["<1>", "<2>"]
-    )
-    assert (
-        answer["logprobs"] == [-0.5] * 3
-        and answer["advantages"] == [0.25] * 3
-        and answer["spans"] == [[4, 0, 3]]
-    )
-    assert found["metadata"] == {"why": '{"a":[1]}', "said": "<b>"} and found["rewards"] == {
-        "exact": 0.5
+def view_of(state: State, time_s: float, step: int | None = None) -> dict[str, Any]:
+    found = views.overview(state, time_s, step)
+    page = rollout_views.page(state, Query(), step=step)
+    return {
+        name: found[name] for name in ("loop", "figures", "panels", "composition", "fates", "step")
+    } | {
+        "rows": page["rows"],
+        "total": page["total"],
     }
 
 
-def test_tokens_of_two_versions_are_said_apart():
-    made = rollout("copy", "g", 0, version=4, newest=5)
-    how = made.turns[1].inference_metadata
-    # which is which nobody knows
-    assert how is not None and views.detail(made, None, None)["turns"][1]["spans"] == []
-    spans = [VersionSpan(version=4, start=0, end=2), VersionSpan(version=5, start=2, end=3)]
-    turn = Turn(
-        message="",
-        role="assistant",
-        tokens=tokens(3, 4, 5),
-        logprobs=floats(-1, -1, -1),
-        inference_metadata=type(how)(server="s", temperature=1.0, version_spans=spans),
-    )
-    found = views.detail(rollout("copy", "g", 0, version=4, newest=5, turns=[turn]), None, None)
-    assert (
-        found["turns"][0]["spans"] == [[4, 0, 2], [5, 2, 3]] and found["turns"][0]["texts"] is None
-    )
+@pytest.mark.parametrize("step", [0, 1])
+def test_the_slider_is_the_same_fold_stopped_at_a_step(step: int, state: State):
+    """The whole page at step k, of the whole run, is the page of a run that has only come to the
+    end of step k.
+    """
+    end_s = 10.0 * (step + 1)
+    stopped = folded([message for message in messages() if message.timestamp_s < end_s])
+    assert view_of(state, END_S, step) == view_of(stopped, end_s)
+    # rollouts/s of the env, as it said then
+    assert view_of(state, END_S, step)["loop"][0]["rate"] == 2.0 + step
 
 
-def test_a_very_long_rollout_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(views, "MOST_TOKENS", 4)
-    asked, answer = views.detail(rollout("copy", "g", 0), None, None)["turns"]
-    assert (asked["ids"], asked["omitted"], answer["ids"], answer["omitted"]) == (
-        [1, 2],
-        0,
-        [3, 4],
-        1,
-    ) and len(answer["logprobs"]) == 2
+def test_the_last_step_is_the_run_as_it_is(state: State):
+    assert view_of(state, END_S, 2) == view_of(state, END_S)
 
 
-def test_a_failed_rollout_has_its_cause():
-    found = views.detail(rollout("copy", "g", 0, failure="timeout"), None, None)
-    assert found["failure"] == "timeout" and found["turns"] == [] and found["problem"] == "g"
-
-
-def test_a_long_curve_is_thinned_to_means(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(views, "POINTS", 2)
-    assert views.thinned([0, 1, 2, 3, 4], np.array([1.0, 3.0, np.nan, 8.0, np.nan])) == [
-        [2, 2.0],
-        [4, 8.0],
+def test_the_page_is_told_of_sessions_as_they_were_at_a_step():
+    state = new(AGENTS)
+    for message in session_messages():
+        fold(state, message)
+    now = views.overview(state, 22.0)
+    assert now["sessions"] == [
+        {
+            "env": "agent",
+            "ends": {"finished": 2, "cut off: time": 1},
+            "forks": {"template": 2},
+        }
     ]
-    assert (
-        views.thinned([7], np.array([np.inf])) == [[7, None]]
-        and views.thinned([], np.array([])) == []
-    )
+    then = views.overview(state, 22.0, 0)["sessions"][0]
+    assert then["ends"] == {"finished": 1} and then["forks"] == {"template": 1}
+
+
+def test_envs_without_agents_have_no_sessions():
+    run = AGENTS.model_copy(update={"envs": {"agent": AGENTS.envs["copy"]}})
+    state = new(run)
+    for message in session_messages():
+        fold(state, message)
+    assert views.overview(state, 22.0)["sessions"] == [] and not state.sessions
+
+
+def test_looking_at_a_run_whose_agents_have_made_nothing_yet_leaves_its_state_as_it_is():
+    state = new(AGENTS)
+    found = views.overview(state, 22.0)["sessions"]
+    assert found == [{"env": "agent", "ends": {}, "forks": {}}] and not state.sessions
