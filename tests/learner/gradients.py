@@ -7,6 +7,7 @@ python -m tests.learner.gradients MODEL OUT [MICRO_BATCH_ROWS [COORDINATOR PROCE
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,12 +61,16 @@ def divided(division: Sharding) -> RlExample:
 
 
 def gradient(
-    directory: Path, micro_batch_rows: int = 0, taken: RlExample | None = None, **compute: Any
+    directory: Path,
+    micro_batch_rows: int = 0,
+    taken: RlExample | None = None,
+    look: Callable[[Any], None] = lambda state: None,
+    **compute: Any,
 ) -> dict[str, np.ndarray]:
     """The gradient of the loss of docs/design/grpo.md, with the divergence from another policy.
 
-    It is what Adam keeps of each parameter's first step when it forgets at once. `compute`: further
-    settings of the learner.
+    It is what Adam keeps of each parameter's first step when it forgets at once. `look` is called
+    with the state after that step. `compute`: further settings of the learner.
     """
     settings = Learner(
         loss="grpo",
@@ -83,6 +88,7 @@ def gradient(
         # arrays of its own, too: the trainer takes them
         trained = jax.tree.map(lambda leaf: leaf * 1.05, model.load(directory, CONTEXT, settings))
         state, measured = updater.step(updater.initial_state(trained), reference, taken or batch())
+        look(state)
         kept = cast(Any, state.opt_state)[2][0].mu
         found = {
             jax.tree_util.keystr(path): process_allgather(leaf, tiled=True)

@@ -1,11 +1,17 @@
-"""The gradient of one batch on 8 devices, divided in several ways: `python -m tests.learner.meshes
-MODEL OUT [dense | mixture]`. It needs 8 devices. `mixture`: the model is a mixture of experts.
+"""The gradient of one batch on 8 devices, divided in several ways:
+
+python -m tests.learner.meshes MODEL OUT [dense | mixture | nodes [COORDINATOR PROCESS]]
+
+It needs 8 devices. `mixture`: the model is a mixture of experts. `nodes`: the devices are those of
+two processes, which meet at the COORDINATOR.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +35,14 @@ MIXTURE_MESHES = {
     "experts": {"data": 4, "expert": 2},
     "experts and tensor": {"data": 2, "expert": 2, "model": 2},
 }
+# Two processes with four devices each. The last mesh is that of each node.
+NODES_MESHES: dict[str, dict[str, Any]] = {
+    "fsdp": {"data": 8},
+    "tensor": {"data": 4, "model": 2},
+    "hybrid": {"data": 2, "replica": 2, "model": 2},
+    "nodes divide": {"data": 2, "model": 2, "nodes": "divide"},
+}
+KINDS = {"dense": MESHES, "mixture": MIXTURE_MESHES, "nodes": NODES_MESHES}
 
 
 def reference_rows(directory: Path) -> np.ndarray:
@@ -43,11 +57,39 @@ def reference_rows(directory: Path) -> np.ndarray:
         return np.array([part.shape[0], max(rows)], np.int32)
 
 
-def main(directory: str, out: str, kind: str = "dense") -> None:
+def meet(coordinator: str, process: int) -> None:
+    """Make the devices of two processes one learner's."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, 2, process)
+
+
+def make_processes_nodes() -> None:
+    """Give devices the node that JAX knows of a GPU: here that is its process."""
+    setattr(type(jax.devices()[0]), "slice_index", property(lambda device: device.process_index))  # noqa: B010
+
+
+def keep_share(shares: list[float], state: Any) -> None:
+    """Note which part of the embedding each device has."""
+    weight: jax.Array = state.model.embeddings.token_embeddings.weight.array
+    shares.append(weight.addressable_shards[0].data.size / weight.size)
+
+
+def main(
+    directory: str, out: str, kind: str = "dense", coordinator: str = "", process: str = "0"
+) -> None:
+    if kind == "nodes":
+        meet(coordinator, int(process))
     assert jax.device_count() == 8
-    found = {"reference rows": reference_rows(Path(directory))}
-    for name, mesh in (MIXTURE_MESHES if kind == "mixture" else MESHES).items():
-        for key, array in gradient(Path(directory), mesh=mesh).items():
+    found = dict[str, np.ndarray]()
+    if kind == "dense":
+        found["reference rows"] = reference_rows(Path(directory))
+    for name, mesh in KINDS[kind].items():
+        if "nodes" in mesh:
+            make_processes_nodes()
+        shares = list[float]()
+        taken = gradient(Path(directory), look=partial(keep_share, shares), mesh=mesh)
+        found[f"share/{name}"] = np.array(shares)
+        for key, array in taken.items():
             found[f"{name}/{key}"] = np.ascontiguousarray(array)
     save_file(found, out)
 

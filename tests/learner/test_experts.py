@@ -4,9 +4,6 @@ are, and along the experts that a server chose.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +24,9 @@ from streamrl.learner.losses import k3
 from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import predict, with_axes
 from tests.learner import mixture
+from tests.learner.devices import run_on_eight
 from tests.learner.gradients import batch, gradient
 from tests.learner.meshes import MIXTURE_MESHES
-from tests.support.waiting import patience
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -173,16 +168,7 @@ def test_experts_that_the_model_cannot_have_chosen_are_left_out(
 @pytest.mark.slow
 def test_every_mesh_gives_the_gradient_of_one_device(directory: Path, tmp_path: Path):
     """Rows, the inner width and the experts divided among eight devices."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.learner.meshes", directory, tmp_path / "found", "mixture"],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_eight("tests.learner.meshes", directory, tmp_path / "found", "mixture")
     found = load_file(tmp_path / "found")
     expected = gradient(directory)
     for mesh in MIXTURE_MESHES:

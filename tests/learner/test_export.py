@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from streamrl.learner import export, model
 from streamrl.learner.mesh import use_mesh
-from streamrl.local_kafka.ports import free_port
 from tests.learner.conftest import CONTEXT
-from tests.support.waiting import patience
-
-ROOT = Path(__file__).parents[2]
+from tests.learner.devices import run_on_two_by_four
 
 
 def exported(origin: Path, directory: Path) -> Path:
@@ -136,28 +130,11 @@ def test_a_full_disk_is_an_oserror(tiny: Path, tmp_path: Path):
 def test_of_two_processes_rank_zero_has_the_tensors_and_the_other_holds_one_at_a_time(
     tiny: Path, tmp_path: Path
 ):
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
-    coordinator = f"127.0.0.1:{free_port()}"
-    program = [sys.executable, "-m", "tests.learner.exports", str(tiny)]
-    processes = [
-        subprocess.Popen(
-            [*program, str(tmp_path / str(number)), coordinator, str(number)],
-            cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        for process in processes:
-            said = process.communicate(timeout=patience(200))[0]
-            assert process.returncode == 0, said[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    run_on_two_by_four(
+        "tests.learner.exports",
+        lambda coordinator, number: [tiny, tmp_path / str(number), coordinator, str(number)],
+        tmp_path,
+    )
     weights = (tiny / export.WEIGHTS).read_bytes()
     assert (tmp_path / "0" / export.WEIGHTS).read_bytes() == weights
     held = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -26,11 +24,10 @@ from streamrl.learner.mesh import (
     use_mesh,
 )
 from tests.learner.conftest import CONTEXT
+from tests.learner.devices import run_on_eight, run_on_two_by_four
 from tests.learner.gradients import gradient
-from tests.learner.meshes import MESHES
-from tests.support.waiting import patience
+from tests.learner.meshes import MESHES, NODES_MESHES
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 
 
@@ -49,16 +46,7 @@ def on_eight_devices(
     small: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, np.ndarray]:
     out = tmp_path_factory.mktemp("meshes") / "found"
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.learner.meshes", str(small), str(out)],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_eight("tests.learner.meshes", small, out)
     return load_file(out)
 
 
@@ -67,17 +55,48 @@ def on_one_device(small: Path) -> dict[str, np.ndarray]:
     return gradient(small)
 
 
+def worst_difference(
+    found: dict[str, np.ndarray], mesh: str, expected: dict[str, np.ndarray]
+) -> float:
+    return max(
+        float(np.abs(found[f"{mesh}/{name}"] - array).max()) for name, array in expected.items()
+    )
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_mesh_gives_the_gradient_of_one_device(
     mesh: str, on_eight_devices: dict[str, np.ndarray], on_one_device: dict[str, np.ndarray]
 ):
     """With the loss, the divergence from the reference and the probe."""
-    worst = max(
-        float(np.abs(on_eight_devices[f"{mesh}/{name}"] - array).max())
-        for name, array in on_one_device.items()
-    )
+    worst = worst_difference(on_eight_devices, mesh, on_one_device)
     print(f"{mesh}: at most {worst:.1e} from one device")
     assert worst <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_two_processes_with_four_devices_each_give_the_gradient_of_one(
+    small: Path, on_one_device: dict[str, np.ndarray], tmp_path: Path
+):
+    """In the last mesh each process is a node, and all devices of both divide the parameters."""
+    run_on_two_by_four(
+        "tests.learner.meshes",
+        lambda coordinator, number: [
+            small,
+            tmp_path / str(number),
+            "nodes",
+            coordinator,
+            str(number),
+        ],
+        tmp_path,
+    )
+    for number in range(2):
+        found = load_file(tmp_path / str(number))
+        for mesh in NODES_MESHES:
+            worst = worst_difference(found, mesh, on_one_device)
+            print(f"process {number}, {mesh}: at most {worst:.1e} from one device")
+            assert worst <= TOLERANCE
+        shares = {mesh: found[f"share/{mesh}"].item() for mesh in NODES_MESHES}
+        assert shares == {"fsdp": 1 / 8, "tensor": 1 / 4, "hybrid": 1 / 2, "nodes divide": 1 / 4}
 
 
 def test_each_device_scores_its_own_rows(on_eight_devices: dict[str, np.ndarray]):
