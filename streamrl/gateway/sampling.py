@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from streamrl.inference.client import Client
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Place, answer_message
 from streamrl.sessions.messages import Message, canonical_call
-from streamrl.sessions.model_calls import location, to_call
+from streamrl.sessions.model_calls import location, prefix_of, to_call
 
 SYNTAXES: tuple[CallSyntax, ...] = ("json", "brackets")
 
@@ -49,15 +50,14 @@ class CallSampler:
             variables = {**settings.chat_template_kwargs, **request.chat_template_kwargs}
             settings = settings.model_copy(update={"chat_template_kwargs": variables})
         tree = session.tree
-        history = request.token_ids
+        prefix = prefix_of(tree, place)
         asked: list[Message] = []
         if request.messages:
             asked = [*tree.conversation(place.continues), *place.new_messages]
-            history = tree.context(place.continues).tolist() if place.continues else []
-        last = tree.calls[place.continues].inference_metadata.server if place.continues else ""
+        else:
+            prefix = replace(prefix, tokens=request.token_ids)
         client = self._clients[settings.pool]
-        new = len(place.new_messages)
-        answers = await client.sample(asked, request.n, settings, request.tools, history, last, new)
+        answers = await client.sample(asked, request.n, settings, request.tools, prefix)
         located = location(tree, request.messages, place, answers[0])
         first = secrets.token_hex(12)
         syntax = cast(CallSyntax, settings.tool_syntax)

@@ -15,6 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
 from streamrl.config.sections.envs import Env
 from streamrl.config.topology import GENERATION
+from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.inference.prompts import Conversation, make_prompt
 from streamrl.inference.registry import STICK_MARGIN, Registry
 from streamrl.inference.server_connection import RequestFailed, RequestRejected, ServerConnection
@@ -162,18 +164,10 @@ class Client:
         n: int,
         env: Env,
         tools: Sequence[Mapping[str, Any]] = (),
-        history: Sequence[int] = (),
-        last: str = "",
-        new_messages: int = 0,
+        prefix: Prefix = NO_PREFIX,
     ) -> list[Sampled]:
         """`n` answers to a conversation, in one request to one server, another one if that fails.
-        `tools`: as its chat template is told of them.
-
-        `history`: ids of its last prompt and answer; the prompt goes on from them unless the
-        template rewrites what they say. Without messages they are the prompt. `last`: the server
-        that gave that answer; it is asked again while it is hardly busier than the others.
-        `new_messages`: how many of the messages follow that answer; by it the history is kept where
-        the template rewrites it (`model.history: keep`).
+        `tools`: as its chat template is told of them. `prefix`: what its prompt goes on from.
 
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x
         timeout_s. Raises SamplingFailed: the request cannot be served (ContextFull: a prompt longer
@@ -182,15 +176,14 @@ class Client:
         """
         conversation = Conversation(
             messages=messages,
-            history=history,
-            new_messages=new_messages if self._keeps_history else 0,
+            prefix=prefix if self._keeps_history else replace(prefix, new_messages=0),
             tools=tools,
             variables=env.chat_template_kwargs,
         )
         failed: list[str] = []
         late = 0
         causes: list[str] = []
-        server = await self.ready(n, last=last)
+        server = await self.ready(n, last=prefix.server)
         while True:
             try:
                 return await self._ask(server, conversation, n, env)

@@ -13,10 +13,30 @@ behind an answer (`after_answer`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
 """An OpenAI chat message."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a prompt goes on from: the last prompt of its conversation and the answer to it."""
+
+    # Their ids. The prompt begins with them unless the template rewrites what they say; a request
+    # without messages has nothing else.
+    tokens: Sequence[int] = ()
+    # Gave that answer, and is asked again while it is hardly busier than the others.
+    server: str = ""
+    # How many of the request's messages follow that answer. By it the tokens are kept where the
+    # template rewrites them (`model.history: keep`). 0, or all of them: that answer may not be
+    # among the messages.
+    new_messages: int = 0
+
+
+NO_PREFIX = Prefix()
+"""Of a request that begins a conversation."""
 
 
 def continuation_index(history: Sequence[int], rendered: Sequence[int]) -> int | None:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamrl.inference.prefix import after_answer, continuation_index, with_answer
+from streamrl.inference.prefix import Prefix, after_answer, continuation_index, with_answer
 from streamrl.inference.server_connection import ServerConnection
 from streamrl.inference.vllm_answers import Detokenized, Rendered
 
@@ -17,10 +17,7 @@ class Conversation(NamedTuple):
     """What the policy is asked to go on with."""
 
     messages: list[dict[str, Any]]
-    history: Sequence[int]  # ids of its last prompt and answer
-    # How many of the messages follow the history's answer. The history is kept then, whatever the
-    # template makes of it. 0, or all of them: that answer may not be among the messages.
-    new_messages: int
+    prefix: Prefix
     tools: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]  # of the chat template
 
@@ -28,8 +25,9 @@ class Conversation(NamedTuple):
 async def make_prompt(
     connection: ServerConnection, model: str, conversation: Conversation, max_tokens: int
 ) -> tuple[list[int], int]:
-    """The tokens of the prompt, and how many of them are the history."""
-    messages, history, new_messages, tools, variables = conversation
+    """The tokens of the prompt, and how many of them are those of the prefix."""
+    messages, prefix, tools, variables = conversation
+    history = prefix.tokens
     if not messages:
         return list(history), 0
     body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens}
@@ -44,8 +42,8 @@ async def make_prompt(
     place = continuation_index(history, rendered)
     if place is not None and await _is_same_text(connection, model, history, rendered[:place]):
         return [*history, *rendered[place:]], len(history)
-    if 0 < new_messages < len(messages):
-        following = await _after_answer(connection, body, -new_messages - 1, history[-1])
+    if 0 < prefix.new_messages < len(messages):
+        following = await _after_answer(connection, body, -prefix.new_messages - 1, history[-1])
         if following is not None:
             return [*history, *following], len(history)
     return rendered, 0

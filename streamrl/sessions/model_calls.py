@@ -8,11 +8,23 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from streamrl.inference.client import Sampled
+from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Place
 from streamrl.sessions.messages import Message
 
 Fork = Literal["", "template", "edit", "compaction", "sub-agent"]
+
+
+def prefix_of(tree: CallTree, place: Place) -> Prefix:
+    """What the prompt of a request at this place goes on from."""
+    if not place.continues:
+        return NO_PREFIX
+    return Prefix(
+        tokens=tree.context(place.continues).tolist(),
+        server=tree.calls[place.continues].inference_metadata.server,
+        new_messages=len(place.new_messages),
+    )
 
 
 class Location(NamedTuple):

@@ -16,6 +16,7 @@ from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.inference.client import ContextFull, Sampled
+from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.records import Rollout, VersionSpan
 
 END = 3  # of a turn
@@ -56,11 +57,9 @@ class Scripted:
         n: int,
         env: Env,
         tools: Sequence[Mapping[str, Any]] = (),
-        history: Sequence[int] = (),
-        last: str = "",
-        new_messages: int = 0,
+        prefix: Prefix = NO_PREFIX,
     ) -> list[Sampled]:
-        self.lasts.append(last)
+        self.lasts.append(prefix.server)
         turn = sum(message["role"] == "assistant" for message in messages)
         said = self.says[turn]
         if isinstance(said, float):
@@ -69,11 +68,12 @@ class Scripted:
         if isinstance(said, Exception):
             raise said
         fresh = self.rendered(messages)
-        keeps = not self.rewrites or (self.keeps and 0 < new_messages < len(messages))
-        kept = len(history) if keeps else 0
+        is_told = 0 < prefix.new_messages < len(messages)
+        keeps = not self.rewrites or (self.keeps and is_told)
+        kept = len(prefix.tokens) if keeps else 0
         new = messages[turn * 2 :]  # a conversation here goes back and forth
         prompt = (
-            [*history, *(t for m in new for t in [*map(ord, m["content"]), END]), 1]
+            [*prefix.tokens, *(t for m in new for t in [*map(ord, m["content"]), END]), 1]
             if kept
             else fresh
         )

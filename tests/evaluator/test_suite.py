@@ -52,7 +52,7 @@ class Policy:
         n: int,
         env: Env,
         tools: Sequence[Mapping[str, Any]] = (),
-        history: Sequence[int] = (),
+        *more: object,
     ) -> list[Sampled]:
         self.asked.append(n)
         self.env = env

@@ -14,6 +14,7 @@ from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.sampling import CallSampler, Reading, place_of, read_answer
 from streamrl.gateway.session_index import Session
 from streamrl.inference.client import Sampled
+from streamrl.inference.prefix import Prefix
 from streamrl.log.codec import encode
 from streamrl.records import SessionStart, VersionSpan
 from streamrl.sessions.rollouts import to_turns
@@ -153,15 +154,13 @@ class Policy:
         n: int,
         env: Env,
         tools: Any,
-        history: list[int],
-        last: str,
-        new_messages: int,
+        prefix: Prefix,
     ) -> list[Sampled]:
         text = "an answer"
         return [
             Sampled(
                 server_id="i",
-                prompt_tokens=np.array([*history, *rendered(messages[-1:], [])], np.uint16),
+                prompt_tokens=np.array([*prefix.tokens, *rendered(messages[-1:], [])], np.uint16),
                 tokens=np.array([*text.encode(), END], np.uint16),
                 logprobs=np.zeros(len(text) + 1, np.float32),
                 text=text,
@@ -172,7 +171,7 @@ class Policy:
                 top_p=1.0,
                 top_k=-1,
                 max_tokens=200,
-                prefix_tokens=len(history),
+                prefix_tokens=len(prefix.tokens),
             )
         ]
 

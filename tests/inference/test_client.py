@@ -11,6 +11,7 @@ import pytest
 from streamrl.config.sections.envs import Env
 from streamrl.inference import client as room
 from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFailed, TimedOut
+from streamrl.inference.prefix import Prefix
 from streamrl.records import Server, VersionSpan
 from tests.inference.stub import Stub
 from tests.support.waiting import until
@@ -88,7 +89,7 @@ def test_a_conversation_goes_on_with_its_last_server_while_that_is_hardly_busier
             client.registry.stick_margin = 4
             client.registry.acquire("b", busy)
             return [
-                (await client.sample(QUESTION, 1, Env(), last=last))[0].server_id
+                (await client.sample(QUESTION, 1, Env(), prefix=Prefix(server=last)))[0].server_id
                 for last in ("b", "b", "gone")
             ]
 
@@ -179,7 +180,7 @@ def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life()
 
 def test_without_messages_the_prompt_is_the_tokens_given():
     with Stub("a") as stub:
-        (first,) = run(lambda client: client.sample([], 1, ENV, (), [1, 9, 4]), stub)
+        (first,) = run(lambda client: client.sample([], 1, ENV, (), Prefix([1, 9, 4])), stub)
     assert [path for path, _ in stub.asked] == ["/inference/v1/generate"] and stub.asked[0][1][
         "token_ids"
     ] == [1, 9, 4]
@@ -278,7 +279,7 @@ def go_on(stub: Stub) -> tuple[Sampled, list[str], list[int]]:
     """The next turn of that conversation: the sample, the routes that were asked, and the tokens
     that were sampled from.
     """
-    (sampled,) = run(lambda client: client.sample(QUESTION, 1, ENV, history=SAID), stub)
+    (sampled,) = run(lambda client: client.sample(QUESTION, 1, ENV, prefix=Prefix(SAID)), stub)
     return sampled, [path for path, _ in stub.asked], stub.asked[-1][1]["token_ids"]
 
 

@@ -20,6 +20,7 @@ from streamrl.inference import vllm_server
 from streamrl.inference.client import Client
 from streamrl.inference.engine import Engine
 from streamrl.inference.openai_context import InferenceContext
+from streamrl.inference.prefix import Prefix
 from streamrl.records import Server
 from tests.support.bpe import bpe, letters
 
@@ -159,7 +160,7 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
                     {"role": "assistant", "content": answer},
                     {"role": "tool", "content": "two", "tool_call_id": "call-0"},
                 ]
-                (second,) = await client.sample(more, 1, Env(max_tokens=5), history=history)
+                (second,) = await client.sample(more, 1, Env(max_tokens=5), prefix=Prefix(history))
                 cut_otherwise += (
                     tokenizer.apply_chat_template(more, add_generation_prompt=True)[: len(history)]
                     != history
@@ -177,7 +178,7 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
                 {"role": "assistant", "content": "another answer"},
                 {"role": "tool", "content": "two", "tool_call_id": "call-0"},
             ]
-            (fork,) = await client.sample(other, 1, Env(max_tokens=5), history=history)
+            (fork,) = await client.sample(other, 1, Env(max_tokens=5), prefix=Prefix(history))
             assert (
                 fork.prefix_tokens == 0
                 and fork.prompt_tokens.tolist()
@@ -219,7 +220,7 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(
                 {"role": "assistant", "content": first.text},
                 {"role": "user", "content": "two"},
             ]
-            (second,) = await client.sample(more, 1, Env(max_tokens=5), history=history)
+            (second,) = await client.sample(more, 1, Env(max_tokens=5), prefix=Prefix(history))
             rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
             prompt = second.prompt_tokens.tolist()
             assert prompt[: second.prefix_tokens] == (history if second.prefix_tokens else []) and (

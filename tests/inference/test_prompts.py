@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from streamrl.inference.prefix import Prefix
 from streamrl.inference.prompts import Conversation, make_prompt
 from streamrl.inference.server_connection import ServerConnection
 from streamrl.inference.vllm_answers import Detokenized, Rendered
@@ -41,7 +42,7 @@ class Server:
 
 
 async def prompt_of(server: Server, history: list[int], new_messages: int) -> tuple[list[int], int]:
-    conversation = Conversation(TALK, history, new_messages, (), {})
+    conversation = Conversation(TALK, Prefix(history, new_messages=new_messages), (), {})
     return await make_prompt(cast(ServerConnection, server), "policy", conversation, 9)
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Message, Problem, Tool
 from streamrl.inference.client import Sampled
+from streamrl.inference.prefix import NO_PREFIX, Prefix
 
 
 class Sampler(Protocol):
@@ -20,9 +21,7 @@ class Sampler(Protocol):
         n: int,
         env: Env,
         tools: Sequence[Tool] = (),
-        history: Sequence[int] = (),
-        last: str = "",
-        new_messages: int = 0,
+        prefix: Prefix = NO_PREFIX,
     ) -> list[Sampled]: ...
 
 
@@ -61,6 +60,7 @@ class FirstRequest:
         problem = self.problem
         count = len(self.rollouts)
         if problem.tokens:
-            return await self._sampler.sample([], count, self._settings, (), problem.tokens)
+            prompt = Prefix(problem.tokens)
+            return await self._sampler.sample([], count, self._settings, (), prompt)
         messages = list(problem.messages)
         return await self._sampler.sample(messages, count, self._settings, problem.tools)

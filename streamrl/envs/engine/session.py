@@ -31,7 +31,7 @@ from streamrl.errors import describe_error
 from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
 from streamrl.sessions.call_tree import Place
 from streamrl.sessions.messages import canonical_if_possible
-from streamrl.sessions.model_calls import location, to_call, to_sampled
+from streamrl.sessions.model_calls import location, prefix_of, to_call, to_sampled
 
 MAX_STATE_BYTES = 65_536
 
@@ -194,15 +194,8 @@ class RolloutSession:
         is_first = not tree.calls and self.index in first.rollouts
         if is_first and messages == list(problem.messages) and tools == list(problem.tools):
             return (await first.answers())[first.rollouts.index(self.index)]
-        history: list[int] = []
-        server = ""
-        if before.continues:
-            history = tree.context(before.continues).tolist()
-            server = tree.calls[before.continues].inference_metadata.server
-        new = len(before.new_messages)
-        (sampled,) = await self.sampler.sample(
-            messages, 1, self.settings, tools, history, server, new
-        )
+        prefix = prefix_of(tree, before)
+        (sampled,) = await self.sampler.sample(messages, 1, self.settings, tools, prefix)
         return sampled
 
     def _name_of(self, asked: list[Message], tools: list[Tool]) -> str:

@@ -59,18 +59,9 @@ class Leader(AgentLoopEnv):
 class Counted(Scripted):
     requests = 0
 
-    async def sample(
-        self,
-        messages: Any,
-        n: int,
-        env: Any,
-        tools: Any = (),
-        history: Any = (),
-        last: str = "",
-        new_messages: int = 0,
-    ) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, *more: Any) -> Any:
         self.requests += 1
-        return await super().sample(messages, n, env, tools, history, last, new_messages)
+        return await super().sample(messages, n, env, *more)
 
 
 def play(env: Any, policy: Any, n: int = 1, **settings: Any) -> list[Rollout]:

@@ -19,6 +19,7 @@ from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Sampled
+from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.records import VersionSpan
 from tests.support.build import floats, tokens
 
@@ -123,11 +124,10 @@ class Sampler:
         n: int,
         env: Env,
         tools: object = (),
-        history: Any = (),
-        *more: object,
+        prefix: Prefix = NO_PREFIX,
     ) -> list[Sampled]:
-        self.asked.append((messages, list(history)))
-        prompt = tokens(*history) if len(history) else tokens(1, 2)
+        self.asked.append((messages, list(prefix.tokens)))
+        prompt = tokens(*prefix.tokens) if prefix.tokens else tokens(1, 2)
         spans = [VersionSpan(version=0, start=0, end=3)]
         return [
             Sampled(

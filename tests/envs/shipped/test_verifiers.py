@@ -130,18 +130,9 @@ class Asked(Scripted):
         super().__init__(*says)
         self.asked: list[tuple[list[Any], Sequence[Mapping[str, Any]], int]] = []
 
-    async def sample(
-        self,
-        messages: Any,
-        n: int,
-        env: Any,
-        tools: Any = (),
-        history: Any = (),
-        last: str = "",
-        new_messages: int = 0,
-    ) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), *more: Any) -> Any:
         self.asked.append((list(messages), tools, n))
-        return await super().sample(messages, n, env, tools, history, last, new_messages)
+        return await super().sample(messages, n, env, tools, *more)
 
 
 def test_tools_are_called_and_a_call_stays_what_was_said():
@@ -195,21 +186,12 @@ class Varied(Asked):
     first.
     """
 
-    async def sample(
-        self,
-        messages: Any,
-        n: int,
-        env: Any,
-        tools: Any = (),
-        history: Any = (),
-        last: str = "",
-        new_messages: int = 0,
-    ) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), *more: Any) -> Any:
         says = self.says
         found = []
         for said in says[:n]:
             self.says = (said, *says[n:])
-            found += await super().sample(messages, 1, env, tools, history, last, new_messages)
+            found += await super().sample(messages, 1, env, tools, *more)
         self.says, self.asked = says, [*self.asked[: -len(found)], (list(messages), tools, n)]
         return found
 
@@ -251,20 +233,11 @@ class Fails(Scripted):
 
     seconds = 0
 
-    async def sample(
-        self,
-        messages: Any,
-        n: int,
-        env: Any,
-        tools: Any = (),
-        history: Any = (),
-        last: str = "",
-        new_messages: int = 0,
-    ) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, *more: Any) -> Any:
         self.seconds += n == 1
         if self.seconds == 2:
             raise SamplingFailed("the server is gone")
-        return await super().sample(messages, n, env, tools, history, last, new_messages)
+        return await super().sample(messages, n, env, *more)
 
 
 def test_a_rubric_function_that_raises_fails_the_rollout():
@@ -408,20 +381,8 @@ def test_those_that_ship_as_an_example(sort: str, says: list[str], rewards: dict
 class Differing(Scripted):
     """Says another thing in each rollout."""
 
-    async def sample(
-        self,
-        messages: Any,
-        n: int,
-        env: Any,
-        tools: Any = (),
-        history: Any = (),
-        last: str = "",
-        new_messages: int = 0,
-    ) -> Any:
-        return [
-            (await Scripted(said).sample(messages, 1, env, tools, history, last, new_messages))[0]
-            for said in self.says
-        ]
+    async def sample(self, messages: Any, n: int, env: Any, *more: Any) -> Any:
+        return [(await Scripted(said).sample(messages, 1, env, *more))[0] for said in self.says]
 
 
 def test_only_the_rollout_that_a_function_raised_for_fails_unless_it_judges_all():
