@@ -1,5 +1,5 @@
 """Settings of Levanter and JAX: the trainer's configuration, a mesh for use outside a trainer,
-determinism, and the compilation cache.
+determinism, memory, and the compilation cache.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamrl.config.sections.learner import Learner, Mesh
 from streamrl.errors import ConfigError
 from streamrl.learner.experts import EXPERT
 from streamrl.learner.model import BATCH, axes_of, compute_policy
+from streamrl.processor.tuning import return_freed_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +140,15 @@ def shard_rows(array: np.ndarray, trainer: Trainer) -> NamedArray:
     return hax.named(
         jax.make_array_from_callback(array.shape, sharding, lambda part: array[part]), axes
     )
+
+
+def prepare_process(run_directory: Path) -> None:
+    """Settings of a process that computes with a model of the run. Call this before JAX computes
+    anything, and before it compiles anything: it looks for its cache only once.
+    """
+    return_freed_arrays()
+    make_deterministic()
+    enable_compilation_cache(run_directory / "compiled")
 
 
 def make_deterministic() -> None:

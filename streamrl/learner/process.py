@@ -23,13 +23,12 @@ from streamrl.config.run_file import RunFile
 from streamrl.learner import distributed
 from streamrl.learner.distributed import ProcessRank
 from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
-from streamrl.learner.mesh import check_division, enable_compilation_cache, make_deterministic
+from streamrl.learner.mesh import check_division, prepare_process
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.start import find_beginning, learner_settings
 from streamrl.learner.trainer import open_trainer
 from streamrl.learner.writing import open_publisher, open_writing_part
 from streamrl.log.protocol import Log
-from streamrl.processor.tuning import return_freed_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +54,7 @@ def main(
     """
     learner = name or run.learner.name
     own = learner_settings(run, learner, at, overrides)
-    return_freed_arrays()
-    make_deterministic()
-    # JAX looks for the cache only once, before it compiles anything.
-    enable_compilation_cache(run.directory / "compiled")
+    prepare_process(run.directory)
     if rank is not None:
         distributed.initialize(rank)
     check_division(own.learner, own.batcher.processes)

@@ -16,10 +16,9 @@ from streamrl.learner import model
 from streamrl.learner.examples import expand, to_ragged
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.masking import mask_untrainable
-from streamrl.learner.mesh import enable_compilation_cache, make_deterministic
+from streamrl.learner.mesh import prepare_process
 from streamrl.learner.reference import EXTERNAL, NO_REFERENCE, ReferenceModel
 from streamrl.learner.update import Updater
-from streamrl.processor.tuning import return_freed_arrays
 from streamrl.records import Batch, Scores
 
 logger = logging.getLogger(__name__)
@@ -55,9 +54,7 @@ def open_models(run: RunFile) -> ScoringModels:
 @contextmanager
 def open_updater(run: RunFile) -> Iterator[Updater]:
     """What computes logprobs, on the mesh of the devices that it uses."""
-    return_freed_arrays()
-    make_deterministic()
-    enable_compilation_cache(run.directory / "compiled")
+    prepare_process(run.directory)
     updater = Updater(run.learner, run.batcher.rows)
     with updater.use_mesh():
         yield updater

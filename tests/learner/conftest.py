@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.config.sections.learner import TinyModel
-from streamrl.learner import process, trainer
+from streamrl.learner import mesh, trainer
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import enable_compilation_cache
 from tests.conftest import COMPILED
@@ -30,7 +30,7 @@ def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learners in tests use that of the working tree (tests/conftest.py), not one for every run,
     and the Updaters of earlier ones.
     """
-    monkeypatch.setattr(process, "enable_compilation_cache", lambda directory: None)
+    monkeypatch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
     monkeypatch.setattr(trainer, "Updater", shared_updater)
 
 

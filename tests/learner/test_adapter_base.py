@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from streamrl.config.run_file import RunFile, changed
 from streamrl.config.sections.operation import Fork
-from streamrl.learner import adapters, checkpoints, export, process
+from streamrl.learner import adapters, checkpoints, export, mesh
 from streamrl.learner.adapter_base import base_manifest, write_base
 from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
@@ -47,7 +47,7 @@ class Trained(NamedTuple):
 def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     """A run of three batches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "enable_compilation_cache", lambda directory: None)
+        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
         run = changed(run_of(tmp_path_factory.mktemp("runs"), tiny), LORA)
         log = a_log(*map(batch, range(3)))
         with learning(run, log) as life:

@@ -27,7 +27,7 @@ from streamrl.errors import (
     TransactionFailed,
     VersionMismatch,
 )
-from streamrl.learner import checkpoints, inputs, process
+from streamrl.learner import checkpoints, inputs, mesh, process
 from streamrl.learner.probe import batch_tokens
 from streamrl.learner.trainer import PolicyTrainer
 from streamrl.log.codec import to_message
@@ -205,9 +205,8 @@ class Lived(NamedTuple):
 @pytest.fixture(scope="module")
 def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            process, "enable_compilation_cache", lambda directory: None
-        )  # that of the working tree
+        # The cache is that of the working tree.
+        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
         run = run_of(tmp_path_factory.mktemp("runs"), tiny)
         log = a_log()
         with compilations() as compiled, learning(run, log) as life:

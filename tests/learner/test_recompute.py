@@ -15,7 +15,7 @@ import pytest
 from streamrl.config.run_file import RunFile, changed
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
-from streamrl.learner import checkpoints, process
+from streamrl.learner import checkpoints, mesh
 from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import recompute_version, retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
@@ -43,9 +43,8 @@ class Recording(NamedTuple):
 @pytest.fixture(scope="module")
 def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            process, "enable_compilation_cache", lambda directory: None
-        )  # that of the working tree
+        # The cache is that of the working tree.
+        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
         run = run_of(tmp_path_factory.mktemp("runs"), tiny)
         log = a_log(*map(batch, range(BATCHES)))
         with learning(run, log) as life:

@@ -11,5 +11,4 @@ from tests.learner.updaters import shared_updater
 
 @pytest.fixture(autouse=True)
 def _one_cache_for_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "enable_compilation_cache", lambda directory: None)
     monkeypatch.setattr(scoring, "Updater", shared_updater)

@@ -18,8 +18,7 @@ import pytest
 from streamrl.config.run_file import RunFile, changed, parse
 from streamrl.config.sections.learner import TinyModel
 from streamrl.errors import ConfigError, Fenced
-from streamrl.learner import model
-from streamrl.learner import process as learner
+from streamrl.learner import mesh, model
 from streamrl.learner.examples import expand, to_ragged
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.inputs import announced_hashes
@@ -31,7 +30,6 @@ from streamrl.log.protocol import Output, end_offset
 from streamrl.recordings.replay_weights import compare_versions
 from streamrl.records import Batch, Metric, PolicyVersion, Scores
 from streamrl.scorer import process
-from streamrl.scorer import scoring as scoring_module
 from streamrl.weights.store import Store
 from tests.learner.conftest import CONTEXT, TINY
 from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions
@@ -148,8 +146,7 @@ def lived(run: RunFile, log: MemoryLog, workers: int) -> None:
 def _no_caches() -> Iterator[None]:
     """For fixtures of the module, as for every test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring_module, "enable_compilation_cache", lambda directory: None)
-        patch.setattr(learner, "enable_compilation_cache", lambda directory: None)
+        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
         yield
 
 

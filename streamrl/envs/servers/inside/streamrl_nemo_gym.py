@@ -41,7 +41,8 @@ class NemoGym:
         self._settings = settings
         self._requests = requests
         self._url = settings.target.rstrip("/")
-        self._rows = rows_of(Path(dataset))
+        content = read(Path(dataset))
+        self._rows = rows_of(content, dataset)
         self._played = Counter[int]()  # episodes, by the number of the row
         self.problems = len(self._rows)
         self.source = {
@@ -49,7 +50,7 @@ class NemoGym:
             "version": version or installed_version(),
             "agent": agent_of(self._rows),
             "dataset": Path(dataset).name,
-            "dataset_version": hashlib.sha256(Path(dataset).read_bytes()).hexdigest()[:12],
+            "dataset_version": hashlib.sha256(content).hexdigest()[:12],
         }
 
     async def play(self, problem: int, session: Session) -> Outcome:
@@ -106,19 +107,23 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
-def rows_of(dataset: Path) -> list[dict[str, Any]]:
-    """The tasks of a dataset. Ends this process if one of them is none."""
+def read(dataset: Path) -> bytes:
+    """The dataset. Ends this process if it cannot be read."""
     try:
-        lines = dataset.read_text().splitlines()
+        return dataset.read_bytes()
     except OSError as error:
         raise SystemExit(f"params.dataset: {dataset} cannot be read ({error})") from None
+
+
+def rows_of(content: bytes, dataset: str) -> list[dict[str, Any]]:
+    """The tasks of a dataset. Ends this process if one of them is none."""
     rows = list[dict[str, Any]]()
-    for place, line in enumerate(lines, 1):
+    for place, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # neither JSON nor text
             raise SystemExit(f"params.dataset: {dataset}:{place} is no JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get(PARAMETERS), dict):
             raise SystemExit(

@@ -207,15 +207,23 @@ def test_components_have_names_where_the_run_asks_for_them():
         ("", "is empty"),
         ("{", r"tasks\.jsonl:1 is no JSON"),
         ('\n{"question": 1}', r"tasks\.jsonl:2 has no responses_create_params"),
+        ('{"question": "\udcff"}', r"tasks\.jsonl:1 is no JSON"),
     ],
 )
 def test_a_dataset_that_is_none_is_named(tmp_path: Path, text: str, says: str):
     dataset = tmp_path / "tasks.jsonl"
     with pytest.raises(SystemExit, match="cannot be read"):
-        program().rows_of(dataset)
-    dataset.write_text(text)
+        program().read(dataset)
+    dataset.write_text(text, errors="surrogateescape")
     with pytest.raises(SystemExit, match=says):
-        program().rows_of(dataset)
+        program().rows_of(program().read(dataset), str(dataset))
+
+
+def test_a_line_of_a_dataset_ends_with_a_line_feed_only():
+    """JSON may have other separators of lines in its texts as they are."""
+    row = {"responses_create_params": {"input": "one\u2028two\x85three"}}
+    content = json.dumps(row, ensure_ascii=False).encode()
+    assert program().rows_of(b"%s\r\n\n%s\n" % (content, content), "tasks.jsonl") == [row, row]
 
 
 def test_an_env_has_one_agent_and_the_version_is_known():
