@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # GRPO, arXiv:2402.03300: rewards on their group's scale, k3 in the loss, averaged by sample.
+    # GRPO, arXiv:2402.03300, equations 3 and 4 and section 4.2: rewards on their group's scale, k3
+    # in the loss, averaged by sample. The paper does not say its clip; TRL and verl have 0.2.
     "grpo": {
         "buffer.advantage": "grpo",
         "learner.loss": "ppo",
@@ -22,7 +23,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.kl_coefficient": 0.04,
         "learner.normalize_advantages": False,
     },
-    # Dr. GRPO, arXiv:2503.20783: no division by the group's spread or by a rollout's length.
+    # Dr. GRPO, arXiv:2503.20783, and its recipe (understand-r1-zero, qwen2.5-math-7b.sh): no
+    # division by the group's spread or by a rollout's length. The recipe's constant is the limit of
+    # an answer where ours is that of a row; the clip is the default of its trainer (oat).
     "dr-grpo": {
         "buffer.advantage": "dr-grpo",
         "learner.loss": "ppo",
@@ -31,7 +34,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.kl_coefficient": 0.0,
         "learner.normalize_advantages": False,
     },
-    # DAPO, arXiv:2503.14476: a higher upper clip, dynamic sampling, averaged by token.
+    # DAPO, arXiv:2503.14476, section 4.1: a higher upper clip, dynamic sampling, averaged by token.
+    # The weight decay is that of its recipe (verl, run_dapo_qwen2.5_32b.sh). Its penalty for long
+    # answers is a reward, and rewards are the env's.
     "dapo": {
         "buffer.advantage": "grpo",
         "buffer.zero_advantage": "filter",
@@ -42,8 +47,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.kl_coefficient": 0.0,
         "learner.normalize_advantages": False,
         "learner.warmup_steps": 20,
+        "learner.weight_decay": 0.1,
     },
-    # GSPO, arXiv:2507.18071: the ratio of the whole sequence, and its narrow clip.
+    # GSPO, arXiv:2507.18071, section 5.1: the ratio of the whole sequence, and its narrow clip.
     "gspo": {
         "buffer.advantage": "grpo",
         "learner.loss": "gspo",
@@ -53,8 +59,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.kl_coefficient": 0.0,
         "learner.normalize_advantages": False,
     },
-    # RLOO, arXiv:2402.14740: no ratio and no clip, so importance weights make up for staleness. A
-    # sequence counts as a whole. A divergence, where one is wanted, is part of the reward.
+    # RLOO, arXiv:2402.14740, appendix C: a sequence counts as a whole, and the divergence is part
+    # of its reward. There is no ratio and no clip. The paper samples anew for each step; importance
+    # weights make up for staleness here.
     "rloo": {
         "buffer.advantage": "rloo",
         "learner.loss": "grpo",
@@ -62,10 +69,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.correction.weights": "token",
         "learner.kl": "k1",
         "learner.kl_in": "advantages",
+        "learner.kl_coefficient": 0.03,
         "learner.normalize_advantages": False,
     },
-    # REINFORCE++, arXiv:2501.03262: rewards on the batch's scale. A divergence, where one is
-    # wanted, is part of the reward.
+    # REINFORCE++, arXiv:2501.03262: rewards on the batch's scale, the divergence is part of the
+    # reward. Its weight is that of the authors' recipe (OpenRLHF,
+    # train_reinforce_ray_hybrid_engine.sh); the clip is OpenRLHF's default.
     "reinforce++": {
         "buffer.advantage": "reinforce++",
         "learner.loss": "ppo",
@@ -73,6 +82,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.clip_epsilon": 0.2,
         "learner.kl": "k1",
         "learner.kl_in": "advantages",
+        "learner.kl_coefficient": 1e-4,
         "learner.normalize_advantages": False,
     },
     # docs/design/logprobs.md, the loss alone.
