@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -165,10 +165,17 @@ def function_tool(name: Any, description: Any, parameters: Any, field: str) -> d
     function: dict[str, Any] = {"name": name}
     if isinstance(description, str):
         function["description"] = description
-    if parameters is not None and not isinstance(parameters, dict):
+    if parameters is not None and not is_schema(parameters):
         raise refuse(field, f"the parameters of {name!r} are a JSON schema")
     function["parameters"] = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
+
+
+def is_schema(parameters: Any) -> bool:
+    """Whether the parameters of a tool can be read as a schema of an object."""
+    if not isinstance(parameters, dict):
+        return False
+    return isinstance(cast(dict[str, Any], parameters).get("properties") or {}, dict)
 
 
 def arguments_of(tool_call: Mapping[str, Any]) -> dict[str, Any]:

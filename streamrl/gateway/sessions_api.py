@@ -168,7 +168,11 @@ class SessionsApi:
         if not isinstance(task, str) or not task or len(task) > 1_000:
             raise refuse("task_id", "it names the problem that the agent works on")
         (metadata,) = objects({"metadata": [body.get("metadata") or {}]}, "metadata")
-        if len(msgspec.json.encode(metadata)) > MAX_METADATA_BYTES:
+        try:
+            size = len(msgspec.msgpack.encode(metadata))
+        except OverflowError:
+            raise refuse("metadata", "its whole numbers have at most 64 bits") from None
+        if size > MAX_METADATA_BYTES:
             raise refuse("metadata", f"it has at most {MAX_METADATA_BYTES:,} bytes")
         try:
             return SessionStart(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+import tokenize
 
 import msgspec
 import numpy as np
+
+MAX_EXPERT = 65_534  # Counted from 1 it is the largest uint16.
 
 
 class Rendered(msgspec.Struct):
@@ -57,20 +60,27 @@ def experts_of(choice: GeneratedChoice, tokens: int) -> np.ndarray | None:
     """The experts that each token of the prompt and the answer was sent to, as a Turn has them:
     (tokens, layers, k) uint8 or uint16, counted from 1. None where the server does not report them.
 
-    The last token has none, because the server did not read it: its row is 0. Raises ValueError for
-    an array of another shape. `tokens`: of prompt and answer.
+    The last token has none, because the server did not read it: its row is 0. Neither has a token
+    at which the server says -1. Raises ValueError for an array of another shape, or of numbers that
+    are no experts. `tokens`: of prompt and answer.
     """
     if choice.routed_experts is None:
         return None
     file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
-    np.lib.format.read_magic(file)
-    shape, _, found_dtype = np.lib.format.read_array_header_1_0(file)
+    try:
+        np.lib.format.read_magic(file)
+        shape, is_fortran, found_dtype = np.lib.format.read_array_header_1_0(file)
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(f"routed experts are no array ({error})") from None
     if len(shape) != 3 or shape[0] != tokens - 1 or found_dtype.kind not in "iu":
         raise ValueError(
             f"routed experts of shape {list(shape)} for {tokens} tokens,"
             f" expected [{tokens - 1}, layers, experts of a token]"
         )
-    found = np.frombuffer(file.read(), found_dtype).reshape(shape)
+    order = "F" if is_fortran else "C"
+    found = np.frombuffer(file.read(), found_dtype).reshape(shape, order=order)
+    if found.size and not -1 <= found.min() <= found.max() <= MAX_EXPERT:
+        raise ValueError(f"routed experts from {found.min()} to {found.max()}, which are none")
     counted = np.zeros((tokens, *shape[1:]), np.int64)
     counted[:-1] = found.astype(np.int64) + 1
     return counted.astype(np.uint8 if counted.max(initial=0) < 256 else np.uint16)

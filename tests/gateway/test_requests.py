@@ -47,6 +47,17 @@ def test_no_body_breaks_a_dialect(path: str, body: dict[str, Any]):
         assert request.digest() == dialect.parse(body, told.get).digest()
 
 
+@pytest.mark.parametrize("properties", [5, [5], "text"])
+def test_a_tool_whose_arguments_cannot_be_named_is_refused_before_it_is_sampled_for(
+    properties: Any,
+):
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    body = {"messages": [{"role": "user", "content": "q"}], "tools": [tool]}
+    with pytest.raises(RequestRefused, match="the parameters of 'add' are a JSON schema"):
+        DIALECTS["/v1/chat/completions"].parse(body, {}.get)
+
+
 def test_requests_that_ask_for_the_same_have_the_same_digest():
     one = [{"role": "user", "content": "q"}]
     requests = [

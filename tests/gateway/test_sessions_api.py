@@ -62,6 +62,7 @@ def test_the_sessions_that_a_server_has_left_fail(tmp_path: Path, monkeypatch: p
         ("session_id", "a\nb"),
         ("session_id", 5),
         ("metadata", "x"),
+        ("metadata", {"x": 10**30}),
         ("metadata", {"x": "y" * 300_000}),
         ("metadata", {"x": eval("[" * 40 + "]" * 40)}),
         ("group_id", "g" * 2_000),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+from contextlib import suppress
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streamrl.inference.vllm_answers import Generated, GeneratedChoice, Rendered, experts_of
 
@@ -32,13 +35,18 @@ def test_fields_that_nobody_reads_do_no_harm():
     assert (choice.weight_versions[0].version, choice.text) == ("3", "5")
 
 
-def said(experts: np.ndarray | None) -> GeneratedChoice:
+def npy(experts: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, experts)
+    return file.getvalue()
+
+
+def said(experts: np.ndarray | bytes | None) -> GeneratedChoice:
     """An answer with these experts, as vLLM encodes them."""
     text = None
     if experts is not None:
-        file = io.BytesIO()
-        np.save(file, experts)
-        text = base64.b64encode(file.getvalue()).decode()
+        file = experts if isinstance(experts, bytes) else npy(experts)
+        text = base64.b64encode(file).decode()
     return GeneratedChoice(
         [], logprobs=None, weight_versions=[], text="", finish_reason="stop", routed_experts=text
     )
@@ -58,3 +66,37 @@ def test_experts_of_other_tokens_are_refused():
         experts_of(said(np.zeros((3, 2, 1), np.uint8)), 3)
     with pytest.raises(ValueError, match="routed experts of shape"):
         experts_of(said(np.zeros((2, 2, 1), np.float32)), 3)
+
+
+def test_experts_are_the_same_in_whatever_order_their_array_is_written():
+    experts = np.arange(12, dtype=np.int32).reshape(3, 2, 2)
+    expected = experts_of(said(experts), 4)
+    np.testing.assert_array_equal(experts_of(said(np.asfortranarray(experts)), 4), expected)
+
+
+@pytest.mark.parametrize("wrong", [-2, 65_535, 2**40])
+def test_numbers_that_are_no_experts_are_refused(wrong: int):
+    with pytest.raises(ValueError, match="which are none"):
+        experts_of(said(np.full((2, 2, 1), wrong)), 3)
+    unknown = experts_of(said(np.full((2, 2, 1), -1)), 3)
+    assert unknown is not None and not unknown.any()
+
+
+@settings(max_examples=300)
+@given(
+    changes=st.dictionaries(st.integers(0, 151), st.integers(0, 255), max_size=6),
+    length=st.integers(0, 152),
+)
+def test_bytes_that_are_no_array_are_refused_as_such(changes: dict[int, int], length: int):
+    """The client takes a ValueError as an answer that cannot be used, and asks another server."""
+    file = bytearray(npy(np.arange(12, dtype=np.uint16).reshape(3, 2, 2)))
+    for place, value in changes.items():
+        file[place] = value
+    with suppress(ValueError):
+        experts_of(said(bytes(file[:length])), 4)
+
+
+def test_a_header_that_ends_too_early_is_no_array():
+    file = npy(np.zeros((3, 2, 2), np.uint8)).replace(b"}", b" ")
+    with pytest.raises(ValueError, match="no array"):
+        experts_of(said(file), 4)

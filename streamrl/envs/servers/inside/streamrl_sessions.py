@@ -12,7 +12,9 @@ where `make_env` is called with the `Settings` and gives an `Env`. `streamrl_ver
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import math
 import os
 import random
 import time
@@ -120,7 +122,7 @@ class GatewayClient:
                     gone_s = time.monotonic() + GONE_S
                 elif error.code < 500 or time.monotonic() > gone_s:
                     raise SystemExit(f"{self.url}{path}: {error.code} {said}") from None
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:  # also amid its answer
                 if time.monotonic() > gone_s:
                     raise SystemExit(f"the gateway {self.url} is gone ({error})") from None
             await asyncio.sleep(PAUSE_S)
@@ -216,14 +218,28 @@ def problems(number: int, settings: Settings, begun: str) -> Iterator[int]:
 
 def chosen(rewards: dict[str, float], names: list[str]) -> dict[str, float]:
     """The rewards that a rollout waits for; without names their sum, as `reward`. Raises Failed if
-    one is missing.
+    one is missing, or is no number.
     """
     if not names:
-        return {"reward": sum(rewards.values())}
+        values = [finite(name, value) for name, value in rewards.items()]
+        return {"reward": finite("the sum of all", sum(values))}
     missing = [name for name in names if name not in rewards]
     if missing:
         raise Failed(
             f"there is no reward {missing[0]!r} (sessions.rewards); there are"
             f" {', '.join(rewards) or 'none'}"
         )
-    return {name: rewards[name] for name in names}
+    return {name: finite(name, rewards[name]) for name in names}
+
+
+def finite(name: str, value: Any) -> float:
+    """The value of a reward, which an env may have as any kind of number. Raises Failed for what
+    the gateway would refuse.
+    """
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise Failed(f"reward {name!r} is {value!r}, which is no finite number")
+    return number

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 import os
 import signal
+import socket
 import sys
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamrl.config import topology
@@ -130,6 +136,41 @@ def test_servers_share_out_the_problems_and_each_comes_once_an_epoch():
 def test_a_process_that_follows_goes_through_them_in_another_order():
     orders = [list(islice(sessions.problems(50, settings(), begun), 50)) for begun in "ab"]
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1", 10**400])
+@pytest.mark.parametrize("names", [[], ["a"]])
+def test_a_reward_that_is_no_number_fails_its_session_and_no_other(value: Any, names: list[str]):
+    """The gateway would refuse it, and the server would end."""
+    with pytest.raises(sessions.Failed, match="'a' is .*, which is no finite number"):
+        sessions.chosen({"a": value}, names)
+
+
+def test_rewards_may_be_any_numbers_but_not_too_many():
+    (value,) = sessions.chosen({"a": np.float32(0.5)}, ["a"]).values()
+    assert json.dumps(value) == "0.5"
+    with pytest.raises(sessions.Failed, match="the sum of all"):
+        sessions.chosen({"a": 1.7e308, "b": 1.7e308}, [])
+
+
+def test_a_gateway_that_is_gone_amid_its_answer_is_asked_again():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            for text in ("{", '{"ok": true}'):
+                connection, _ = listener.accept()
+                with connection:
+                    while not connection.recv(65_536).endswith(b"}"):
+                        pass
+                    head = "HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n"
+                    connection.sendall((head + text).encode())
+
+        answering = Thread(target=answer)
+        answering.start()
+        found = asyncio.run(sessions.GatewayClient(url, "").post("/rl/end_session", {"a": {}}))
+        answering.join()
+    assert found == {"ok": True}
 
 
 def test_a_reward_that_is_waited_for_has_to_be_there():
