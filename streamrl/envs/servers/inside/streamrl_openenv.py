@@ -16,9 +16,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from openenv import GenericEnvClient  # pyright: ignore[reportMissingImports] # only in that Python
-from streamrl_sessions import Failed, Outcome, Session, Settings, serve
+from streamrl_sessions import (
+    Failed,
+    GatewayClient,
+    GatewayRefused,
+    Outcome,
+    Session,
+    Settings,
+    serve,
+)
 
+ABOUT_S = 60.0  # The server says within so long what it is.
 TIMEOUT_S = 300.0  # of one answer of the policy
+CONTEXT = "context_length_exceeded"  # The gateway says this of a prompt that is too long.
 
 
 class OpenEnv:
@@ -30,17 +40,19 @@ class OpenEnv:
     def __init__(
         self,
         url: str,
+        gateway: GatewayClient,
         resets: list[dict[str, Any]] | None = None,
         text: str = "",
         max_turns: int = 16,
     ) -> None:
         self.problems = len(resets or [])
         self._url = url.rstrip("/")
+        self._gateway = gateway
         self._resets = resets
         self._text = text
         self._max_turns = max_turns
-        self._action = request(f"{self._url}/schema")["action"]
-        about = request(f"{self._url}/metadata")
+        self._action = fetch(f"{self._url}/schema")["action"]
+        about = fetch(f"{self._url}/metadata")
         self.source = {
             "package": "openenv-core",
             "version": importlib.metadata.version("openenv-core"),
@@ -52,20 +64,37 @@ class OpenEnv:
         arguments = self._resets[problem] if self._resets else {"seed": problem}
         messages: list[dict[str, str]] = []
         rewards: list[float] = []
+        limit = "turns"
         async with GenericEnvClient(base_url=self._url) as client:
             result = await client.reset(**arguments)
             for _ in range(self._max_turns):
                 if result.done:
                     break
                 messages.append({"role": "user", "content": self._shown(result.observation)})
-                answer = await asyncio.to_thread(ask, session, messages)
+                answer = await self._ask(session, messages)
+                if answer is None:
+                    limit = "context"
+                    break
                 messages.append({"role": "assistant", "content": answer})
                 result = await client.step(action_of(answer, self._action))
                 if result.reward is not None:
                     rewards.append(float(result.reward))
         if not rewards:
             raise Failed("the env gave no reward")
-        return Outcome({"reward": sum(rewards)}, "" if result.done else "turns")
+        return Outcome({"reward": sum(rewards)}, "" if result.done else limit)
+
+    async def _ask(self, session: Session, messages: list[dict[str, str]]) -> str | None:
+        """The policy's answer; None if the context has no room for one."""
+        body = {"model": "policy", "messages": messages}
+        try:
+            answer = await self._gateway.ask(
+                "/v1/chat/completions", body, session.api_key, TIMEOUT_S
+            )
+        except GatewayRefused as error:
+            if CONTEXT in str(error):
+                return None
+            raise Failed(str(error)) from None
+        return answer["choices"][0]["message"]["content"] or ""
 
     def _shown(self, observation: dict[str, Any]) -> str:
         """What the policy is shown of an observation."""
@@ -80,7 +109,7 @@ def action_of(answer: str, schema: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         action = json.loads(answer)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a policy may say anything
         action = answer
     if isinstance(action, dict):
         return action
@@ -90,26 +119,15 @@ def action_of(answer: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {required[0]: answer}
 
 
-def ask(session: Session, messages: list[dict[str, str]]) -> str:
-    """The policy's answer."""
-    body = {"model": "policy", "messages": messages}
-    answer = request(f"{session.base_url}/chat/completions", body, session.api_key)
-    return answer["choices"][0]["message"]["content"] or ""
-
-
-def request(url: str, body: dict[str, Any] | None = None, key: str = "") -> Any:
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, headers)
-    with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:
+def fetch(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=ABOUT_S) as response:
         return json.load(response)
 
 
 @asynccontextmanager
 async def make_env(settings: Settings) -> AsyncIterator[OpenEnv]:
-    yield await asyncio.to_thread(lambda: OpenEnv(settings.target, **settings.params))
+    gateway = GatewayClient(settings.gateway, key="")
+    yield await asyncio.to_thread(lambda: OpenEnv(settings.target, gateway, **settings.params))
 
 
 if __name__ == "__main__":

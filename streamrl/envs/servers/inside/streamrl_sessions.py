@@ -30,6 +30,7 @@ SETTINGS = "STREAMRL_SERVER"  # the environment variable that has the settings, 
 KEY = "STREAMRL_GATEWAY_KEY"
 LEFT = "the env's server ended in the middle of it"  # why the sessions of an earlier process fail
 GONE_S = 60.0  # The gateway may be away for so long, while it is started again.
+ANSWER_S = 60.0  # It answers within so long, unless it has to sample.
 PAUSE_S = 0.2  # before a request is repeated; before a session, for each that failed in a row
 MAX_PAUSE_S = 2.0
 MAX_CAUSE = 500  # characters
@@ -99,6 +100,10 @@ def serve(make_env: MakeEnv) -> None:
     asyncio.run(SessionServer(settings, gateway).run(make_env))
 
 
+class GatewayRefused(Exception):
+    """The gateway does not do what it is asked for, or is gone. The message says why."""
+
+
 @dataclass
 class GatewayClient:
     """What a server asks of the gateway."""
@@ -107,33 +112,42 @@ class GatewayClient:
     key: str
 
     async def post(self, path: str, body: dict[str, Any], key: str = "") -> Any:
-        """Send a request, and send it again while the gateway has no room or is away. Raises
-        SystemExit if it refuses, or is away for too long.
+        """As `ask`, for what has to be done. Raises SystemExit if it is not."""
+        try:
+            return await self.ask(path, body, key or self.key)
+        except GatewayRefused as error:
+            raise SystemExit(str(error)) from None
+
+    async def ask(
+        self, path: str, body: dict[str, Any], key: str, limit_s: float = ANSWER_S
+    ) -> Any:
+        """Send a request, and send it again while the gateway has no room or is away: it knows what
+        it has done already. `limit_s`: of one answer. Raises GatewayRefused.
         """
         gone_s = time.monotonic() + GONE_S
         attempt = -1
         while True:
             attempt += 1
             try:
-                return await asyncio.to_thread(self._post, path, body, key or self.key, attempt)
+                return await asyncio.to_thread(self._post, path, body, key, attempt, limit_s)
             except urllib.error.HTTPError as error:
                 said = error.read().decode("utf-8", "replace")
                 if error.code in (429, 503):
                     gone_s = time.monotonic() + GONE_S
                 elif error.code < 500 or time.monotonic() > gone_s:
-                    raise SystemExit(f"{self.url}{path}: {error.code} {said}") from None
+                    raise GatewayRefused(f"{self.url}{path}: {error.code} {said}") from None
             except (OSError, http.client.HTTPException) as error:  # also amid its answer
                 if time.monotonic() > gone_s:
-                    raise SystemExit(f"the gateway {self.url} is gone ({error})") from None
+                    raise GatewayRefused(f"the gateway {self.url} is gone ({error})") from None
             await asyncio.sleep(PAUSE_S)
 
-    def _post(self, path: str, body: dict[str, Any], key: str, attempt: int) -> Any:
+    def _post(self, path: str, body: dict[str, Any], key: str, attempt: int, limit_s: float) -> Any:
         headers = {"Content-Type": "application/json", "x-stainless-retry-count": str(attempt)}
         if key:
             headers["Authorization"] = f"Bearer {key}"
         data = json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers)
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=limit_s) as response:
             return json.load(response)
 
 

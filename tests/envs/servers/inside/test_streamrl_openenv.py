@@ -4,22 +4,28 @@ that dies in the middle is a failed rollout.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from streamrl.config import topology
+from streamrl.envs.servers.process import INSIDE
 from streamrl.records import ModelCall, Reward
 from tests.envs.servers.answers import said
 from tests.support.env_servers import EnvServer, ends, gateway_of, of_kind, run_of, starts
 from tests.support.gateways import ENV, Gateways
+from tests.support.modules import module_of
 from tests.support.waiting import patience, until
 
 ROOT = Path(__file__).parents[4]
@@ -93,6 +99,74 @@ def earned(gateway: Gateways) -> dict[str, float]:
     """The reward of each session that has one."""
     records = gateway.records(topology.rewards(ENV))
     return {each.rollout: each.value for each in records if isinstance(each, Reward)}
+
+
+class Counting:
+    """A client of OpenEnv, whose env gives 1 for each of three answers."""
+
+    def __init__(self, base_url: str) -> None:
+        self.steps = 0
+
+    async def __aenter__(self) -> Counting:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None: ...
+
+    async def reset(self, **arguments: Any) -> SimpleNamespace:
+        return SimpleNamespace(observation={}, reward=None, done=False)
+
+    async def step(self, action: dict[str, Any]) -> SimpleNamespace:
+        self.steps += 1
+        return SimpleNamespace(observation={}, reward=1.0, done=self.steps == 3)
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program, in a Python without the library."""
+    monkeypatch.syspath_prepend(INSIDE)
+    monkeypatch.setitem(sys.modules, "openenv", SimpleNamespace(GenericEnvClient=Counting))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1")
+    module = module_of(INSIDE / "streamrl_openenv.py")
+    monkeypatch.setattr(module, "fetch", lambda url: {"action": {"required": ["text"]}})
+    return module
+
+
+class Refusing:
+    """A gateway that refuses the calls of a session from one on."""
+
+    def __init__(self, refused: int, error: Exception) -> None:
+        self.asked = 0
+        self.refused = refused
+        self.error = error
+
+    async def ask(self, path: str, body: Any, key: str, limit_s: float) -> dict[str, Any]:
+        self.asked += 1
+        if self.asked >= self.refused:
+            raise self.error
+        return {"choices": [{"message": {"content": "an answer"}}]}
+
+
+@pytest.mark.parametrize(("refused", "expected"), [(3, (2.0, "context")), (9, (3.0, ""))])
+def test_an_episode_that_the_context_has_no_room_for_ends_truncated(
+    program: Any, refused: int, expected: tuple[float, str]
+):
+    error = program.GatewayRefused('400 {"code": "context_length_exceeded"}')
+    env = program.OpenEnv("http://e", Refusing(refused, error))
+    outcome = asyncio.run(env.play(0, SimpleNamespace(api_key="k")))
+    assert (outcome.rewards["reward"], outcome.truncation) == expected
+
+
+@pytest.mark.parametrize(("refused", "why"), [(1, "no reward"), (2, "no such")])
+def test_an_episode_without_a_reward_or_a_gateway_fails(program: Any, refused: int, why: str):
+    said = "context_length_exceeded" if refused == 1 else "404 no such session"
+    env = program.OpenEnv("http://e", Refusing(refused, program.GatewayRefused(said)))
+    with pytest.raises(program.Failed, match=why):
+        asyncio.run(env.play(0, SimpleNamespace(api_key="k")))
+
+
+@pytest.mark.parametrize("answer", ["[" * 100_000, "9" * 5_000, "go"])
+def test_whatever_a_policy_says_is_an_action(program: Any, answer: str):
+    assert program.action_of(answer, {"required": ["text"]}) == {"text": answer}
 
 
 @pytest.mark.slow
