@@ -43,7 +43,8 @@ OUTSIDE = {
     "sse_starlette": ["dashboard/server.py"],
     "uvicorn": ["dashboard/server.py", "gateway/*"],
     "playwright": [],  # tests only
-    "http": ["monitoring/http.py"],
+    # an env server repeats what a gateway has not answered whole
+    "http": ["monitoring/http.py", "envs/servers/inside/streamrl_sessions.py"],
     "prometheus_client": ["monitoring/http.py"],
     "tensorboard": ["monitoring/sinks/tensorboard.py"],
     "wandb": ["monitoring/sinks/wandb.py"],
