@@ -69,7 +69,7 @@ def down(run: str) -> None:
 @run_argument
 def status(run: str) -> None:
     """Show parts, lag, versions and the last step, of a live run or a stopped one."""
-    from streamrl.monitoring.status import show_status
+    from streamrl.monitoring.show_status import show_status
 
     show_status(load_run(run))
 
@@ -171,7 +171,7 @@ def evaluate(
     """
     from streamrl.evaluator.show import show_eval, show_recorded
     from streamrl.log.kafka import KafkaLog
-    from streamrl.monitoring.status import PIPE_COLUMNS
+    from streamrl.monitoring.show_status import PIPE_COLUMNS
 
     if everything and asked:
         raise click.UsageError("--version and --all exclude each other.")

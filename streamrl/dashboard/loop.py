@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Role
-from streamrl.monitoring.display import FRESH_S
+from streamrl.monitoring.frame import FRESH_S
 from streamrl.monitoring.run_view import (
     SILENT_S,
     RunView,
     arrival_rate,
     buffer_total,
+    gauge_of,
     latest,
+    mismatch_of,
+    server_state,
     total,
 )
 from streamrl.monitoring.status import PartStatus, outside_name, statuses
@@ -66,8 +69,8 @@ class PartContext(NamedTuple):
 
     def gauge(self, source: str, name: str, fresh_s: float = FRESH_S) -> float | None:
         """The last value of a gauge, or None if it is older than `fresh_s`."""
-        found = self.seen.gauges.get(source, {}).get(name)
-        return found.value if found and found.time_s >= self.time_s - fresh_s else None
+        found = gauge_of(self.seen, source, name, self.time_s - fresh_s)
+        return found.value if found else None
 
     def process(self, name: str) -> ProcessStatus:
         """The process of the part with this name."""
@@ -198,7 +201,7 @@ def _processor(context: PartContext, role: Role, facts: Sequence[Stat]) -> Node:
     is the oldest that one of them knows.
     """
     names = [part.name for part in role.parts(context.run)]
-    gauges = [context.seen.gauges.get(name, {}).get(f"{role.name}/version") for name in names]
+    gauges = [gauge_of(context.seen, name, f"{role.name}/version") for name in names]
     versions = [int(gauge.value) for gauge in gauges if gauge is not None]
     lags = context.lags(names)
     return Node(
@@ -261,11 +264,10 @@ def _pool(context: PartContext, pool: str) -> Node:
     alive_since_s = context.time_s - SILENT_S
     loads = [server.in_flight for server in there.values() if server.heartbeat_s >= alive_since_s]
     swaps_s = [context.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]
-    distances = [server.mismatch_max_abs for server in there.values() if server.mismatch_tokens > 0]
     facts = [
         Stat("requests in flight", sum(loads) if loads else None),
         Stat("last swap", _most(swaps_s), "s"),
-        Stat("logprobs off by", _most(distances)),
+        Stat("logprobs off by", _most([mismatch_of(server) for server in there.values()])),
     ]
     versions = [server.version for server in there.values() if server.version >= 0]
     title = "inference" if len(context.run.inference.sizes) == 1 else f"inference · {pool}"
@@ -285,10 +287,9 @@ def _server(context: PartContext, name: str, server: Server | None) -> ProcessSt
     part = context.parts.get(name)
     if server is None:
         return context.process(name) if part else ProcessStatus(name, "stopped")
-    is_silent = context.time_s - server.heartbeat_s > SILENT_S
     return ProcessStatus(
         name=name,
-        state="silent" if is_silent else server.state,
+        state=server_state(server, context.time_s),
         restarts=part.restarts if part else 0,
         version=_known(server.version),
         note=server.error,

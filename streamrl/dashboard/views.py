@@ -16,7 +16,7 @@ from streamrl.dashboard.panels import panels
 from streamrl.dashboard.sessions import SessionCounts
 from streamrl.dashboard.state import State, loop_at_step, published, rewards
 from streamrl.dashboard.steps import up_to
-from streamrl.monitoring.display import REWARD_BATCHES
+from streamrl.monitoring.frame import REWARD_BATCHES
 from streamrl.monitoring.run_view import SILENT_S
 from streamrl.recordings.audit import KINDS
 

@@ -23,7 +23,7 @@ from streamrl.inference.vllm_host import open_host
 from streamrl.inference.vllm_server import check
 from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.log.protocol import Log
-from streamrl.monitoring.display import quoted
+from streamrl.monitoring.cells import quoted
 from streamrl.processor.part import open_part
 from streamrl.records import Evaluation, PolicyVersion
 from streamrl.weights.store import Store

@@ -26,8 +26,9 @@ from streamrl.local_kafka.distribution import VERSION as KAFKA_VERSION
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log
 from streamrl.log.records_of import messages_of, records_of
+from streamrl.monitoring.believable import believable
 from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES, Curve, plot_rewards
-from streamrl.monitoring.run_view import believable, mean_rewards
+from streamrl.monitoring.run_view import mean_rewards
 from streamrl.monitoring.thinning import Thinned
 from streamrl.records import (
     Batch,

@@ -1,29 +1,25 @@
 """Folds the topics of a run into its state, and answers questions about that state. Pure.
 
 Every part may write `metrics`, so no decision is based on them. A run with a target also folds
-`batches` and takes its rewards from there.
+`batches` and takes its rewards from there. `verdict.py` decides whether the run is over, and
+`blocking.py` says what it waits for.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import fmean
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from streamrl.config import topology
-from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.batches import Target
-from streamrl.config.sections.operation import Orchestrator
 from streamrl.log.dead_letters import printable
 from streamrl.log.protocol import Event
+from streamrl.monitoring.believable import believable
 from streamrl.records import (
     Batch,
     Demand,
@@ -45,19 +41,6 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
 """The topics that are folded, each with its schemas."""
 BATCHES: Mapping[str, tuple[str, ...]] = {topology.BATCHES: ("batch",)}
 """Topics that are folded too if the run's target depends on the rewards of batches."""
-WRITERS = {
-    "batches": "batcher",
-    "batcher": "batcher",
-    "orchestrator": "orchestrator",
-    "learner": "learner-",
-    "env": "env-",
-}
-"""First piece of a metric's name -> the beginning of the name of the part that may measure it.
-
-Any part may measure a metric whose first piece is not listed.
-"""
-# A metric whose step is further than this above the newest version is not believed.
-STEPS_AHEAD = 1_000
 REWARDS_KEPT = 2_000  # the batches of an env whose rewards are kept; a dashboard keeps more itself
 
 TROUBLES = {"failed": "failed", "invalid": "put aside"}
@@ -126,9 +109,12 @@ def deciding_view(run: RunFile, since_s: float = 0.0) -> RunView:
 
     If the run has a target, the rewards are read from `batches` and not from metrics.
     """
+    view = new_view(run, since_s)
     target = run.orchestrator.target
-    kept = max(REWARDS_KEPT, target.batches if target else 0)
-    return RunView(run.learner.name, since_s, counts_batches=target is not None, rewards_kept=kept)
+    if target is not None:
+        view.counts_batches = True
+        view.rewards_kept = max(REWARDS_KEPT, target.batches)
+    return view
 
 
 def update_view(seen: RunView, events: Iterable[Event], now_s: float | None = None) -> RunView:
@@ -168,35 +154,6 @@ def update_view(seen: RunView, events: Iterable[Event], now_s: float | None = No
     return seen
 
 
-def believable(event: Event, version: int) -> Metric | None:
-    """The metric of an event, or None if the record cannot be genuine.
-
-    A genuine record has its source as its key, a finite time, and a step near the newest policy
-    version. Values that are not finite or that the source may not measure are left out.
-    """
-    metric = event.record
-    if (
-        not isinstance(metric, Metric)
-        or event.key != metric.source
-        or not math.isfinite(metric.time_s)
-    ):
-        return None
-    if metric.step is not None and not 0 <= metric.step <= version + STEPS_AHEAD:
-        return None
-    values = {
-        name: value
-        for name, value in metric.values.items()
-        if math.isfinite(value) and _may_measure(metric.source, name)
-    }
-    if len(values) == len(metric.values):
-        return metric
-    return msgspec.structs.replace(metric, values=values)
-
-
-def _may_measure(source: str, name: str) -> bool:
-    return source.startswith(WRITERS.get(name.partition("/")[0], ""))
-
-
 def _on_metric(seen: RunView, metric: Metric) -> None:
     seen.heard_s[metric.source] = max(seen.heard_s.get(metric.source, 0.0), metric.time_s)
     gauges = seen.gauges[metric.source]
@@ -226,44 +183,6 @@ def _on_arrival(arrivals: list[Gauge], now: Gauge) -> None:
         del arrivals[0]
     if not arrivals or now.value > arrivals[-1].value:
         arrivals.append(now)
-
-
-def buffer_total(run: RunFile, seen: RunView, name: str) -> float | None:
-    """The sum of a gauge over all shards of the buffer."""
-    return total(seen, name, [part.identity for part in topology.BUFFER.parts(run)])
-
-
-def arrival_rate(seen: RunView, env: str, time_s: float) -> float | None:
-    """Rollouts per second that the buffer has lately read of the env, whoever published them.
-
-    None if nothing is known of the env.
-    """
-    arrivals = seen.arrivals.get(env)
-    if not arrivals:
-        return None
-    first = arrivals[0]
-    last = arrivals[-1]
-    if last is first or time_s - last.time_s > ARRIVALS_S:
-        return 0.0
-    return (last.value - first.value) / max(time_s - first.time_s, 1.0)
-
-
-def troubles(seen: RunView, least: float = 0.0) -> list[str]:
-    """A line for each env with more than the share `least` of failed or unusable rollouts.
-
-    It says how many there are, and the cause of the last one.
-    """
-    found: list[str] = []
-    for env, fates in seen.fates.items():
-        said = [
-            f"{fates[fate]:,} {words} (last:"
-            f" {printable(seen.causes.get((env, fate), '')) or 'no cause given'})"
-            for fate, words in TROUBLES.items()
-            if fates[fate] > least * fates.total()
-        ]
-        if said:
-            found.append(f"{env}: {', '.join(said)}")
-    return found
 
 
 def _on_batch(seen: RunView, batch: Batch) -> None:
@@ -311,12 +230,12 @@ def _on_server(seen: RunView, server: Server, now_s: float | None) -> None:
 
 def latest(seen: RunView, name: str, since_s: float = 0.0) -> float | None:
     """The newest value of a metric, whichever part has published it."""
-    found = [
-        gauges[name]
-        for gauges in seen.gauges.values()
-        if name in gauges and gauges[name].time_s >= since_s
-    ]
-    return max(found, key=lambda gauge: gauge.time_s).value if found else None
+    newest: Gauge | None = None
+    for source in seen.gauges:
+        gauge = gauge_of(seen, source, name, since_s)
+        if gauge is not None and (newest is None or gauge.time_s > newest.time_s):
+            newest = gauge
+    return None if newest is None else newest.value
 
 
 def total(seen: RunView, name: str, sources: Iterable[str], since_s: float = 0.0) -> float | None:
@@ -324,12 +243,66 @@ def total(seen: RunView, name: str, sources: Iterable[str], since_s: float = 0.0
 
     None if none of them has.
     """
-    found = [
-        seen.gauges[s][name].value
-        for s in sources
-        if s in seen.gauges and name in seen.gauges[s] and seen.gauges[s][name].time_s >= since_s
-    ]
-    return sum(found) if found else None
+    gauges = [gauge_of(seen, source, name, since_s) for source in sources]
+    values = [gauge.value for gauge in gauges if gauge is not None]
+    return sum(values) if values else None
+
+
+def gauge_of(seen: RunView, source: str, name: str, since_s: float = 0.0) -> Gauge | None:
+    """The newest value of a metric of one source, or None if it has not published it since
+    `since_s`.
+    """
+    gauge = seen.gauges.get(source, {}).get(name)
+    return gauge if gauge is not None and gauge.time_s >= since_s else None
+
+
+def buffer_total(run: RunFile, seen: RunView, name: str) -> float | None:
+    """The sum of a gauge over all shards of the buffer."""
+    return total(seen, name, [part.identity for part in topology.BUFFER.parts(run)])
+
+
+def arrival_rate(seen: RunView, env: str, time_s: float) -> float | None:
+    """Rollouts per second that the buffer has lately read of the env, whoever published them.
+
+    None if nothing is known of the env.
+    """
+    arrivals = seen.arrivals.get(env)
+    if not arrivals:
+        return None
+    first = arrivals[0]
+    last = arrivals[-1]
+    if last is first or time_s - last.time_s > ARRIVALS_S:
+        return 0.0
+    return (last.value - first.value) / max(time_s - first.time_s, 1.0)
+
+
+def troubles(seen: RunView, least: float = 0.0) -> list[str]:
+    """A line for each env with more than the share `least` of failed or unusable rollouts.
+
+    It says how many there are, and the cause of the last one.
+    """
+    found: list[str] = []
+    for env, fates in seen.fates.items():
+        said: list[str] = []
+        for fate, words in TROUBLES.items():
+            if fates[fate] > least * fates.total():
+                cause = printable(seen.causes.get((env, fate), "")) or "no cause given"
+                said.append(f"{fates[fate]:,} {words} (last: {cause})")
+        if said:
+            found.append(f"{env}: {', '.join(said)}")
+    return found
+
+
+def server_state(server: Server, time_s: float) -> str:
+    """The state that a server says it is in, or silent if it has said nothing for long."""
+    return "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
+
+
+def mismatch_of(server: Server) -> float | None:
+    """The largest distance between the server's logprobs and the learner's, in nats, at the last
+    probe. None if no token has been compared.
+    """
+    return server.mismatch_max_abs if server.mismatch_tokens > 0 else None
 
 
 def recent_rewards(seen: RunView, env: str, batches: int) -> list[float]:
@@ -341,129 +314,13 @@ def recent_rewards(seen: RunView, env: str, batches: int) -> list[float]:
 
 def expired_share(seen: RunView, env: str) -> float | None:
     """The share of expired rollouts among those of the env that have a fate."""
-    fates = seen.fates.get(env)
-    return fates["expired"] / fates.total() if fates else None
-
-
-def reached(seen: RunView, target: Target) -> bool:
-    """Whether the env's mean reward over its last `target.batches` batches reaches the target.
-
-    Only batches with rollouts of the env count, and there must be that many.
-    """
-    rewards = recent_rewards(seen, target.env, target.batches)
-    return len(rewards) == target.batches and reaches(fmean(rewards), target.reward)
+    fates = seen.fates.get(env, Counter[str]())
+    ended = fates.total()
+    return fates["expired"] / ended if ended else None
 
 
 def active_s(seen: RunView, time_s: float) -> float:
     """The seconds for which this run has had a server, over all its sessions."""
-    return seen.active_before_s + (time_s - seen.ready_s if seen.ready_s is not None else 0.0)
-
-
-class Verdict(NamedTuple):
-    """Why the run is over, and the exit code of the orchestrator."""
-
-    exit_code: int
-    reason: str
-
-
-def run_finished(limits: Orchestrator, seen: RunView, time_s: float) -> Verdict | None:
-    """The verdict if the run is over, otherwise None.
-
-    A run succeeds when it reaches its target or its last step. A run with a target fails when its
-    time is over.
-    """
-    target = limits.target
-    if target is not None and reached(seen, target):
-        return Verdict(0, f"target reached: {target_progress(seen, target)}")
-    if limits.max_steps and seen.version >= limits.max_steps:
-        return Verdict(0, f"step {seen.version} of {limits.max_steps} reached")
-    if (
-        limits.max_wall_s
-        and seen.ready_s is not None
-        and time_s - seen.ready_s >= limits.max_wall_s
-    ):
-        over = f"{limits.max_wall_s:.0f} s are over"
-        if target is None:
-            return Verdict(0, over)
-        return Verdict(1, f"{over} without the target: {target_progress(seen, target)}")
-    return None
-
-
-def target_progress(seen: RunView, target: Target) -> str:
-    """How far the run is from its target, as text."""
-    rewards = recent_rewards(seen, target.env, target.batches)
-    if not rewards:
-        ended = sum(fates.total() for fates in seen.fates.values())
-        return (
-            f"no batch with {target.env} was made (policy version {seen.version},"
-            f" {len(seen.servers)} servers, {ended} rollouts ended)"
-        )
-    mean = fmean(rewards)
-    wanted = f"wanted {target.reward:g} over {target.batches}"
-    return (
-        f"{target.env} earned {mean:.3f} over its last {len(rewards)} batches, {wanted}; step"
-        f" {seen.version}"
-    )
-
-
-def blocking_reason(
-    run: RunFile, seen: RunView, time_s: float, notes: Mapping[str, str] | None = None
-) -> str:
-    """What the run waits for right now, as text; empty if it does not wait.
-
-    `notes` has the last line that each part has logged.
-    """
-    notes = notes or {}
-    so_far = f"waiting {time_s - seen.since_s:.0f} s for"
-    if seen.version < 0:
-        learner = topology.learner_parts(run)[0].name
-        return f"{so_far} the first policy version, {_with_note('learner', notes.get(learner))}"
-    pools = {env.pool: None for env in run.envs.values()}
-    ready = {server.pool for server in seen.servers.values() if server.state == "ready"}
-    if seen.ready_s is None or not ready.issuperset(pools):
-        lacking = [pool for pool in pools if pool not in ready] or list(pools)
-        servers = _servers_of(run, seen, lacking, notes)
-        return f"{so_far} {servers or 'an inference server: the run starts none of its own'}"
-    if seen.batch < 0:
-        waited_s = time_s - seen.ready_s
-        return f"waiting {waited_s:.0f} s for the first batch: {_shortage(run, seen, time_s)}"
-    blocked_s = latest(seen, "batcher/blocked_s", time_s - SILENT_S) or 0.0
-    if blocked_s >= run.batcher.shortage_after_s:
-        batch = seen.batch + 1
-        return f"batch {batch} has waited {blocked_s:.0f} s: {_shortage(run, seen, time_s)}"
-    return ""
-
-
-def _servers_of(run: RunFile, seen: RunView, pools: list[str], notes: Mapping[str, str]) -> str:
-    """The servers of these pools, planned or seen, each with its error or its last line."""
-    names = {
-        topology.inference_part(pool, i) for pool in pools for i in range(run.inference.sizes[pool])
-    }
-    names.update(name for name, server in seen.servers.items() if server.pool in pools)
-    found: list[str] = []
-    for name in sorted(names):
-        server = seen.servers.get(name)
-        error = server.error if server else ""
-        found.append(_with_note(name, error or notes.get(name)))
-    return "; ".join(found)
-
-
-def _with_note(name: str, note: str | None) -> str:
-    return f"{name}: {note}" if note else name
-
-
-def _shortage(run: RunFile, seen: RunView, time_s: float) -> str:
-    """Which envs lack how many tokens, as the batcher measures it.
-
-    `rest` is the part of a batch that the envs' fractions leave to any env.
-    """
-    missing = {
-        share: latest(seen, f"batcher/missing_tokens/{share}", time_s - SILENT_S) or 0.0
-        for share in (*run.envs, "rest")
-    }
-    short = [
-        f"{'the rest' if share == 'rest' else share} is {tokens:,.0f} tokens short"
-        for share, tokens in missing.items()
-        if tokens
-    ]
-    return ", ".join(short) or "the envs are filling it"
+    if seen.ready_s is None:
+        return seen.active_before_s
+    return seen.active_before_s + (time_s - seen.ready_s)

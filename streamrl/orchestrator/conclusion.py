@@ -7,7 +7,7 @@ from streamrl.errors import StreamrlError
 from streamrl.log.protocol import Log
 from streamrl.monitoring import report
 from streamrl.monitoring.display import Display
-from streamrl.monitoring.run_view import Verdict
+from streamrl.monitoring.verdict import Verdict
 from streamrl.orchestrator.terminal import say, short_path
 
 

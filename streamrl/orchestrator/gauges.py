@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from streamrl.monitoring.display import PartLine
+from streamrl.monitoring.frame import PartLine
 from streamrl.monitoring.run_view import RunView, active_s
 from streamrl.records import FateKind
 

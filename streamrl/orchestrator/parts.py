@@ -12,8 +12,10 @@ from streamrl.config import topology
 from streamrl.config.run_file import RUN_FILE, RunFile
 from streamrl.config.topology import Part
 from streamrl.local_kafka import ports
-from streamrl.monitoring.display import Display, PartLine
-from streamrl.monitoring.run_view import SILENT_S, RunView, Verdict
+from streamrl.monitoring.display import Display
+from streamrl.monitoring.frame import PartLine
+from streamrl.monitoring.run_view import SILENT_S, RunView
+from streamrl.monitoring.verdict import Verdict
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.placement import VISIBLE, placed, visible_devices
 from streamrl.orchestrator.plan import (

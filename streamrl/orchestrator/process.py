@@ -13,10 +13,12 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log
-from streamrl.monitoring.display import Display, Frame
-from streamrl.monitoring.run_view import BATCHES, TOPICS, Verdict
+from streamrl.monitoring.display import Display
+from streamrl.monitoring.frame import Frame
+from streamrl.monitoring.run_view import BATCHES, TOPICS
 from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.sinks.base import SinkContext
+from streamrl.monitoring.verdict import Verdict
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.conclusion import conclude
 from streamrl.orchestrator.gauges import gauges

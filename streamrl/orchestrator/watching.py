@@ -8,13 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from streamrl.config.run_file import RunFile
 from streamrl.log.protocol import Event, Offsets
-from streamrl.monitoring.run_view import (
-    Verdict,
-    believable,
-    deciding_view,
-    run_finished,
-    update_view,
-)
+from streamrl.monitoring.believable import believable
+from streamrl.monitoring.run_view import deciding_view, update_view
+from streamrl.monitoring.verdict import Verdict, run_finished
 from streamrl.records import Metric
 
 SHOW_EVERY_S = 0.5

@@ -13,7 +13,7 @@ from rich.console import Console
 from streamrl.config.run_file import RunFile
 from streamrl.learner.inputs import announced_hashes, read_announcements
 from streamrl.log.protocol import Log
-from streamrl.monitoring.display import quoted
+from streamrl.monitoring.cells import quoted
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
 
 

@@ -16,7 +16,7 @@ from streamrl.buffer import process as buffer
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Log
-from streamrl.monitoring.display import quoted
+from streamrl.monitoring.cells import quoted
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.recordings.audit import KINDS, Audit, audit
 from streamrl.recordings.progress import progress_bar

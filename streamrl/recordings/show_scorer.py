@@ -7,7 +7,7 @@ from rich.table import Table
 
 from streamrl.config.run_file import RunFile
 from streamrl.log.protocol import Log
-from streamrl.monitoring.display import quoted
+from streamrl.monitoring.cells import quoted
 from streamrl.recordings.audit_scorer import ScorerAudit, audit_scorer
 from streamrl.recordings.fork_rewards import ScorerVersion
 

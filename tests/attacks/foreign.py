@@ -28,7 +28,7 @@ from streamrl.log.parquet import (
     write_manifest,
 )
 from streamrl.log.protocol import Log, Output, end_offset, read
-from streamrl.monitoring.display import quoted
+from streamrl.monitoring.cells import quoted
 from streamrl.processor.definition import to_json
 from streamrl.recordings.archive import plan, run_of
 from streamrl.recordings.dead_letters import retry
@@ -250,7 +250,7 @@ ATTACKS = (
     Attack(
         "S17",
         "a text gives orders to the terminal",
-        "monitoring/display.py",
+        "monitoring/cells.py",
         orders_to_a_terminal,
     ),
 )

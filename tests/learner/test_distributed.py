@@ -33,7 +33,7 @@ from streamrl.log import topic_changes
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output, read
-from streamrl.monitoring.display import Frame
+from streamrl.monitoring.frame import Frame
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.parts import SupervisedParts
 from streamrl.orchestrator.supervisor import Supervisor

@@ -11,7 +11,7 @@ from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import BrokerError
 from streamrl.log.memory import MemoryLog
 from streamrl.monitoring import report
-from streamrl.monitoring.run_view import Verdict
+from streamrl.monitoring.verdict import Verdict
 from streamrl.orchestrator.conclusion import conclude
 
 

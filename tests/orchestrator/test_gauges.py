@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from streamrl.monitoring.display import PartLine
+from streamrl.monitoring.frame import PartLine
 from streamrl.monitoring.metric_names import find_metric
 from streamrl.monitoring.run_view import RunView
 from streamrl.orchestrator.gauges import gauges

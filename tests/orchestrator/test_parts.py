@@ -9,7 +9,7 @@ import pytest
 
 from streamrl.config import topology
 from streamrl.config.run_file import parse
-from streamrl.monitoring.display import Frame
+from streamrl.monitoring.frame import Frame
 from streamrl.monitoring.http import targets_file
 from streamrl.monitoring.run_view import RunView
 from streamrl.orchestrator import liveness, parts

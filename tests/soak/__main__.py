@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from streamrl.monitoring.status import PIPE_COLUMNS
+from streamrl.monitoring.show_status import PIPE_COLUMNS
 from streamrl.recordings.progress import progress_bar
 from tests.chaos.__main__ import interrupt
 from tests.chaos.harness import Stuck
