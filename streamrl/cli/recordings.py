@@ -30,7 +30,7 @@ def audit(run: str, by_version: bool, scorer: str | None) -> None:
     """Account for every rollout: published = fates + in flight. RUN may be the directory of an
     export.
     """
-    from streamrl.recordings.fork_rewards import parse_scorers
+    from streamrl.recordings.new_rewards import parse_scorers
     from streamrl.recordings.show import show_audit
     from streamrl.recordings.show_scorer import show_scorer
 
@@ -153,7 +153,7 @@ def fork(
     import time
 
     from streamrl.recordings.fork import show_fork
-    from streamrl.recordings.fork_rewards import parse_scorers
+    from streamrl.recordings.new_rewards import parse_scorers
 
     if rollouts and (retrain or rewards):
         given = "--rewards" if rewards else "--retrain"

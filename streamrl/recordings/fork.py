@@ -28,8 +28,8 @@ from streamrl.log import topic_changes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log
 from streamrl.orchestrator.run_directory import write_run_file
-from streamrl.recordings.fork_rewards import ScorerVersion, read_rewards
 from streamrl.recordings.fork_topics import ForkResult, copy_recorded, copy_topics
+from streamrl.recordings.new_rewards import ScorerVersion, read_rewards
 from streamrl.recordings.progress import OnProgress, progress_bar
 from streamrl.weights.manifest import WeightRef
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -27,200 +26,37 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.envs.api import RewardBreakdown
-from streamrl.envs.engine.rewards import apply_weights, with_rewards
-from streamrl.errors import ConfigError, StreamrlError
+from streamrl.errors import StreamrlError
 from streamrl.learner.inputs import VERSIONS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output, TopicPartition, portions, read
 from streamrl.log.records_of import messages_of, records_of
 from streamrl.processor.definition import Processor, ProcessorState
-from streamrl.processor.journal import SliceReader, entries
-from streamrl.processor.retention import is_gone
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.inheritance import GroupKey
-from streamrl.recordings.rescore import rewards_of_scorer
-from streamrl.records import JournalEntry, PolicyVersion, Reward, Rollout
+from streamrl.recordings.new_rewards import STOP_FIRST, RewardsByUid, with_new_rewards
+from streamrl.recordings.parent_schedule import (
+    RecordedVersions,
+    Step,
+    recorded_learner,
+    steps_of,
+)
+from streamrl.records import PolicyVersion, Rollout
 
 IDENTITY = "fork"  # of the writer of the first records
-STOP_FIRST = "stop the run, let `streamrl rescore` go on, and fork it again"
 
 TopicKey = tuple[str, bytes | None]
-RewardsByUid = Mapping[str, Sequence[Reward]]
 Commit = Callable[[Sequence[Message]], int]
 
 
-class ScorerVersion(NamedTuple):
-    """Whose rewards the fork has."""
-
-    name: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"{self.name}@{self.version}"
-
-
-def parse_scorers(text: str) -> list[ScorerVersion]:
-    """The scorers of `NAME@VERSION[,...]`. Raises ConfigError."""
-    found: list[ScorerVersion] = []
-    for part in text.split(","):
-        name, _, version = part.strip().partition("@")
-        if not (name and version):
-            raise ConfigError(f"{text}: give NAME@VERSION, as `streamrl rescore` says it")
-        found.append(ScorerVersion(name, version))
-    return found
-
-
-def recorded_learner(parent: RunFile) -> str:
-    """Under which name the parent's versions are in the fork's log. No learner can have it."""
-    return f"{parent.learner.name}@{parent.run}"
-
-
-# ---- the new rewards -----------------------------------------------------------------------------
-
-
-def read_rewards(
-    old: Log, envs: Iterable[str], scorers: Sequence[ScorerVersion]
-) -> dict[str, RewardsByUid]:
-    """By env, the rewards of these scorers by the uid of the rollout. An env without any is not
-    among them, and keeps the rewards that it has.
-
-    Raises ConfigError where a scorer has judged nothing, or a rollout lacks its reward.
-    """
-    found: dict[str, RewardsByUid] = {}
-    used: dict[ScorerVersion, None] = {}
-    for env in envs:
-        of_env: dict[str, list[Reward]] = {}
-        here = {each: rewards_of_scorer(old, env, *each) for each in scorers}
-        here = {each: rewards for each, rewards in here.items() if rewards}
-        for scorer, rewards in here.items():
-            used[scorer] = None
-            _check_complete(old, env, scorer, rewards)
-            for uid, given in rewards.items():
-                of_env.setdefault(uid, []).extend(given)
-        if of_env:
-            found[env] = of_env
-    for scorer in scorers:
-        if scorer not in used:
-            raise ConfigError(
-                f"--rewards {scorer}: no rollout has a reward of that scorer and version; give them"
-                " with `streamrl rescore`"
-            )
-    return found
-
-
-def _check_complete(old: Log, env: str, scorer: ScorerVersion, rewards: RewardsByUid) -> None:
-    """Raises ConfigError if there are rollouts of the env that the scorer has not judged."""
-    missing = 0
-    for rollout, _ in records_of(old, topology.rollouts(env), Rollout):
-        is_judged = rollout.failure or rollout.misaligned or rollout.rollout_uid in rewards
-        missing += not is_judged
-    if missing:
-        raise ConfigError(
-            f"--rewards {scorer}: {missing:,} rollouts of env {env} have no reward of it; let"
-            " `streamrl rescore` go on (stop the run first if it still samples)"
-        )
-
-
-def with_new_rewards(
-    rollout: Rollout, rewards: Sequence[Reward], weights: Mapping[str, float]
-) -> Rollout:
-    """The rollout with these rewards in the place of its own, weighted as in a live run. It is a
-    failed one if a reward has failed. A rollout that has failed itself stays as it is.
-
-    Raises ConfigError if two scorers give a reward of the same name, and StreamrlError if there is
-    no reward at all.
-    """
-    if rollout.failure or rollout.misaligned:
-        return rollout
-    if not rewards:
-        raise StreamrlError(
-            f"rollout {rollout.rollout_uid!r} was published meanwhile; {STOP_FIRST}"
-        )
-    values = dict[str, float]()
-    for reward in rewards:
-        if reward.failure:
-            return msgspec.structs.replace(
-                rollout,
-                turns=[],
-                metadata={},
-                reward=0.0,
-                rewards={},
-                temperature=1.0,
-                newest_policy_version=rollout.policy_version,
-                truncated=False,
-                failure=f"reward {reward.name!r}: {reward.failure}",
-            )
-        if reward.name in values:
-            raise ConfigError(f"--rewards: two scorers give {reward.name!r}; take one of them")
-        values[reward.name] = reward.value
-    said = [turn for turn in rollout.turns if turn.logprobs is not None]
-    lengths = [len(turn.tokens) for turn in said if turn.tokens is not None]
-    weighted = apply_weights(RewardBreakdown(rollout=values), weights, lengths)
-    return msgspec.structs.replace(
-        rollout,
-        turns=with_rewards(rollout.turns, weighted),
-        reward=weighted.reward,
-        rewards=weighted.totals,
-    )
-
-
-# ---- the schedule of the parent ------------------------------------------------------------------
-
-
-class Step(NamedTuple):
-    """What a part of the parent read in one entry of its journal."""
-
-    time_s: float
-    messages: list[Message]
-
-
-class Copied(NamedTuple):
+class CopiedStep(NamedTuple):
     """A step of a shard of the parent's buffer, as the fork has it: the topics and keys of its
     rollouts, in order. A version is its number.
     """
 
     shard: int
     time_s: float
-    read: list[TopicKey | int]
-
-
-def steps_of(old: Log, part: Processor[Any, Any]) -> Iterator[Step]:
-    """What a part of the parent read, entry by entry, as far as retention has left it."""
-    reader = SliceReader(old, part.schemas_of)
-    begin = old.beginning_offsets(part.partitions(old))
-    with closing(reader):
-        for _, entry in entries(old, part.journal):
-            if not isinstance(entry, JournalEntry) or entry.removed is not None:
-                continue
-            messages: list[Message] = []
-            for piece in entry.slices:
-                if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0)):
-                    messages += reader.read_slice(piece)
-            yield Step(entry.time_s, messages)
-
-
-@dataclass
-class RecordedVersions:
-    """Picks the announcements that the parts of the parent followed: each version once."""
-
-    parent: RunFile
-    newest: int = -1
-
-    def pick(self, message: Message) -> PolicyVersion | None:
-        """The announcement in this message, if it is one of a newer version than all before."""
-        record = to_event(message, ("policy-version",)).record
-        if not isinstance(record, PolicyVersion) or record.version <= self.newest:
-            return None
-        lead = self.parent.learner.name
-        # a parent that is such a fork itself has followed the versions of its own parent at first
-        if record.learner != lead and not record.learner.startswith(f"{lead}@"):
-            return None
-        self.newest = record.version
-        return record
-
-
-# ---- the fork's first records --------------------------------------------------------------------
+    read_then: list[TopicKey | int]
 
 
 @dataclass
@@ -245,16 +81,15 @@ class RewardedCopy:
         # What a writer has committed shows to every reader once it has been opened again.
         writer = self.new.writer(IDENTITY)
         versions = self._version_offsets()
-        schedule: list[Copied] = []
+        schedule: list[CopiedStep] = []
         for portion in portions(self._copies(schedule)):
             writer.commit(portion)
         writer.close()
         self.new.writer(IDENTITY).close()
-        partitions = {
-            (message.topic, message.key): message.partition
-            for env in self.run.envs
-            for message in messages_of(self.new, topology.rollouts(env))
-        }
+        partitions: dict[TopicKey, int] = {}
+        for env in self.run.envs:
+            for message in messages_of(self.new, topology.rollouts(env)):
+                partitions[message.topic, message.key] = message.partition
         for index in range(self.run.buffer.shards):
             self._run_buffer(index, schedule, partitions, versions)
         self._run_batcher(versions)
@@ -286,17 +121,16 @@ class RewardedCopy:
     def _copy_rewards(self, commit: Commit) -> None:
         """The fork has the records of its rewards, so that an audit finds whose they are."""
         for env, by_uid in self.rewards.items():
-            topic = topology.rewards(env)
-            records = [
-                msgspec.structs.replace(reward, rescored=True)
-                for rewards in by_uid.values()
-                for reward in rewards
-            ]
-            outputs = (to_message(Output(topic, each.rollout, each)) for each in records)
-            for portion in portions(outputs):
+            for portion in portions(self._reward_messages(env, by_uid)):
                 commit(portion)
 
-    def _copies(self, schedule: list[Copied]) -> Iterator[Message]:
+    def _reward_messages(self, env: str, by_uid: RewardsByUid) -> Iterator[Message]:
+        for rewards in by_uid.values():
+            for reward in rewards:
+                copied = msgspec.structs.replace(reward, rescored=True)
+                yield to_message(Output(topology.rewards(env), copied.rollout, copied))
+
+    def _copies(self, schedule: list[CopiedStep]) -> Iterator[Message]:
         """Copies of the rollouts, in the order in which the parent's buffer read them. Appends its
         steps to `schedule`.
 
@@ -308,19 +142,19 @@ class RewardedCopy:
             zip(repeat(number), steps_of(self.old, shard)) for number, shard in enumerate(shards)
         ]
         for number, step in heapq.merge(*steps, key=lambda numbered: numbered[1].time_s):
-            taken: list[TopicKey | int] = []
+            read_then: list[TopicKey | int] = []
             for message in step.messages:
                 if message.topic == topology.POLICY_VERSIONS:
                     version = found[number].pick(message)
                     if version is not None:
-                        taken.append(version.version)
+                        read_then.append(version.version)
                     continue
                 copied = self._copy_of(message)
                 if copied is not None:
-                    taken.append((copied.topic, copied.key))
+                    read_then.append((copied.topic, copied.key))
                     self.rollouts += 1
                     yield copied
-            schedule.append(Copied(number, step.time_s, taken))
+            schedule.append(CopiedStep(number, step.time_s, read_then))
 
     def _copy_of(self, message: Message) -> Message | None:
         """The fork's copy of a message with a rollout; None if it has none."""
@@ -343,7 +177,7 @@ class RewardedCopy:
     def _run_buffer(
         self,
         index: int,
-        schedule: Sequence[Copied],
+        schedule: Sequence[CopiedStep],
         partitions: Mapping[TopicKey, int],
         versions: Mapping[int, int],
     ) -> None:
@@ -354,15 +188,18 @@ class RewardedCopy:
 
         def steps() -> Iterator[Step]:
             newest = -1
-            for number, time_s, taken in schedule:
+            for number, time_s, read_then in schedule:
+                hears_versions = number == index or not is_divided_alike
                 messages: list[Message] = []
-                for one in taken:
-                    if isinstance(one, int):
-                        if one > newest and (number == index or not is_divided_alike):
-                            newest = one
-                            messages.append(source.announcement(one))
-                    elif shard.takes(one[0], partitions[one]):
-                        messages.append(source.next_at(one[0], partitions[one]))
+                for item in read_then:
+                    if not isinstance(item, int):
+                        topic = item[0]
+                        partition = partitions[item]
+                        if shard.takes(topic, partition):
+                            messages.append(source.next_at(topic, partition))
+                    elif hears_versions and item > newest:
+                        newest = item
+                        messages.append(source.announcement(item))
                 yield Step(time_s, messages)
 
         self._run(shard, steps(), versions)

@@ -16,7 +16,7 @@ from streamrl.config.sections.batches import Curriculum
 from streamrl.learner.inputs import read_batches
 from streamrl.log.protocol import Log, Message, portions
 from streamrl.recordings.first_batch import batcher_cut, first_batch, in_buffer_order
-from streamrl.recordings.fork_rewards import RewardedCopy, RewardsByUid, ScorerVersion
+from streamrl.recordings.fork_rewards import RewardedCopy
 from streamrl.recordings.inheritance import GroupIndex, GroupKey
 from streamrl.recordings.inherited_records import (
     env_progress,
@@ -25,6 +25,7 @@ from streamrl.recordings.inherited_records import (
     inherited_versions,
     inherited_visits,
 )
+from streamrl.recordings.new_rewards import RewardsByUid, ScorerVersion
 
 
 class ForkResult(NamedTuple):

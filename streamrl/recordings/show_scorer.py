@@ -9,7 +9,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import quoted
 from streamrl.recordings.audit_scorer import ScorerAudit, audit_scorer
-from streamrl.recordings.fork_rewards import ScorerVersion
+from streamrl.recordings.new_rewards import ScorerVersion
 
 
 def show_scorer(run: RunFile, log: Log, scorer: ScorerVersion, console: Console) -> None:

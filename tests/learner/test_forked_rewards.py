@@ -13,8 +13,8 @@ from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_rewards import read_rewards
 from streamrl.recordings.fork_topics import copy_recorded
+from streamrl.recordings.new_rewards import read_rewards
 from streamrl.records import PolicyVersion
 from tests.learner.test_process import learning
 from tests.recordings.test_fork_rewards import (

@@ -9,7 +9,7 @@ from streamrl.config.run_file import RunFile, changed
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.audit_scorer import BatchShare, EnvCount, audit_scorer
-from streamrl.recordings.fork_rewards import ScorerVersion
+from streamrl.recordings.new_rewards import ScorerVersion
 from streamrl.records import Reward, Rollout
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, found, play, publish

@@ -21,7 +21,7 @@ from streamrl.config.sections.operation import Fork
 from streamrl.envs.api import Problem
 from streamrl.envs.engine.rewards import apply_weights, normalize
 from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
-from streamrl.errors import ConfigError, StreamrlError
+from streamrl.errors import StreamrlError
 from streamrl.log.codec import encode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, TopicPartition
@@ -31,13 +31,11 @@ from streamrl.processor.journal import last_record
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_rewards import (
-    ScorerVersion,
-    parse_scorers,
-    read_rewards,
-    with_new_rewards,
-)
 from streamrl.recordings.fork_topics import ForkResult, copy_recorded
+from streamrl.recordings.new_rewards import (
+    ScorerVersion,
+    read_rewards,
+)
 from streamrl.recordings.replay import replay
 from streamrl.recordings.rescore import RewardScorer, rescore
 from streamrl.records import (
@@ -372,21 +370,6 @@ def test_envs_go_on_behind_the_parents_problems_once_they_are_started():
     assert sum(p.published_groups for p in found_progress if p) == result.groups
 
 
-def test_a_rollout_without_the_reward_and_a_scorer_that_judged_nothing_are_refused():
-    log = wander(5, WEIGHTED, "exact", right)
-    with pytest.raises(ConfigError, match="no rollout has a reward of that scorer"):
-        read_rewards(log, RUN.envs, [STYLE])
-    judge(log, style)
-    more = rollout("copy", "late", 0, 0)
-    publish(log, Output("rollouts.copy", more.group_id, more))
-    with pytest.raises(ConfigError, match="1 rollouts of env copy have no reward of it"):
-        read_rewards(log, RUN.envs, [STYLE])
-    for text in ("style", "@2", "style@", "style@2,"):
-        with pytest.raises(ConfigError, match="give NAME@VERSION"):
-            parse_scorers(text)
-    assert parse_scorers("style@2, right@a@b") == [STYLE, ScorerVersion("right", "a@b")]
-
-
 def test_what_a_live_parent_adds_meanwhile_is_no_reward_of_0():
     log = wander(5, WEIGHTED, "exact", right)
     judge(log, style)
@@ -397,12 +380,6 @@ def test_what_a_live_parent_adds_meanwhile_is_no_reward_of_0():
     late = rewards["copy"].pop(next(iter(rewards["copy"])))  # type: ignore[attr-defined]
     with pytest.raises(StreamrlError, match=f"{late[0].rollout}.* was published meanwhile"):
         copy_recorded(log, KeyedLog(PARTITIONED), WEIGHTED, run, "", [STYLE], rewards)
-
-
-def test_two_scorers_may_not_give_the_same_name():
-    rewards = [Reward(rollout="g0-0", name="style", value=value) for value in (0.0, 1.0)]
-    with pytest.raises(ConfigError, match="two scorers give 'style'"):
-        with_new_rewards(rollout(), rewards, {})
 
 
 def test_rescore_and_fork_go_together():

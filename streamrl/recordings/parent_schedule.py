@@ -1,0 +1,65 @@
+"""What the parts of a run read, and when: the schedule by which a fork of it processes its records
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamrl.config.run_file import RunFile
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Log, Message
+from streamrl.processor.definition import Processor
+from streamrl.processor.journal import SliceReader, entries
+from streamrl.processor.retention import is_gone
+from streamrl.records import JournalEntry, PolicyVersion
+
+
+class Step(NamedTuple):
+    """What a part of the parent read in one entry of its journal."""
+
+    time_s: float
+    messages: list[Message]
+
+
+def steps_of(old: Log, part: Processor[Any, Any]) -> Iterator[Step]:
+    """What a part of the parent read, entry by entry, as far as retention has left it."""
+    reader = SliceReader(old, part.schemas_of)
+    begin = old.beginning_offsets(part.partitions(old))
+    with closing(reader):
+        for _, entry in entries(old, part.journal):
+            if not isinstance(entry, JournalEntry) or entry.removed is not None:
+                continue
+            messages: list[Message] = []
+            for piece in entry.slices:
+                if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0)):
+                    messages += reader.read_slice(piece)
+            yield Step(entry.time_s, messages)
+
+
+def recorded_learner(parent: RunFile) -> str:
+    """Under which name the parent's versions are in the fork's log. No learner can have it."""
+    return f"{parent.learner.name}@{parent.run}"
+
+
+@dataclass
+class RecordedVersions:
+    """Picks the announcements that the parts of the parent followed: each version once."""
+
+    parent: RunFile
+    newest: int = -1
+
+    def pick(self, message: Message) -> PolicyVersion | None:
+        """The announcement in this message, if it is one of a newer version than all before."""
+        record = to_event(message, ("policy-version",)).record
+        if not isinstance(record, PolicyVersion) or record.version <= self.newest:
+            return None
+        lead = self.parent.learner.name
+        # a parent that is such a fork itself has followed the versions of its own parent at first
+        if record.learner != lead and not record.learner.startswith(f"{lead}@"):
+            return None
+        self.newest = record.version
+        return record
