@@ -194,11 +194,12 @@ class Role:
 
 
 def env_parts(run: RunFile) -> tuple[Part, ...]:
-    return tuple(
-        Part("env", name := env_part(env, i), name, (env, "--index", str(i)), env)
-        for env, settings in run.envs.items()
-        for i in range(settings.replicas)
-    )
+    found: list[Part] = []
+    for env, settings in run.envs.items():
+        for index in range(settings.replicas):
+            name = env_part(env, index)
+            found.append(Part("env", name, name, options=(env, *_index(index)), env=env))
+    return tuple(found)
 
 
 def buffer_parts(run: RunFile) -> tuple[Part, ...]:
@@ -207,18 +208,16 @@ def buffer_parts(run: RunFile) -> tuple[Part, ...]:
 
 def buffer_shard(shard: int, shards: int) -> Part:
     name = buffer_part(shard, shards)
-    options = () if shards == 1 else ("--index", str(shard))
+    options = () if shards == 1 else _index(shard)
     return Part("buffer", name, name, options, shard=shard, shards=shards)
 
 
 def scorer_parts(run: RunFile) -> tuple[Part, ...]:
-    names = [scorer_part(i) for i in range(run.scorer.replicas)]
-    return tuple(Part("scorer", name, name, ("--index", str(i))) for i, name in enumerate(names))
+    return tuple(_numbered("scorer", scorer_part(i), i) for i in range(run.scorer.replicas))
 
 
 def gateway_parts(run: RunFile) -> tuple[Part, ...]:
-    names = [gateway_part(i) for i in range(run.gateway.replicas)]
-    return tuple(Part("gateway", name, name, ("--index", str(i))) for i, name in enumerate(names))
+    return tuple(_numbered("gateway", gateway_part(i), i) for i in range(run.gateway.replicas))
 
 
 def learner_parts(run: RunFile) -> tuple[Part, ...]:
@@ -231,7 +230,7 @@ def learner_parts(run: RunFile) -> tuple[Part, ...]:
             role="learner",
             name=f"learner-{rank}",
             identity=learner_process(identity, rank),
-            options=("--processes", str(count), "--index", str(rank)),
+            options=("--processes", str(count), *_index(rank)),
             process=rank,
             processes=count,
         )
@@ -240,20 +239,27 @@ def learner_parts(run: RunFile) -> tuple[Part, ...]:
 
 
 def inference_parts(run: RunFile) -> tuple[Part, ...]:
-    return tuple(
-        Part("inference", name := inference_part(pool, i), name, server_options(pool, i))
-        for pool, size in run.inference.sizes.items()
-        for i in range(size)
-    )
-
-
-def server_options(pool: str, index: int) -> tuple[str, ...]:
-    return ("--index", str(index), *(() if pool == GENERATION else ("--pool", pool)))
+    found: list[Part] = []
+    for pool, size in run.inference.sizes.items():
+        pool_option = () if pool == GENERATION else ("--pool", pool)
+        for index in range(size):
+            name = inference_part(pool, index)
+            found.append(Part("inference", name, name, options=(*_index(index), *pool_option)))
+    return tuple(found)
 
 
 def pool_of(part: Part) -> str:
     """The pool whose settings a server's part has."""
     return part.options[-1] if "--pool" in part.options else GENERATION
+
+
+def _numbered(role: str, name: str, index: int) -> Part:
+    """A part that its number among its like tells apart, and that has its name as its identity."""
+    return Part(role, name, name, _index(index))
+
+
+def _index(index: int) -> tuple[str, str]:
+    return "--index", str(index)
 
 
 def one_part(role: str) -> Callable[[RunFile], tuple[Part, ...]]:
