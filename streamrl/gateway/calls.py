@@ -21,7 +21,7 @@ from streamrl.gateway.keys import SessionName
 from streamrl.gateway.recorder import Recorder, limited
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused, Told
 from streamrl.gateway.sampling import CallSampler, place_of, told
-from streamrl.gateway.session_index import Session, SessionIndex
+from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.inference.client import ContextFull, RequestDenied, SamplingFailed
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
@@ -35,7 +35,7 @@ async def never() -> bool:
 class Asked(NamedTuple):
     """A request as it stands in its session."""
 
-    session: Session
+    session: LiveSession
     request: ChatRequest
     body: str  # its digest
     ordinal: int  # among the requests with this body
@@ -197,7 +197,7 @@ class Calls:
         task.add_done_callback(lambda _: self._in_flight.pop((name, asked.name), None))
         return task
 
-    def open_session(self, name: SessionName) -> Session:
+    def open_session(self, name: SessionName) -> LiveSession:
         """The session, if calls of it are answered. Raises RequestRefused."""
         if self._index.has_ended(*name):
             raise RequestRefused(409, f"session {name.session} has ended; start another one")
@@ -208,7 +208,7 @@ class Calls:
             )
         return session
 
-    def _refuse_too_many(self, session: Session, request: ChatRequest) -> None:
+    def _refuse_too_many(self, session: LiveSession, request: ChatRequest) -> None:
         limit = self._run.gateway.max_calls
         if len(session.tree.calls) + request.n > limit:
             raise RequestRefused(

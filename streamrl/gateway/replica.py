@@ -21,7 +21,7 @@ from streamrl.gateway.keys import SessionKeys, local_secret
 from streamrl.gateway.recorder import Recorder
 from streamrl.gateway.sampling import CallSampler
 from streamrl.gateway.server import HttpApi
-from streamrl.gateway.session_index import Session, SessionIndex
+from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import make_client
 from streamrl.log.codec import to_event
@@ -146,7 +146,7 @@ class GatewayReplica:
         if isinstance(record, Demand) and record.environment in self._limits:
             self._limits[record.environment].demand = record
 
-    def _on_session_end(self, session: Session) -> None:
+    def _on_session_end(self, session: LiveSession) -> None:
         calls = session.tree.calls.values()
         tokens = sum(len(call.prompt) + len(call.tokens) for call in calls)
         self._limits[session.env].on_session_end(tokens)

@@ -13,7 +13,7 @@ import numpy as np
 from streamrl.config.run_file import RunFile
 from streamrl.envs.shipped.tools import TOOL_CALL, CallSyntax, parse_calls
 from streamrl.gateway.requests import ChatRequest
-from streamrl.gateway.session_index import Session
+from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import Client
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Place, answer_message
@@ -38,7 +38,7 @@ class CallSampler:
         self._clients = clients
 
     async def sample(
-        self, session: Session, request: ChatRequest, place: Place, name: str
+        self, session: LiveSession, request: ChatRequest, place: Place, name: str
     ) -> list[ModelCall]:
         """One call for each of the request's answers. `name`: of the request. Raises
         SamplingFailed.

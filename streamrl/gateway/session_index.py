@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 MAX_ENDED = 100_000  # sessions of which it is remembered that they have ended
 
 
-class Session:
+class LiveSession:
     """A session that has not ended, and its calls."""
 
     def __init__(self, env: str, start: SessionStart) -> None:
@@ -78,10 +78,10 @@ class SessionIndex:
 
     def __init__(
         self,
-        on_end: Callable[[Session], None] = lambda session: None,  # told of each that ends
+        on_end: Callable[[LiveSession], None] = lambda session: None,  # told of each that ends
         max_ended: int = MAX_ENDED,
     ) -> None:
-        self.sessions: dict[tuple[str, str], Session] = {}
+        self.sessions: dict[tuple[str, str], LiveSession] = {}
         self._ended: dict[tuple[str, str], None] = {}  # the oldest first
         self._on_end = on_end
         self._max_ended = max_ended
@@ -111,7 +111,7 @@ class SessionIndex:
             return
         session = self.sessions.get(name)
         if session is None:
-            self.sessions[name] = Session(env, start)
+            self.sessions[name] = LiveSession(env, start)
             return
         session.start_again(start.time_s)
 

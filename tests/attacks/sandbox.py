@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamrl.envs.sandbox import limits, programs
-from streamrl.envs.sandbox.programs import Outcome
+from streamrl.envs.sandbox.programs import ProgramResult
 from tests.attacks.table import Attack
 from tests.support.waiting import patience
 
@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 }
 
 
-def run(program: str, *tests: str, timeout_s: float = 30.0, memory_mib: int = 256) -> Outcome:
+def run(program: str, *tests: str, timeout_s: float = 30.0, memory_mib: int = 256) -> ProgramResult:
     return asyncio.run(programs.run(program, tests, patience(timeout_s), memory_mib))
 
 
@@ -170,7 +170,7 @@ def doing(program: str) -> Callable[[Path], str]:
     return attempt
 
 
-def harm_of(outcome: Outcome) -> str:
+def harm_of(outcome: ProgramResult) -> str:
     return " ".join(line for line in outcome.output.splitlines() if line.startswith("HARM"))[:200]
 
 

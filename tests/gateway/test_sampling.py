@@ -12,7 +12,7 @@ import pytest
 from streamrl.config.run_file import Env
 from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.sampling import CallSampler, Reading, place_of, read_answer
-from streamrl.gateway.session_index import Session
+from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import Sampled
 from streamrl.inference.prefix import Prefix
 from streamrl.log.codec import encode
@@ -180,7 +180,7 @@ async def test_the_200th_call_of_a_session_takes_no_more_of_the_log_than_the_fir
     """The agent sends the whole conversation each time, and a record has only what is new in it."""
     run = run_of(tmp_path)
     sampler = CallSampler(run, {run.envs[ENV].pool: Policy()})  # pyright: ignore[reportArgumentType]
-    session = Session(ENV, SessionStart(session="s", environment=ENV, problem_id="7"))
+    session = LiveSession(ENV, SessionStart(session="s", environment=ENV, problem_id="7"))
     conversation: list[dict[str, Any]] = []
     sizes = list[int]()
     for turn in range(200):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.gateway.session_index import Session, SessionIndex
+from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.records import InferenceMetadata, ModelCall, Record, SessionEnd, SessionStart
 
 START = SessionStart(session="s", environment="e", problem_id="p")
@@ -48,7 +48,7 @@ def folded(*records: Record) -> SessionIndex:
     return index
 
 
-def session(index: SessionIndex) -> Session:
+def session(index: SessionIndex) -> LiveSession:
     return index.sessions["e", "s"]
 
 

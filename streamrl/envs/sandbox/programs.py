@@ -32,7 +32,7 @@ MIB = 1 << 20
 End = Literal["ok", "error", "time", "memory", "output"]
 
 
-class Outcome(NamedTuple):
+class ProgramResult(NamedTuple):
     """How the run of a program went."""
 
     end: End  # why it ended
@@ -46,7 +46,7 @@ async def run(
     timeout_s: float = 5.0,
     memory_mib: int = 256,
     allow_reading: bool = False,
-) -> Outcome:
+) -> ProgramResult:
     """Run the program, then each test with the program's names. A test passes if it raises nothing.
     All of this together may take `timeout_s`.
 
@@ -77,7 +77,7 @@ async def run(
             _kill(cells[0])
             said = await output
             code = await cells[0].wait()
-    return Outcome(
+    return ProgramResult(
         "time" if late else _ended(code, said),
         passed,
         said[:OUTPUT_BYTES].decode("utf-8", "replace").strip(),

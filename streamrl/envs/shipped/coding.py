@@ -23,7 +23,7 @@ from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, Reward
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.engine.time_limits import acquired
 from streamrl.envs.sandbox import limits, programs
-from streamrl.envs.sandbox.programs import Outcome
+from streamrl.envs.sandbox.programs import ProgramResult
 from streamrl.envs.shipped.samples import parsed
 
 CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -129,7 +129,7 @@ class Coding(MultiTurnEnv):
         inputs = draw.sample(range(50), TESTS)
         return prompt, [f"assert f({x}) == {TASKS[task](x, a, b)}" for x in inputs]
 
-    async def _run(self, text: str, problem: Problem) -> Outcome:
+    async def _run(self, text: str, problem: Problem) -> ProgramResult:
         async with acquired(self._free):
             return await programs.run(
                 program_in(text),
@@ -140,7 +140,7 @@ class Coding(MultiTurnEnv):
             )
 
 
-def feedback(outcome: Outcome) -> str:
+def feedback(outcome: ProgramResult) -> str:
     """What the policy is told of a program that failed."""
     failed = [str(number) for number, passed in enumerate(outcome.passed, 1) if not passed]
     printed = f"It printed:\n{outcome.output[-SHOWN_OUTPUT:]}\n" if outcome.output else ""

@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from streamrl.envs.sandbox import programs
-from streamrl.envs.sandbox.programs import Outcome
+from streamrl.envs.sandbox.programs import ProgramResult
 from tests.support.waiting import patience, until
 
 
-def run(program: str, *tests: str, timeout_s: float = 30.0, memory_mib: int = 256) -> Outcome:
+def run(program: str, *tests: str, timeout_s: float = 30.0, memory_mib: int = 256) -> ProgramResult:
     return asyncio.run(programs.run(program, tests, patience(timeout_s), memory_mib))
 
 
@@ -23,7 +23,7 @@ def test_tests_see_the_names_of_the_program_and_each_passes_by_itself():
         "assert f(1) == 3",
         "assert math.pi > f(2)",
     )
-    assert outcome == Outcome("ok", [True, False, True], "hello")
+    assert outcome == ProgramResult("ok", [True, False, True], "hello")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_it_loads_modules_of_python():
         "import ctypes, decimal, json, sqlite3, ssl, unittest, xml.sax, zlib, zoneinfo\ndef f():"
         " return str(zoneinfo.ZoneInfo('UTC'))"
     )
-    assert run(program, "assert f() == 'UTC'") == Outcome("ok", [True], "")
+    assert run(program, "assert f() == 'UTC'") == ProgramResult("ok", [True], "")
 
 
 PLAIN = [1, True, 2.5, None, "a", b"a", (1, [2]), {3}, frozenset("b"), {(1, 2): {"c": [None]}}, 1j]

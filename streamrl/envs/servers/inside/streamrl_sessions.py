@@ -6,7 +6,8 @@ an env ends with
 
     serve(make_env)
 
-where `make_env` is called with the `Settings` and gives an `Env`. `streamrl_verifiers.py` is one.
+where `make_env` is called with the `Settings` and gives a `SessionEnv`. `streamrl_verifiers.py` is
+one.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Failed(Exception):
     """There is nothing to train on. The message says why."""
 
 
-class Env(Protocol):
+class SessionEnv(Protocol):
     """An env, as it is served."""
 
     # What made its rollouts, for instance {"package": "verifiers", "version": "0.4.0"}.
@@ -90,7 +91,7 @@ class Env(Protocol):
         ...
 
 
-MakeEnv = Callable[[Settings], AbstractAsyncContextManager[Env]]
+MakeEnv = Callable[[Settings], AbstractAsyncContextManager[SessionEnv]]
 
 
 def serve(make_env: MakeEnv) -> None:
@@ -176,7 +177,7 @@ class SessionServer:
                         task = playing.create_task(self._play(env, problem, session))
                         task.add_done_callback(lambda task: room.release())
 
-    async def _start(self, env: Env, number: int, problem: int, sample: int) -> Session:
+    async def _start(self, env: SessionEnv, number: int, problem: int, sample: int) -> Session:
         """Begin a session as soon as the gateway wants one."""
         settings = self.settings
         group = f"{settings.server}-{self.begun}-{number}"
@@ -190,7 +191,7 @@ class SessionServer:
         begun = await self.gateway.post("/rl/start_session", body)
         return Session(**begun)
 
-    async def _play(self, env: Env, problem: int, session: Session) -> None:
+    async def _play(self, env: SessionEnv, problem: int, session: Session) -> None:
         try:
             outcome = await asyncio.wait_for(
                 env.play(problem, session), self.settings.session_limit_s
