@@ -14,7 +14,7 @@ from streamrl.cli.group import (
     overrides_option,
     run_argument,
 )
-from streamrl.cli.shared import run_part
+from streamrl.cli.shared import log_of, run_part
 from streamrl.config import topology
 
 
@@ -186,7 +186,7 @@ def inference(run: str, index: int, pool: str) -> None:
     from streamrl.config.topology import inference_part
     from streamrl.inference.process import main
 
-    run_part(run, lambda settings: inference_part(pool, index), main, index, pool)
+    run_part(run, lambda settings: inference_part(pool, index), main, index, pool, log_of)
 
 
 @click.command()

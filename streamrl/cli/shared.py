@@ -118,6 +118,14 @@ def open_log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
         log.close()
 
 
+def log_of(settings: RunFile, name: str) -> Log:
+    """The log of another run on the Kafka of this one."""
+    from streamrl.local_kafka.connect import client_settings
+    from streamrl.log.kafka import KafkaLog
+
+    return KafkaLog(client_settings(settings), name)
+
+
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     """An event that SIGTERM, Ctrl-C and the death of the terminal set, and the signals that came. A

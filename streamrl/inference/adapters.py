@@ -2,7 +2,7 @@
 
 Each version is an adapter of its own name. A request names the adapter that it wants, so it is
 answered by one version from its first token to its last, and vLLM's prefix cache holds the versions
-apart. An adapter is unloaded once a newer one has replaced it and no request uses it.
+apart. An adapter is unloaded once a newer one of its run has replaced it and no request uses it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
 from streamrl.inference.engine import Engine, Mismatch, mismatch
 from streamrl.inference.vllm_server import MODEL
-from streamrl.records import AdapterCheck
+from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
 
 CHECK = "check"  # The name of the random adapter.
 KEPT = 2  # Clients may not have heard of the newest version yet, and ask for the one before.
@@ -35,12 +35,28 @@ def arguments(settings: Lora, adapters: int) -> list[str]:
     return [*line, "--lora-target-modules", *settings.targets]
 
 
+def refuse_other_base(version: PolicyVersion, own: AdapterBase) -> None:
+    """Raise InferenceError unless a version of another run is an adapter of this server's base."""
+    if version.base is None:
+        raise InferenceError(
+            "its versions are whole models, and a server has adapters of several runs only: give"
+            " the run learner.lora, or servers of its own"
+        )
+    if version.base.sha256 != own.sha256:
+        raise InferenceError(
+            f"its adapters stand on another base (sha256 {version.base.sha256[:12]}) than this"
+            f" server ({own.sha256[:12]}): give both runs the same model and tokenizer, or the run"
+            " servers of its own"
+        )
+
+
 class LoadedAdapters:
     """The adapters of a running vLLM. All methods raise InferenceError if it refuses."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._directories: dict[str, Path] = {}  # by name, oldest first
+        # Of each run: the directories of its adapters by their names, oldest first.
+        self._directories: dict[str, dict[str, Path]] = {}
         self._loads = 0
 
     def check(
@@ -51,8 +67,10 @@ class LoadedAdapters:
         `Mismatch.within`.
         """
         self._engine.load_adapter(CHECK, directory)
-        found = self._compared(check, CHECK)
-        self._engine.unload_adapter(CHECK)
+        try:
+            found = self._compared(check, CHECK)
+        finally:
+            self._engine.unload_adapter(CHECK)
         if not found.within(tolerance, rounds):
             raise InferenceError(
                 f"the server does not apply adapters as the learner does: with a random one its"
@@ -60,26 +78,28 @@ class LoadedAdapters:
                 f" (inference.probe_tolerance is {tolerance:g}); look at inference.extra_args"
             )
 
-    def load(self, version: int, directory: Path) -> str:
+    def load(self, version: int, directory: Path, run: str = "") -> str:
         """Load the adapter in `directory` beside the others. Returns the name that requests give
-        for it. It is another one each time, because vLLM caches by name.
+        for it. It is another one each time, because vLLM caches by name. `run`: whose version it
+        is.
         """
         self._loads += 1
         # inside_vllm/streamrl_adapters.py reads the version from the name.
         name = f"{MODEL}-{version}-{self._loads}"
         self._engine.load_adapter(name, directory)
-        self._directories[name] = directory
+        self._directories.setdefault(run, {})[name] = directory
         return name
 
     def unload_unused(self) -> None:
-        """Unload all adapters but the newest that no request uses, and delete their files: vLLM may
-        read those of an adapter in use again.
+        """Unload all adapters but the newest of each run that no request uses, and delete their
+        files: vLLM may read those of an adapter in use again.
         """
         used = self._engine.adapters_in_use()
-        for name in list(self._directories)[:-KEPT]:
-            if name not in used:
-                self._engine.unload_adapter(name)
-                shutil.rmtree(self._directories.pop(name), ignore_errors=True)
+        for directories in self._directories.values():
+            for name in list(directories)[:-KEPT]:
+                if name not in used:
+                    self._engine.unload_adapter(name)
+                    shutil.rmtree(directories.pop(name), ignore_errors=True)
 
     def _compared(self, check: AdapterCheck, name: str) -> Mismatch:
         return mismatch(check.probe.logprobs, self._engine.probe(check.probe.tokens, name))

@@ -1,5 +1,6 @@
 """Inference: policy versions in, tokens out. An agent owns one vLLM, keeps it on the lead learner's
-newest version and publishes its state on `servers`.
+newest version and publishes its state on `servers`. With adapters it may do the same for other runs
+on the same base (`guests.py`).
 
 Slow work (pulling, starting, swapping) runs on a background thread, one version at a time and
 always the newest, so the heartbeat never stops. If a copy is not what was announced, the server
@@ -11,27 +12,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
-from streamrl.inference.load_schedule import LoadSchedule
+from streamrl.inference.guests import Guests, OpenLog
 from streamrl.inference.own_model import serve_own_model
 from streamrl.inference.registration import Registration, finish_swap, heartbeat
+from streamrl.inference.served_run import Loading, ServedRun, load_next
 from streamrl.inference.version_follower import POLL_S, VersionFollower
-from streamrl.inference.vllm_host import (
-    STOP_TIMEOUT_S,
-    VLLM,
-    LoadResult,
-    VllmHost,
-    check_alive,
-    open_host,
-)
+from streamrl.inference.vllm_host import STOP_TIMEOUT_S, VLLM, VllmHost, check_alive, open_host
 from streamrl.inference.vllm_server import check
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 from streamrl.records import Server
@@ -40,10 +34,16 @@ logger = logging.getLogger(__name__)
 
 
 def main(
-    run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: str = topology.GENERATION
+    run: RunFile,
+    log: Log,
+    stop: threading.Event,
+    index: int = 0,
+    pool: str = topology.GENERATION,
+    open_log: OpenLog | None = None,
 ) -> None:
     """Serve until `stop` is set. `pool` and `index` identify the server within the run: they
-    determine its port, its random seed and its name on `servers`.
+    determine its port, its random seed and its name on `servers`. `open_log` is needed for other
+    runs that the server serves.
 
     A server beyond those of the run file may join at any time, under an index of its own.
 
@@ -62,6 +62,7 @@ def main(
         open_part(log, identity, writer=None) as part,
         closing(VersionFollower(log, run.learner.name)) as announced,
         closing(Registration(log, server, run.inference.heartbeat_s)) as entry,
+        closing(Guests(run, server, open_log)) as guests,
         open_host(run, identity, place, stop) as host,
     ):
         log.register_metrics_page(VLLM, host.vllm_metrics)
@@ -70,7 +71,8 @@ def main(
             if own_model:
                 serve_own_model(Path(own_model), host, worker, entry, part.meter, stop)
             else:
-                serve(run, announced, host, worker, entry, part.meter, stop)
+                own = ServedRun(announced=announced, entry=entry, meter=part.meter)
+                serve(run, own, guests, host, worker, stop)
             entry.remove()
         except StreamrlError as error:
             entry.update(state="error", error=str(error), doubted=False)
@@ -82,34 +84,46 @@ def main(
 
 def serve(
     run: RunFile,
-    announced: VersionFollower,
+    own: ServedRun,
+    guests: Guests,
     host: VllmHost,
     worker: ThreadPoolExecutor,
-    entry: Registration,
-    meter: Meter,
     stop: threading.Event,
 ) -> None:
     """The loop: follow announcements, load the newest version in the background, and send
-    heartbeats.
+    heartbeats. Guests are served on the base of this run, so its own first version comes first.
     """
-    job: Future[LoadResult] | None = None
-    schedule = LoadSchedule()
+    loading: Loading | None = None
     answered_s = time.monotonic()
     logger.info("waiting for policy versions of learner %r", run.learner.name)
     while not stop.is_set():
-        newest = announced.newest(POLL_S)
-        if job is not None and job.done() and not stop.is_set():
-            tolerance = run.inference.probe_tolerance
-            if finish_swap(job, host, entry, meter, tolerance, run.probe_rounds):
-                schedule.on_success()
+        own.follow(POLL_S)
+        guests.follow()
+        if loading is not None and loading.job.done() and not stop.is_set():
+            if loading.run is own:
+                finish_load(run, loading, host)
             else:
-                schedule.on_failure(time.monotonic())
-            job = None
-        if job is None and newest is not None and schedule.is_due(newest, time.monotonic()):
-            schedule.on_attempt(newest)
-            job = worker.submit(host.load_version, newest)
-        check_alive(host, entry.server.server_id, f"version {entry.server.version}")
-        if entry.due():
-            answered_s = heartbeat(host, entry, meter, answered_s)
-    if job is not None:
-        wait([job], STOP_TIMEOUT_S)
+                guests.finish_load(loading, host)
+            loading = None
+        server = own.entry.server
+        if loading is None:
+            runs = [own, *guests.present] if server.version >= 0 else [own]
+            loading = load_next(runs, host, worker, time.monotonic())
+        check_alive(host, server.server_id, f"version {server.version}")
+        if own.entry.due():
+            before_s = answered_s
+            answered_s = heartbeat(host, own.entry, own.meter, before_s)
+            if answered_s != before_s:
+                guests.send_heartbeats(own.entry.server.in_flight)
+    if loading is not None:
+        wait([loading.job], STOP_TIMEOUT_S)
+
+
+def finish_load(run: RunFile, loading: Loading, host: VllmHost) -> None:
+    """Publish the outcome of loading a version of the server's own run."""
+    own = loading.run
+    tolerance = run.inference.probe_tolerance
+    if finish_swap(loading.job, host, own.entry, own.meter, tolerance, run.probe_rounds):
+        own.schedule.on_success()
+    else:
+        own.schedule.on_failure(time.monotonic())

@@ -1,7 +1,7 @@
 """One vLLM and the policy version that it serves. To load a version the host pulls and verifies its
 weights, starts vLLM on them or swaps them in, and probes. If versions are adapters, vLLM is started
-on their base, and loads them beside it. All of this blocks, so the agent runs it
-on a background thread.
+on their base, and loads them beside it, and also those of other runs on the same base. All of this
+blocks, so the agent runs it on a background thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError
 from streamrl.inference import vllm_server
-from streamrl.inference.adapters import LoadedAdapters, arguments
+from streamrl.inference.adapters import LoadedAdapters, arguments, refuse_other_base
 from streamrl.inference.engine import Engine, Load, Mismatch, Swap, mismatch
 from streamrl.inference.vllm_server import MODEL
 from streamrl.records import AdapterBase, PolicyVersion
@@ -87,7 +87,9 @@ class VllmHost:
         self._log_path = run.directory / "logs" / f"{identity}-vllm.log"
         self._process: vllm_server.Process | None = None
         self._engine: Engine | None = None
-        self._adapters: LoadedAdapters | None = None  # of a vLLM that stands on a base
+        self._base: AdapterBase | None = None  # that vLLM stands on
+        self._adapters: LoadedAdapters | None = None  # beside the base
+        self._checked = set[str]()  # sha256 of the random adapters that vLLM has applied
         self._copies = 0  # of adapters, so far
         # An earlier process of this identity may have left copies.
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -96,29 +98,35 @@ class VllmHost:
     def url(self) -> str:
         return self._process.url if self._process else ""
 
-    def load_version(self, version: PolicyVersion) -> LoadResult:
-        """Make vLLM serve `version`.
+    def load_version(self, version: PolicyVersion, guest: str = "") -> LoadResult:
+        """Make vLLM serve `version`. `guest`: the name of the run whose version it is, where that
+        is another one (inference.also_serves). A version of this run has to be loaded before.
 
         Raises WeightError if the copy is not what was announced. Then the server stays on its
-        version. After any other StreamrlError this host cannot be used any more.
+        version. After any other StreamrlError this host cannot be used any more, unless it was
+        about a guest's version.
         """
         started_s = time.monotonic()
         announce_delay_s = time.time() - version.time_s if version.time_s else 0.0
-        directory = pull(version, self._run.store, self._copy_of(version), link=True)
+        if guest:
+            assert self._base is not None, "this run's own version comes first"
+            refuse_other_base(version, self._base)
+        directory = pull(version, self._store_of(guest), self._copy_of(version, guest), link=True)
         pulled_s = time.monotonic()
         if version.base is None:
             model = MODEL
             swap = self._swap_or_start(directory, version.version)
         else:
-            begun = self._start_on_base(version.base)
-            model = self._loaded().load(version.version, directory)
-            swap = None if begun else self._without_pause(pulled_s)
+            is_first = self._adapters is None
+            adapters = self._on_base(version.base, guest)
+            model = adapters.load(version.version, directory, guest)
+            swap = None if is_first else self._without_pause(pulled_s)
         loaded_s = time.monotonic()
         found = self._probe(version, model)
-        if version.base is None:
+        if self._adapters is None:
             self._delete_copies_but(directory)
         else:
-            self._loaded().unload_unused()
+            self._adapters.unload_unused()
         return LoadResult(
             version=version.version,
             mismatch=found,
@@ -188,32 +196,38 @@ class VllmHost:
             raise InferenceError("asked to stop while vLLM was starting")
         return Engine(self._process.url, self._process.key)
 
-    def _start_on_base(self, base: AdapterBase) -> bool:
-        """Start vLLM on the base of the adapters, and check that it applies adapters. False if it
-        runs already.
+    def _on_base(self, base: AdapterBase, guest: str) -> LoadedAdapters:
+        """The adapters of a vLLM that stands on the base. Before the first one of a run it is
+        checked that vLLM applies adapters of that run's shape.
         """
-        if self._adapters is not None:
-            return False
+        check = base.check
+        if self._adapters is not None and check.sha256 in self._checked:
+            return self._adapters
+        directory = pull(check, self._store_of(guest), self._directory / guest / "check", link=True)
+        adapters = self._adapters or self._start_on_base(base)
+        adapters.check(
+            check, directory, self._run.inference.probe_tolerance, self._run.probe_rounds
+        )
+        self._checked.add(check.sha256)
+        return adapters
+
+    def _start_on_base(self, base: AdapterBase) -> LoadedAdapters:
         settings = self._run.learner.lora
         if settings is None:
             raise InferenceError(
                 "an adapter is announced, and this server's run file has no learner.lora"
             )
         directory = pull(base, self._run.store, self._directory / "base", link=True)
-        check = pull(base.check, self._run.store, self._directory / "check", link=True)
         engine = self._start(directory, arguments(settings, self._run.inference.max_adapters))
         engine.warm_up()
-        adapters = LoadedAdapters(engine)
-        adapters.check(
-            base.check, check, self._run.inference.probe_tolerance, self._run.probe_rounds
-        )
         self._engine = engine
-        self._adapters = adapters
-        return True
-
-    def _loaded(self) -> LoadedAdapters:
-        assert self._adapters is not None, "vLLM was started on a base"
+        self._base = base
+        self._adapters = LoadedAdapters(engine)
         return self._adapters
+
+    def _store_of(self, guest: str) -> str:
+        """The store of this run, or of the guest: they differ in the run's name alone."""
+        return self._run.model_copy(update={"run": guest}).store if guest else self._run.store
 
     @staticmethod
     def _without_pause(began_s: float) -> Swap:
@@ -221,14 +235,14 @@ class VllmHost:
         seconds = time.monotonic() - began_s
         return Swap(pause_s=0.0, reload_s=seconds, total_s=seconds)
 
-    def _copy_of(self, version: PolicyVersion) -> Path:
+    def _copy_of(self, version: PolicyVersion, guest: str) -> Path:
         """The directory that a version is copied to. vLLM may still read an earlier copy of an
         adapter, so each has a directory of its own.
         """
         if version.base is None:
             return self._directory / str(version.version)
         self._copies += 1
-        return self._directory / f"{version.version}-{self._copies}"
+        return self._directory / guest / f"{version.version}-{self._copies}"
 
     def _probe(self, version: PolicyVersion, model: str) -> Mismatch:
         """Compare the server's logprobs of the probe with the learner's. The probe is cut to the

@@ -229,10 +229,21 @@ def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
         yield Rule("transactional-id", f"{prefix}{identity}", ("WRITE",), role.is_open)
         if role.has_offsets:
             yield Rule("group", f"{prefix}{identity}", ("READ",), role.is_open)
+    if role is topology.INFERENCE:
+        for guest in run.inference.also_serves:
+            yield from _serving_guest(f"{guest}.")
     # A scorer skips the batches on which the lead learner has trained already.
     if role is topology.SCORER:
         (lead,) = topology.LEARNER.parts(run)
         yield Rule("group", f"{prefix}{lead.identity}", ("DESCRIBE",))
+
+
+def _serving_guest(prefix: str) -> Iterator[Rule]:
+    """What servers need of another run whose adapters they serve."""
+    yield Rule("topic", f"{prefix}{topology.POLICY_VERSIONS}", ("READ",))
+    for topic in topology.INFERENCE.produces:
+        yield Rule("topic", f"{prefix}{topic}", ("WRITE",))
+    yield Rule("group", f"{prefix}{READER}", ("DESCRIBE",))
 
 
 def _concerns(topic: Topic, user: User, run: RunFile) -> bool:

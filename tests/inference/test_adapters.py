@@ -11,9 +11,9 @@ import pytest
 
 from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
-from streamrl.inference.adapters import LoadedAdapters, arguments
+from streamrl.inference.adapters import LoadedAdapters, arguments, refuse_other_base
 from streamrl.inference.engine import Engine
-from streamrl.records import AdapterCheck, Probe
+from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
 from tests.inference.stub import Stub
 
 TOKENS = np.array([1, 4, 8], np.uint16)
@@ -29,6 +29,7 @@ class AdapterStub(Stub):
     """Knows which adapters it has. `applies`: with an adapter its logprobs are lower by 0.5."""
 
     applies = True
+    breaks_probes = False
 
     def __init__(self) -> None:
         super().__init__("a")
@@ -37,9 +38,13 @@ class AdapterStub(Stub):
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/v1/load_lora_adapter":
+            if body["lora_name"] in self.loaded:
+                return 400, {"error": {"message": "it has already been loaded"}}
             self.loaded[body["lora_name"]] = body["lora_path"]
         if path == "/v1/unload_lora_adapter":
             del self.loaded[body["lora_name"]]
+        if path == "/inference/v1/generate" and self.breaks_probes:
+            return 500, {"error": {"message": "EngineCore encountered an issue"}}
         code, answer = super().answer(path, body)
         if path == "/inference/v1/generate" and body["model"] in self.loaded and self.applies:
             for entry in answer["prompt_logprobs"][1:]:
@@ -66,7 +71,7 @@ def loaded(stub: AdapterStub) -> LoadedAdapters:
 def copies(directory: Path, count: int) -> list[Path]:
     made = [directory / str(number) for number in range(count)]
     for copy in made:
-        copy.mkdir()
+        copy.mkdir(parents=True)
     return made
 
 
@@ -100,6 +105,47 @@ def test_an_adapter_goes_when_no_request_uses_it(
     stub.running = stub.waiting = ""
     loaded.unload_unused()
     assert list(stub.loaded) == names[3:]
+
+
+def test_each_run_keeps_its_newest_adapters(
+    stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
+):
+    own, other = copies(tmp_path / "own", 1), copies(tmp_path / "other", 3)
+    (name,) = [loaded.load(7, path) for path in own]
+    names = [loaded.load(version, path, "other") for version, path in enumerate(other, 7)]
+    assert len({name, *names}) == 4, "version 7 of two runs has two names"
+    loaded.unload_unused()
+    assert list(stub.loaded) == [name, *names[1:]]
+
+
+def base(sha256: str = "ab" * 32) -> AdapterBase:
+    return AdapterBase(uri="file:///w/base", size_bytes=1, sha256=sha256, check=check())
+
+
+def guest_version(of: AdapterBase | None) -> PolicyVersion:
+    return PolicyVersion(
+        learner="lead", version=1, uri="file:///w/1", size_bytes=1, sha256="0", base=of
+    )
+
+
+def test_another_runs_version_has_to_be_an_adapter_of_the_same_base():
+    refuse_other_base(guest_version(base()), base())
+    with pytest.raises(
+        InferenceError, match=r"another base \(sha256 cdcdcdcdcdcd\) .* \(abababababab\)"
+    ):
+        refuse_other_base(guest_version(base("cd" * 32)), base())
+    with pytest.raises(InferenceError, match=r"whole models, .* learner\.lora"):
+        refuse_other_base(guest_version(None), base())
+
+
+def test_a_check_that_fails_can_be_made_again(
+    stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
+):
+    stub.breaks_probes = True
+    with pytest.raises(InferenceError, match="EngineCore"):
+        loaded.check(check(), tmp_path, tolerance=1e-3)
+    stub.breaks_probes = False
+    loaded.check(check(), tmp_path, tolerance=1e-3)
 
 
 def test_a_server_that_applies_adapters_passes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from streamrl.learner.adapter_base import base_manifest, publish_base, random_ad
 from streamrl.learner.adapters import AdapterFormat
 from streamrl.learner.mesh import use_mesh
 from streamrl.log.codec import to_event
+from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import read
 from streamrl.records import Metric, PolicyVersion, Probe
-from streamrl.weights.store import version_name
+from streamrl.weights.store import Store, version_name
 from tests.inference.test_live import TOLERANCE, distances, question, talk_on
 from tests.support.live import CONTEXT, KEY, KEY_VARIABLE, START_S, Live, perturbed
 
@@ -35,28 +36,45 @@ PROBED = np.random.default_rng(0).integers(0, 16, 64).astype(np.uint16)
 
 
 class LiveAdapters(Live):
-    """Versions that are random adapters of one base."""
+    """Versions that are random adapters of one base, of which every run has a copy. `settings`: of
+    its adapters; `seed`: other runs have others; `changes`: of its run file.
+    """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.run = changed(self.run, ["learner.lora={rank: 4, alpha: 8}"])
+    def __init__(
+        self,
+        directory: Path,
+        name: str = "live",
+        settings: Lora = SETTINGS,
+        seed: int = 0,
+        changes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(directory / name)
+        self.directory = directory  # with a directory for each run
+        self.settings = settings
+        self.seed = seed
+        lora = f"learner.lora={{rank: {settings.rank}, alpha: {settings.alpha}}}"
+        shared = [f"run={name}", f"runs_dir={directory}"]
+        self.run = changed(self.run, [lora, *shared, *changes])
+        self.store = Store(self.run.store)
         lively = perturbed(load_file(self._origin / export.WEIGHTS), 0)
         save_file(lively, self._origin / export.WEIGHTS, metadata={"format": "pt"})
-        self.form = AdapterFormat(SETTINGS, base_manifest(self._origin))
+        self.form = AdapterFormat(settings, base_manifest(self._origin))
         with use_mesh():
             base = model.load(self._origin, CONTEXT)
-            check = random_adapter(base, SETTINGS, 0, probe_of, self.run.inference.probe_tolerance)
+            check = random_adapter(base, settings, 0, probe_of, self.run.inference.probe_tolerance)
         self.base = publish_base(self._origin, self.form, check, self.run.store)
 
     def prepare(self, *_: Any) -> PolicyVersion:
         self.version += 1
         with use_mesh():
             base = model.load(self._origin, CONTEXT)
+            seed = self.seed + self.version
             adapted = adapters.randomized(
-                adapters.attach(base, SETTINGS, seed=self.version), self.version, scale=0.1
+                adapters.attach(base, self.settings, seed), seed, scale=0.1
             )
             tensors = adapters.state_dict(adapted)
-            merged = adapters.merged(export.state_dict(base), tensors, 2.0)
+            scale = self.settings.alpha / self.settings.rank
+            merged = adapters.merged(export.state_dict(base), tensors, scale)
         export.save(merged, self._origin, self._origin.parent / version_name(self.version))
         stored = self.store.put(self.version, partial(adapters.save, tensors, self.form))
         probe = Probe(
@@ -78,9 +96,11 @@ def probe_of(made: Any) -> Probe:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
-    """One agent on the first version."""
+    """One agent on the first version. It may serve two more runs."""
     os.environ[KEY_VARIABLE] = KEY
-    made = LiveAdapters(tmp_path_factory.mktemp("live"))
+    guests = ["inference.also_serves=[second, large]", "inference.max_adapters=6"]
+    made = LiveAdapters(tmp_path_factory.mktemp("live"), changes=guests)
+    made.logs = {"second": MemoryLog({}), "large": MemoryLog({})}
     try:
         first = made.announce()
         made.serving(made.start(0), first, START_S)
@@ -124,3 +144,38 @@ async def test_each_answer_is_one_versions_and_nothing_pauses(
         0.0,
         0.0,
     ]
+
+
+async def test_two_runs_are_sampled_by_their_own_adapters_on_one_server(
+    live: LiveAdapters, monkeypatch: pytest.MonkeyPatch
+):
+    """Both ask at the same time, and have versions of the same number."""
+    talk_on(monkeypatch)
+    env = Env(max_tokens=40)
+    second = LiveAdapters(live.directory, "second", Lora(rank=8, alpha=8), seed=100)
+    for version in range(live.version):
+        assert second.announce() == version
+    shared = second.announce()
+    live.logs["second"] = second.log
+    record = second.serving("live.inference-0", shared)
+    assert record.url == live.servers()["inference-0"].url and record.mismatch_tokens == 63
+
+    async with live.client("inference-0") as own, second.client("live.inference-0") as other:
+        asked = [client.sample(question(0), 8, env) for client in (own, other) for _ in range(3)]
+        answers = await asyncio.gather(*asked)
+    by_own = [sample for samples in answers[:3] for sample in samples]
+    by_other = [sample for samples in answers[3:] for sample in samples]
+    versions = {span.version for sample in [*by_own, *by_other] for span in sample.version_spans}
+    assert versions == {shared} == {live.version}
+    assert distances(live, by_own).max() <= TOLERANCE
+    assert distances(second, by_other).max() <= TOLERANCE
+    assert distances(live, by_other).max() > 100 * TOLERANCE, "the two policies differ"
+
+
+def test_a_run_whose_adapters_vllm_does_not_take_hears_why(live: LiveAdapters):
+    large = LiveAdapters(live.directory, "large", Lora(rank=16, alpha=8))
+    large.announce()
+    live.logs["large"] = large.log
+    refused = large.until("live.inference-0", lambda server: bool(server.error))
+    assert refused.state == "starting" and "rank 16" in refused.error
+    live.serving("inference-0", live.announce())

@@ -14,8 +14,10 @@ from streamrl.config import run_file
 from streamrl.errors import WeightError
 from streamrl.inference import load_schedule
 from streamrl.inference.engine import Mismatch
+from streamrl.inference.guests import Guests
 from streamrl.inference.process import serve
 from streamrl.inference.registration import Registration
+from streamrl.inference.served_run import ServedRun
 from streamrl.inference.version_follower import VersionFollower
 from streamrl.inference.vllm_host import LoadResult, VllmHost
 from streamrl.log.memory import MemoryLog
@@ -63,15 +65,10 @@ def served(
     host = Told(answers, stop)
     entry = Registration(log, Server(server_id="inference-0", url=""), 0.01)
     with ThreadPoolExecutor(1) as worker:
-        serve(
-            run,
-            VersionFollower(log, "lead"),
-            cast(VllmHost, host),
-            worker,
-            entry,
-            Meter(log, "inference-0"),
-            stop,
+        own = ServedRun(
+            announced=VersionFollower(log, "lead"), entry=entry, meter=Meter(log, "inference-0")
         )
+        serve(run, own, Guests(run, entry.server, None), cast(VllmHost, host), worker, stop)
     return host, list(cast(list[Any], found(log, "servers", "server")))
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from streamrl.config import run_file
 from streamrl.errors import InferenceError, WeightError
 from streamrl.inference import vllm_server
 from streamrl.inference.vllm_host import VllmHost
-from streamrl.records import PolicyVersion
+from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
+from streamrl.weights.bases import BASE, CHECK, base_store
 from streamrl.weights.store import Store
+from tests.inference.test_adapters import BY_THE_BASE, TOKENS, AdapterStub
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,86 @@ def test_before_vllm_is_up_there_are_no_metrics_of_it(tmp_path: Path):
     run = run_file.parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"e": {}}})
     with pytest.raises(InferenceError, match="vLLM is not up yet"):
         VllmHost(run, "inference-0", 0, threading.Event()).vllm_metrics()
+
+
+class Started(NamedTuple):
+    """A vLLM that has been started: the stub."""
+
+    url: str
+    key: str = ""
+
+
+def writes(text: str) -> Callable[[Path], None]:
+    """Writes a model, or an adapter, that is nothing but a text."""
+
+    def write(directory: Path) -> None:
+        directory.joinpath("config.json").write_text("{}")
+        directory.joinpath("adapter_model.safetensors").write_text(text)
+
+    return write
+
+
+def adapter(run: run_file.RunFile, version: int, model: str = "a model") -> PolicyVersion:
+    """A version in the run's store, which lowers logprobs by 0.5, as the stub does."""
+    probe = Probe(tokens=TOKENS, logprobs=BY_THE_BASE - np.float32(0.5))
+    bases = base_store(run.store)
+    base = bases.put(BASE, writes(model))
+    check = bases.put(CHECK, writes(f"check of {run.run}"))
+    stored = Store(run.store).put(version, writes(f"{run.run}, version {version}"))
+    return PolicyVersion(
+        learner="lead",
+        version=version,
+        probe=probe,
+        base=AdapterBase(**base._asdict(), check=AdapterCheck(**check._asdict(), probe=probe)),
+        **stored._asdict(),
+    )
+
+
+def test_the_adapters_of_two_runs_stand_on_one_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = run_file.parse(
+        {
+            "run": "own",
+            "runs_dir": str(tmp_path),
+            "envs": {"e": {}},
+            "learner": {"lora": {"rank": 4}},
+            "inference": {"also_serves": ["second"]},
+        }
+    )
+    second = run.model_copy(update={"run": "second"})
+    started: list[str] = []
+
+    with AdapterStub() as stub:
+
+        def start(settings: object, model: Path, *others: object) -> Started:
+            started.append(model.joinpath("adapter_model.safetensors").read_text())
+            return Started(stub.url)
+
+        monkeypatch.setattr(vllm_server, "start", start)
+        host = VllmHost(run, "inference-0", 0, threading.Event())
+        own = host.load_version(adapter(run, 7))
+        other = host.load_version(adapter(second, 7), "second")
+        assert started == ["a model"], "one vLLM"
+        assert (own.model, other.model) == ("policy-7-1", "policy-7-2")
+        assert own.mismatch.max_abs < 1e-6 and other.mismatch.max_abs < 1e-6
+        assert other.swap is not None and other.swap.pause_s == 0.0
+        texts = [
+            Path(path, "adapter_model.safetensors").read_text() for path in stub.loaded.values()
+        ]
+        assert texts == ["own, version 7", "second, version 7"]
+        checks = [
+            body["lora_path"]
+            for path, body in stub.asked
+            if body and body.get("lora_name") == "check" and "lora_path" in body
+        ]
+        assert len(checks) == 2, "each run's adapters have a shape of their own"
+
+        with pytest.raises(InferenceError, match="another base"):
+            host.load_version(adapter(second, 8, "another model"), "second")
+        with pytest.raises(WeightError, match="not a version in the configured store"):
+            host.load_version(adapter(run, 8), "second")
+        stub.applies = False
+        third = run.model_copy(update={"run": "third"})
+        with pytest.raises(InferenceError, match="does not apply adapters"):
+            host.load_version(adapter(third, 0), "third")

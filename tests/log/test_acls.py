@@ -149,6 +149,19 @@ def test_nothing_reaches_beyond_the_run():
             ), (role, rule)
 
 
+def test_servers_touch_what_they_serve_of_another_run_and_no_more():
+    settings = {"learner": {"lora": {}}, "inference": {"also_serves": ["b"]}}
+    found = acls.rules(parse({"run": "r", "envs": ENVS, **settings}))
+    beyond = {str(rule) for rule in found["inference"] if not rule.name.startswith("r.")}
+    assert beyond == {
+        "READ       topic b.policy-versions",
+        "WRITE      topic b.servers",
+        "WRITE      topic b.metrics",
+        "DESCRIBE   group b.reader",
+    }
+    assert {rule.name[0] for name in found if name != "inference" for rule in found[name]} == {"r"}
+
+
 def test_in_words():
     assert "User:r.learner  READ,WRITE topic r.policy-versions" in acls.in_words(run_file())
     assert "User:r.operator  ALL        topic r.*" in acls.in_words(run_file())

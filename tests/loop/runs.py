@@ -108,7 +108,8 @@ class Live:
 
     def version(self) -> int:
         """The newest announced; -1 before there is a broker."""
-        if broker.running_address(connect.broker_dir(self.run)) is None:
+        is_local = "bootstrap.servers" not in connect.cluster_settings(self.run)
+        if is_local and broker.running_address(connect.broker_dir(self.run)) is None:
             return -1
         return max(
             (

@@ -205,6 +205,7 @@ STARTED_WITH = {
     "inference.max_model_len": 64,
     "inference.max_num_seqs": 32,
     "inference.max_adapters": 2,
+    "inference.also_serves": "[other]",
     "inference.kv_cache_gib": 2,
     "inference.extra_args": "['--block-size', '32']",
     "inference.heartbeat_s": 2,
@@ -249,6 +250,14 @@ STARTED_AGAIN = {
     "eval": "tests/evaluator/test_process.py::test_started_again_it_follows_another_interval",
 }
 WITH_TARGET = ["orchestrator.target={env: add, reward: 0.25}"]
+WITH_LORA = ["learner.lora={rank: 8}"]
+
+
+def needed_by(path: str) -> list[str]:
+    """The settings without which this one is refused."""
+    if path.startswith("orchestrator.target"):
+        return WITH_TARGET
+    return WITH_LORA if path == "inference.also_serves" else []
 
 
 def half(problem: object, answer: object, earned: object) -> float:
@@ -360,7 +369,7 @@ def test_buffer_and_batcher_go_on_under_the_setting(log: Log, path: str):
 @pytest.mark.parametrize("path", STARTED_WITH)
 def test_a_process_that_keeps_nothing_is_started_with_the_setting(path: str):
     """It is not refused, and what buffer and batcher are told of it they take in as they go on."""
-    before = run_file.changed(RUN, WITH_TARGET if path.startswith("orchestrator.target") else [])
+    before = run_file.changed(RUN, needed_by(path))
     now = run_file.changed(before, [f"{path}={STARTED_WITH[path]}"])
     assert now != before and list(refusals(before, now)) == []
     for then, part in zip(parts(before), parts(now), strict=True):
@@ -405,7 +414,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("path", REFUSED)
 def test_what_is_fixed_for_a_run_is_refused_before_anything_is_changed(path: str, tmp_path: Path):
-    lora = ["learner.lora={rank: 8}"] if path.startswith("learner.lora.") else []
+    lora = WITH_LORA if path.startswith("learner.lora.") else []
     before = run_file.changed(RUN, lora)
     run = before.model_copy(update={"runs_dir": str(tmp_path)})
     with lock_run_dir(run) as home:

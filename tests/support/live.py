@@ -54,6 +54,8 @@ class Live:
         self._origin = write_tiny(directory / "origin", self.run.model.tiny, CONTEXT)
         self._agents: list[tuple[threading.Thread, threading.Event]] = []
         self.errors: dict[str, BaseException] = {}
+        # Of other runs, whose adapters the agents may serve.
+        self.logs: dict[str, MemoryLog] = {}
 
     def announce(
         self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()
@@ -121,7 +123,7 @@ class Live:
 
     def _agent(self, index: int, pool: str, stop: threading.Event) -> None:
         try:
-            process.main(self.run, self.log, stop, index, pool)
+            process.main(self.run, self.log, stop, index, pool, lambda run, name: self.logs[name])
         except BaseException as error:  # for the test that waits
             self.errors[topology.inference_part(pool, index)] = error
 

@@ -11,7 +11,7 @@ from streamrl.config.checks.batches import curriculum_problems, size_problems
 from streamrl.config.checks.envs import env_problems
 from streamrl.config.checks.learner import loss_problems, schedule_problems
 from streamrl.config.checks.operation import placement_problems, secret_problems
-from streamrl.config.checks.serving import eval_problems, pool_problems
+from streamrl.config.checks.serving import eval_problems, guest_problems, pool_problems
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -30,6 +30,7 @@ def problems(run: RunFile, recorded: bool) -> Iterator[str]:
     yield from secret_problems(run)
     yield from placement_problems(run)
     if not recorded:
+        yield from guest_problems(run)
         yield from size_problems(run)
         yield from loss_problems(run)
         yield from schedule_problems(run)

@@ -12,6 +12,8 @@ from streamrl.config.topology import GENERATION
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
 
+ADAPTERS_OF_A_RUN = 2  # that answers are sampled with at a time, while a version replaces another
+
 
 def pool_problems(run: RunFile) -> Iterator[str]:
     for pool in run.inference.pools:
@@ -48,6 +50,29 @@ def pool_problems(run: RunFile) -> Iterator[str]:
             )
         for problem in engine_settings.problems(own.engine):
             yield f"inference.engines.{pool}.engine.{problem}"
+
+
+def guest_problems(run: RunFile) -> Iterator[str]:
+    guests = run.inference.also_serves
+    for guest in guests:
+        if not NAME.fullmatch(guest):
+            yield f"inference.also_serves: {guest!r} is not the name of a run"
+        if guest == run.run:
+            yield f"inference.also_serves: {guest} is this run, which its servers serve anyway"
+        if guests.count(guest) > 1:
+            yield f"inference.also_serves: {guest} is there twice"
+    if guests and not run.learner.lora:
+        yield (
+            "inference.also_serves: a server has adapters of several runs, and one whole model; set"
+            " learner.lora, or leave also_serves out"
+        )
+    needed = ADAPTERS_OF_A_RUN * (1 + len(guests))
+    if guests and run.inference.max_adapters < needed:
+        yield (
+            f"inference.max_adapters is {run.inference.max_adapters}: of each of"
+            f" {1 + len(guests)} runs a server computes with the newest adapter and the one before"
+            f" it at a time; set it to {needed}"
+        )
 
 
 def eval_problems(run: RunFile) -> Iterator[str]:

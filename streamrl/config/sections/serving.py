@@ -93,6 +93,9 @@ class Inference(Section):
     # Adapters that a server computes with at a time (learner.lora). Requests for further versions
     # wait.
     max_adapters: int = Field(default=4, ge=1)
+    # Names of other runs on the same Kafka, with the same model, whose adapters these servers serve
+    # beside those of this run (docs/models.md).
+    also_serves: list[str] = []
     kv_cache_gib: int = Field(default=1, ge=1)  # Size of the KV cache on a CPU, in GiB.
     extra_args: list[str] = []  # Further arguments of `vllm serve`, passed as they are.
     # Time between two records of a server on `servers`.

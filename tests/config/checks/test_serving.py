@@ -10,6 +10,29 @@ from streamrl.errors import ConfigError
 QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
 
 
+LORA = "learner.lora={rank: 4}"
+
+
+@pytest.mark.parametrize(
+    ("guests", "says"),
+    [
+        ("[quickstart]", "quickstart is this run"),
+        ("[second, second]", "second is there twice"),
+        ("[Second]", "'Second' is not the name of a run"),
+        ("[second, third]", "inference.max_adapters is 4: of each of 3 runs .* set it to 6"),
+    ],
+)
+def test_runs_that_servers_cannot_serve_as_well_are_named(guests: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        run_file.load(QUICKSTART, [LORA, f"inference.also_serves={guests}"])
+
+
+def test_a_server_has_adapters_of_several_runs_and_no_whole_models():
+    assert run_file.load(QUICKSTART, [LORA, "inference.also_serves=[second]"])
+    with pytest.raises(ConfigError, match=r"set learner.lora, or leave also_serves out"):
+        run_file.load(QUICKSTART, ["inference.also_serves=[second]"])
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
