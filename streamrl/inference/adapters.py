@@ -7,6 +7,7 @@ apart. An adapter is unloaded once a newer one of its run has replaced it and no
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from streamrl.errors import InferenceError
 from streamrl.inference.engine import Engine, Mismatch, mismatch
 from streamrl.inference.vllm_server import MODEL
 from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
+from streamrl.weights.manifest import ADAPTER_CONFIG
 
 CHECK = "check"  # The name of the random adapter.
 KEPT = 2  # Clients may not have heard of the newest version yet, and ask for the one before.
@@ -25,7 +27,7 @@ def arguments(settings: Lora, adapters: int) -> list[str]:
     """The arguments of a vLLM that takes adapters. `adapters`: how many it computes with at a
     time.
     """
-    rank = next(rank for rank in MAX_RANKS if rank >= settings.rank)
+    rank = largest_rank(settings)
     flags = {"--max-lora-rank": rank, "--max-loras": adapters, "--max-cpu-loras": 2 * adapters}
     line = ["--enable-lora"]
     for flag, value in flags.items():
@@ -33,6 +35,11 @@ def arguments(settings: Lora, adapters: int) -> list[str]:
     # Otherwise vLLM also makes the head take adapters, and ends at a probe while it answers others:
     # it looks the adapters of the probe's tokens up among those of the sampled ones.
     return [*line, "--lora-target-modules", *settings.targets]
+
+
+def largest_rank(settings: Lora) -> int:
+    """The largest rank that a vLLM takes which was started for adapters of these settings."""
+    return next(rank for rank in MAX_RANKS if rank >= settings.rank)
 
 
 def refuse_other_base(version: PolicyVersion, own: AdapterBase) -> None:
@@ -47,6 +54,26 @@ def refuse_other_base(version: PolicyVersion, own: AdapterBase) -> None:
             f"its adapters stand on another base (sha256 {version.base.sha256[:12]}) than this"
             f" server ({own.sha256[:12]}): give both runs the same model and tokenizer, or the run"
             " servers of its own"
+        )
+
+
+def refuse_other_shape(directory: Path, served: Lora) -> None:
+    """Raise InferenceError if the adapter in `directory` has a higher rank, or more layers, than
+    vLLM was started for.
+    """
+    config = json.loads((directory / ADAPTER_CONFIG).read_text())
+    if config["r"] > largest_rank(served):
+        raise InferenceError(
+            f"its adapters have rank {config['r']}, and this server takes ranks up to"
+            f" {largest_rank(served)}: give the run a lower learner.lora.rank, or servers of its"
+            " own"
+        )
+    more = [name for name in config["target_modules"] if name not in served.targets]
+    if more:
+        raise InferenceError(
+            f"its adapters stand beside {', '.join(more)}, and this server applies those beside"
+            f" {', '.join(served.targets)}: give the run such learner.lora.targets, or servers of"
+            " its own"
         )
 
 

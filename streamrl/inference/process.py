@@ -62,8 +62,8 @@ def main(
         open_part(log, identity, writer=None) as part,
         closing(VersionFollower(log, run.learner.name)) as announced,
         closing(Registration(log, server, run.inference.heartbeat_s)) as entry,
-        closing(Guests(run, server, open_log)) as guests,
         open_host(run, identity, place, stop) as host,
+        closing(Guests(run, server, open_log)) as guests,
     ):
         log.register_metrics_page(VLLM, host.vllm_metrics)
         worker = ThreadPoolExecutor(1, "host")

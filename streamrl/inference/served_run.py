@@ -58,5 +58,4 @@ def load_next(
     assert run.newest is not None
     run.attempted_s = time_s
     run.schedule.on_attempt(run.newest)
-    arguments = (run.newest, run.guest) if run.guest else (run.newest,)
-    return Loading(run, worker.submit(host.load_version, *arguments))
+    return Loading(run, worker.submit(host.load_version, run.newest, run.guest))

@@ -17,7 +17,12 @@ from typing import NamedTuple
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError
 from streamrl.inference import vllm_server
-from streamrl.inference.adapters import LoadedAdapters, arguments, refuse_other_base
+from streamrl.inference.adapters import (
+    LoadedAdapters,
+    arguments,
+    refuse_other_base,
+    refuse_other_shape,
+)
 from streamrl.inference.engine import Engine, Load, Mismatch, Swap, mismatch
 from streamrl.inference.vllm_server import MODEL
 from streamrl.records import AdapterBase, PolicyVersion
@@ -204,6 +209,8 @@ class VllmHost:
         if self._adapters is not None and check.sha256 in self._checked:
             return self._adapters
         directory = pull(check, self._store_of(guest), self._directory / guest / "check", link=True)
+        if guest and self._run.learner.lora:
+            refuse_other_shape(directory, self._run.learner.lora)
         adapters = self._adapters or self._start_on_base(base)
         adapters.check(
             check, directory, self._run.inference.probe_tolerance, self._run.probe_rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ import pytest
 
 from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
-from streamrl.inference.adapters import LoadedAdapters, arguments, refuse_other_base
+from streamrl.inference.adapters import (
+    LoadedAdapters,
+    arguments,
+    refuse_other_base,
+    refuse_other_shape,
+)
 from streamrl.inference.engine import Engine
 from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
 from tests.inference.stub import Stub
@@ -136,6 +142,21 @@ def test_another_runs_version_has_to_be_an_adapter_of_the_same_base():
         refuse_other_base(guest_version(base("cd" * 32)), base())
     with pytest.raises(InferenceError, match=r"whole models, .* learner\.lora"):
         refuse_other_base(guest_version(None), base())
+
+
+def test_another_runs_adapters_have_no_higher_rank_and_no_further_layers(tmp_path: Path):
+    served = Lora(rank=4, targets=["q_proj", "v_proj"])
+
+    def shape(rank: int, *targets: str) -> Path:
+        config = {"r": rank, "target_modules": targets}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    refuse_other_shape(shape(8, "v_proj"), served)
+    with pytest.raises(InferenceError, match=r"have rank 9, and this server takes ranks up to 8:"):
+        refuse_other_shape(shape(9, "v_proj"), served)
+    with pytest.raises(InferenceError, match=r"beside o_proj, .* beside q_proj, v_proj:"):
+        refuse_other_shape(shape(4, "v_proj", "o_proj"), served)
 
 
 def test_a_check_that_fails_can_be_made_again(

@@ -40,7 +40,7 @@ class Host:
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self.url = ""
 
-    def load_version(self, version: PolicyVersion, guest: str = "") -> LoadResult:
+    def load_version(self, version: PolicyVersion, guest: str) -> LoadResult:
         if guest in Agent.refuses:
             raise Agent.refuses[guest]
         Agent.loaded.append((guest, version.version))

@@ -52,7 +52,7 @@ class Host:
         self.stopped = False
         Host.made = self
 
-    def load_version(self, version: PolicyVersion) -> LoadResult:
+    def load_version(self, version: PolicyVersion, guest: str) -> LoadResult:
         if version.version in self.bad:
             raise WeightError(
                 f"version {version.version}: model.safetensors is not what was announced"

@@ -39,7 +39,7 @@ class Told:
     def __init__(self, answers: Sequence[float | Exception], stop: threading.Event) -> None:
         self.answers, self.asked, self._stop = list(answers), list[PolicyVersion](), stop
 
-    def load_version(self, version: PolicyVersion) -> LoadResult:
+    def load_version(self, version: PolicyVersion, guest: str) -> LoadResult:
         self.asked.append(version)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

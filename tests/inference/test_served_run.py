@@ -10,7 +10,7 @@ from streamrl.records import PolicyVersion
 
 
 class Host:
-    def load_version(self, version: PolicyVersion, guest: str = "") -> Any:
+    def load_version(self, version: PolicyVersion, guest: str) -> Any:
         return guest, version.version
 
 

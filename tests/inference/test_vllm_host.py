@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,8 @@ def writes(text: str) -> Callable[[Path], None]:
 
     def write(directory: Path) -> None:
         directory.joinpath("config.json").write_text("{}")
+        shape = {"r": 4, "target_modules": ["q_proj"]}
+        directory.joinpath("adapter_config.json").write_text(json.dumps(shape))
         directory.joinpath("adapter_model.safetensors").write_text(text)
 
     return write
