@@ -12,18 +12,17 @@ import numpy as np
 
 from streamrl.buffer.advantages import advantage_named
 from streamrl.buffer.groups import POLICY_GRADIENT, empty_group, rollout_of, trains, try_score
-from streamrl.buffer.staleness import expires_next, is_fresh
+from streamrl.buffer.staleness import is_fresh
 from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window, record_bytes
 from streamrl.buffer.stats import IntakeStats
 from streamrl.buffer.validation import foreign_token, refusal
 from streamrl.config import topology
 from streamrl.log.dead_letters import printable, to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import Fate, FateKind, Metric, Rollout
+from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
 
 ENV_REMOVED = "its env was taken out of the run"
 IDLE_CHECK_S = 1.0  # the open groups are asked so often how long they have waited
-PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
 
 
 class GroupBuffer:
@@ -60,7 +59,7 @@ class GroupBuffer:
                 if group.next_check_version > version:
                     continue
                 self.expire_old(env, window, group_id)
-                expires = self.would_expire(env, group)
+                expires = group.would_expire(version, self.rules_of(env))
                 self.maybe_close(env, window, group_id, expires=expires)
                 # a group that is still open is near its end
                 group.next_check_version = version + 1
@@ -132,7 +131,7 @@ class GroupBuffer:
                 # A snapshot of rules version 0 does not have the time, and a clock may be set back.
                 if group.last_rollout_s < 0 or group.last_rollout_s > self.time_s:
                     group.last_rollout_s = self.time_s
-            for group_id in idle_groups(self.rules_of(env), window, state.version, self.time_s):
+            for group_id in window.idle_groups(self.rules_of(env), state.version, self.time_s):
                 self.close_incomplete(env, window, group_id)
 
     def expire_removed(self, env: str, removed: Offsets) -> None:
@@ -181,7 +180,8 @@ class GroupBuffer:
         window = self.state.windows.setdefault(env, Window())
         for group_id, group in self.state.left.pop(env).items():
             window.closed[group_id] = self.state.version
-            self.publish_empty(env, group_id, group)
+            record = empty_record(env, group_id, group)
+            self.outputs.append(Output(topology.groups(env), group_id, record))
 
     # ---- what a rollout is to its group ------------------------------------------------------
 
@@ -273,22 +273,8 @@ class GroupBuffer:
         if not (group.size >= rules.group_size or expires or forgotten):
             return
         # a group with a rollout of a later version is held until that version is announced
-        if all(rollout.newest_policy_version <= version for rollout in group.rollouts):
+        if group.is_announced(version):
             self.close_group(env, window, group_id)
-
-    def would_expire(self, env: str, group: OpenGroup) -> bool:
-        """Has the group enough members, some of which the next version would make too old?
-
-        This is asked when a version is announced, and not when a rollout comes: the rest of its
-        group may be right behind it.
-        """
-        rules = self.rules_of(env)
-        if len(group.members) < rules.min_group_size:
-            return False
-        return any(
-            expires_next(self.state.version, rollout.policy_version, rules.max_age)
-            for rollout in group.rollouts
-        )
 
     def evict_oldest(self, env: str, window: Window, newest: str) -> None:
         """A full window closes its oldest groups at their minimum size, rather than wait for
@@ -303,10 +289,8 @@ class GroupBuffer:
         for group_id, group in list(window.open.items()):
             if not window.is_full(rules):
                 return
-            announced = all(
-                rollout.newest_policy_version <= self.state.version for rollout in group.rollouts
-            )
-            if announced and len(group.members) >= rules.min_group_size:
+            is_large_enough = len(group.members) >= rules.min_group_size
+            if is_large_enough and group.is_announced(self.state.version):
                 self.close_group(env, window, group_id)
         if not rules.rules_version:
             return
@@ -341,32 +325,32 @@ class GroupBuffer:
         if group.lost > group.refused:
             closed = window.closed if rules.rules_version else self.state.closed
             closed[group_id] = self.state.version
-        scored = None
-        cause = "group below its minimum size"
-        if len(members) >= rules.min_group_size:
-            scored, cause = try_score(
-                members,
-                advantage_named(rules.advantage, rules.rules_version),
-                rules.losses.get(env, POLICY_GRADIENT),
-            )
-            if scored is None:
-                window.intake.unscored = cause
-        if scored is None and members:
-            self.record_fate("filtered", members, cause)
-        if scored is not None and not trains(scored):
+        record, cause = self.score(env, window, members)
+        if record is None:
+            record = empty_record(env, group_id, group)
+            if members:
+                self.record_fate("filtered", members, cause)
+        self.outputs.append(Output(topology.groups(env), group_id, record))
+
+    def score(
+        self, env: str, window: Window, members: Sequence[Event]
+    ) -> tuple[ScoredGroup | None, str]:
+        """The scored group of these members, or None and why there is nothing to train on."""
+        rules = self.rules_of(env)
+        if len(members) < rules.min_group_size:
+            return None, "group below its minimum size"
+        scored, cause = try_score(
+            members,
+            advantage_named(rules.advantage, rules.rules_version),
+            rules.losses.get(env, POLICY_GRADIENT),
+        )
+        if scored is None:
+            window.intake.unscored = cause
+        elif not trains(scored):
             window.intake.flat_groups += 1
             if rules.zero_advantage == "filter":
-                self.record_fate("filtered", members, "group whose advantages are all 0")
-                scored = None
-        if scored is None:
-            self.publish_empty(env, group_id, group)
-        else:
-            self.outputs.append(Output(topology.groups(env), group_id, scored))
-
-    def publish_empty(self, env: str, group_id: str, group: OpenGroup) -> None:
-        """Publish that the group is over and has nothing to train on."""
-        record = empty_group(env, group_id, group.problem_id, group.producer, group.partition)
-        self.outputs.append(Output(topology.groups(env), group_id, record))
+                return None, "group whose advantages are all 0"
+        return scored, cause
 
     def record_fate(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
         """Publish the fate of these rollouts of one group."""
@@ -384,16 +368,6 @@ class GroupBuffer:
         self.outputs.append(Output(topology.FATES, first.group_id, record))
 
 
-def idle_groups(config: BufferConfig, window: Window, version: int, time_s: float) -> list[str]:
-    """Open groups to which nothing was added for `group_wait_s`. Where fewer than `min_group_size`
-    rollouts can be trained on, it is PATIENCE times as long.
-    """
-    found = list[str]()
-    for group_id, group in window.open.items():
-        idle_s = time_s - group.last_rollout_s
-        if group.last_rollout_s < 0 or idle_s < config.group_wait_s:
-            continue
-        usable = sum(rollout.newest_policy_version <= version for rollout in group.rollouts)
-        if usable >= config.min_group_size or idle_s >= config.group_wait_s * PATIENCE:
-            found.append(group_id)
-    return found
+def empty_record(env: str, group_id: str, group: OpenGroup) -> ScoredGroup:
+    """Says that the group is over and has nothing to train on."""
+    return empty_group(env, group_id, group.problem_id, group.producer, group.partition)

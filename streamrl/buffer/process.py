@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from streamrl.buffer.group_buffer import IDLE_CHECK_S, GroupBuffer, idle_groups
+from streamrl.buffer.group_buffer import IDLE_CHECK_S, GroupBuffer
 from streamrl.buffer.report import report
 from streamrl.buffer.settings import buffer_config
 from streamrl.buffer.state import BufferConfig, BufferState, full_envs
@@ -109,6 +109,6 @@ def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:
     if time_s < state.looked_s:
         return True  # The clock was set back.
     return any(
-        idle_groups(config.for_env(env), window, state.version, time_s)
+        window.idle_groups(config.for_env(env), state.version, time_s)
         for env, window in state.windows.items()
     )

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from streamrl.buffer.groups import rollout_of
-from streamrl.buffer.staleness import FUTURE_VERSIONS
+from streamrl.buffer.staleness import FUTURE_VERSIONS, expires_next
 from streamrl.buffer.stats import IntakeStats
 from streamrl.log.protocol import Event
 from streamrl.records import LossWeights, Rollout
@@ -22,6 +22,7 @@ from streamrl.records import LossWeights, Rollout
 # A window holds at most so many bytes of records for each token that it may hold. The id and the
 # logprob of a token are 8 bytes, and its text is about as many.
 BYTES_PER_TOKEN = 64
+PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,25 @@ class OpenGroup(msgspec.Struct):
         """Rollouts that have come, whatever their end."""
         return len(self.members) + self.lost
 
+    def is_announced(self, version: int) -> bool:
+        """Whether all versions that sampled its members are announced. Until then it cannot be
+        trained on.
+        """
+        return all(rollout.newest_policy_version <= version for rollout in self.rollouts)
+
+    def would_expire(self, version: int, rules: BufferConfig) -> bool:
+        """Has the group enough members, some of which the next version would make too old?
+
+        This is asked when a version is announced, and not when a rollout comes: the rest of its
+        group may be right behind it.
+        """
+        if len(self.members) < rules.min_group_size:
+            return False
+        return any(
+            expires_next(version, rollout.policy_version, rules.max_age)
+            for rollout in self.rollouts
+        )
+
 
 class Window(msgspec.Struct):
     """The open groups of one env, bounded by age, tokens and bytes."""
@@ -132,6 +152,20 @@ class Window(msgspec.Struct):
             return True
         limit_bytes = config.max_window_tokens * BYTES_PER_TOKEN
         return config.rules_version > 0 and self.bytes >= limit_bytes
+
+    def idle_groups(self, rules: BufferConfig, version: int, time_s: float) -> list[str]:
+        """Open groups to which nothing was added for `group_wait_s`. Where fewer than
+        `min_group_size` rollouts can be trained on, it is PATIENCE times as long.
+        """
+        found = list[str]()
+        for group_id, group in self.open.items():
+            idle_s = time_s - group.last_rollout_s
+            if group.last_rollout_s < 0 or idle_s < rules.group_wait_s:
+                continue
+            usable = sum(rollout.newest_policy_version <= version for rollout in group.rollouts)
+            if usable >= rules.min_group_size or idle_s >= rules.group_wait_s * PATIENCE:
+                found.append(group_id)
+        return found
 
 
 class BufferState(msgspec.Struct):
