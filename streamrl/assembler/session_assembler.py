@@ -23,6 +23,7 @@ from streamrl.records import ModelCall, Reward, Rollout, SessionEnd, SessionStar
 
 CHECK_S = 1.0  # between two looks at limits of time
 MAX_CALLS = 16_384  # of a session; a gateway allows `gateway.max_calls`
+MAX_REWARDS = 65_536  # of a session; an agent may give some for each call, again and again
 ENV_REMOVED = "its env was taken out of the run"
 
 
@@ -87,13 +88,16 @@ class SessionAssembler:
             return
         sessions = self._sessions_of(event)
         session = sessions.open.get(reward.rollout)
-        if session is None:
-            unclaimed = sessions.unclaimed.setdefault(
-                reward.rollout, UnclaimedRewards(since_s=self.time_s)
-            )
-            unclaimed.rewards.append(event)
+        held = session or sessions.unclaimed.setdefault(
+            reward.rollout, UnclaimedRewards(since_s=self.time_s)
+        )
+        if len(held.rewards) >= MAX_REWARDS:
+            cause = f"session {reward.rollout!r} has {MAX_REWARDS:,} rewards, which is the most"
+            self.outputs += to_dead_letter(event, cause)
             return
-        session.rewards.append(event)
+        held.rewards.append(event)
+        if session is None:
+            return
         session.last_s = self.time_s
         self._maybe_publish(event, reward.rollout, session)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from streamrl.assembler import session_assembler
 from streamrl.assembler.process import due, part, reconcile, step
 from streamrl.assembler.state import AssemblerState
 from streamrl.config.run_file import RunFile, parse
@@ -132,6 +133,23 @@ def test_what_belongs_to_no_session_is_put_aside():
     assert causes(fold.at(60)) == ["no session 'nobody' waits for this reward"]
     (cause,) = causes(fold.at(61, start("x"), key="y"))
     assert "its key is 'x'" in cause
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_session_has_so_many_rewards_at_most(monkeypatch: pytest.MonkeyPatch, is_open: bool):
+    """An agent that goes on giving rewards does not fill the memory of a part of the run."""
+    monkeypatch.setattr(session_assembler, "MAX_REWARDS", 2)
+    fold = Fold()
+    if is_open:
+        fold.at(1, start("s"), call("a", [1], [2]))
+    fold.at(2, reward("s", value=1.0), reward("s", value=2.0))
+    assert causes(fold.at(3, reward("s", value=3.0))) == [
+        "session 's' has 2 rewards, which is the most"
+    ]
+    if not is_open:
+        fold.at(4, start("s"), call("a", [1], [2]))
+    (made,) = rollouts(fold.at(5, end("s")))
+    assert made.reward == 2.0
 
 
 def test_an_agent_that_is_started_again_goes_on():
