@@ -224,9 +224,11 @@ async def rescore(
     """Give the recorded rollouts of `env` the rewards of a scorer.
 
     What has one of this scorer and version is passed over, so that a second call goes on where the
-    first was interrupted. `weights` are those of the run file, for the means.
+    first was interrupted. It judges again what the first could not, for instance because the judge
+    was away. `weights` are those of the run file, for the means.
     """
-    known = rewards_of_scorer(log, env, scorer.name, scorer.version)
+    recorded = rewards_of_scorer(log, env, scorer.name, scorer.version)
+    known = {uid: given for uid, given in recorded.items() if not any(r.failure for r in given)}
     total = sum(1 for _ in rollouts_of(log, env))
     tally = Tally(weights)
     writer = log.writer(topology.RESCORER)
@@ -272,12 +274,16 @@ def rollouts_of(log: Log, env: str) -> Iterator[Rollout]:
 def rewards_of_scorer(log: Log, env: str, name: str, version: str) -> dict[str, list[Reward]]:
     """The rewards that a version of a scorer gave, by the uid of the rollout.
 
-    Of several rewards with the same name, the last one counts.
+    Of several rewards with the same name, the last one counts. A rollout that `rescore` could not
+    judge at first, and then could, has not failed.
     """
     found: dict[str, dict[str, Reward]] = {}
     for reward, _ in records_of(log, topology.rewards(env), Reward):
         if (reward.scorer, reward.scorer_version) == (name, version):
-            found.setdefault(reward.rollout, {})[reward.name] = reward
+            given = found.setdefault(reward.rollout, {})
+            if any(earlier.failure and earlier.rescored for earlier in given.values()):
+                given.clear()
+            given[reward.name] = reward
     return {uid: list(rewards.values()) for uid, rewards in found.items()}
 
 

@@ -65,7 +65,7 @@ async def rescore_and_close(
 def print_result(
     result: RescoreResult, scorer: RewardScorer, run: RunFile, console: Console
 ) -> None:
-    """Print a line with the counts and the means, and one that says what to do next."""
+    """Print a line with the counts and the means, and what to do next."""
     known = f", {result.known:,} had it before" if result.known else ""
     console.print(
         f"{result.rescored:,} rollouts rescored by {scorer.name}@{scorer.version},"
@@ -73,6 +73,8 @@ def print_result(
         f" {result.after:.4f} after",
         highlight=False,
     )
+    if result.failed:
+        console.print("the same command judges those that failed again", highlight=False)
     console.print(
         f"train on them: streamrl fork {run.run} --at 0 --as NEW --rewards"
         f" {scorer.name}@{scorer.version}",

@@ -27,6 +27,7 @@ from streamrl.recordings.rescore import (
     env_of,
     problem_of,
     rescore,
+    rewards_of_scorer,
     scorer_of,
 )
 from streamrl.records import Reward, Rollout
@@ -184,6 +185,20 @@ def test_a_function_that_hangs_fails_and_the_others_go_on():
     assert [r.failure for r in rewards(log) if r.failure] == [
         "TimeLimitExceeded: reward 'answer' took longer than 0.2 s"
     ]
+
+
+def test_what_failed_is_judged_again_by_the_next_call():
+    """The judge was away; one that gives its rewards names of their own is back."""
+    log = recorded(2)
+    assert run_on(log, scorer(raises)).failed == 2
+    again = run_on(log, scorer(lambda *_: {"clear": 0.5, "brief": 1.0}))
+    assert (again.rescored, again.failed, again.known) == (2, 0, 0)
+    given = rewards_of_scorer(log, "copy", "answer", "1")
+    assert [(r.name, r.value, r.failure) for r in given["g0-1"]] == [
+        ("clear", 0.5, ""),
+        ("brief", 1.0, ""),
+    ]
+    assert run_on(log, scorer(raises)).known == 2
 
 
 def test_one_good_attempt_is_enough():
