@@ -21,6 +21,7 @@ MULTI_TURN_ENVS = ("calculator", "guess-number", "coding")
 # What an env in a Python of its own may be: `kind: verifiers:NAME`, `openenv:URL` or
 # `nemo-gym:URL`.
 SERVERS = ("verifiers", "openenv", "nemo-gym")
+SERVERS_AT_URLS = ("openenv", "nemo-gym")  # They run somewhere; `verifiers` is a library.
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from streamrl.config.choices import NAME, SERVERS, template_problem
+from streamrl.config.choices import NAME, SERVERS, SERVERS_AT_URLS, template_problem
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -33,6 +33,11 @@ def env_problems(run: RunFile) -> Iterator[str]:
             )
         if env.python:
             yield from _server_problems(run, name, env)
+        elif env.replicas and env.kind.partition(":")[0] in SERVERS_AT_URLS:
+            yield (
+                f"envs.{name}.python: {env.kind} is reached by a process in a Python of its own;"
+                " give its path"
+            )
         elif env.variables:
             yield f"envs.{name}.variables are for an env with a Python of its own (python)"
         elif env.sessions and env.replicas:
@@ -66,6 +71,11 @@ def _server_problems(run: RunFile, name: str, env: Env) -> Iterator[str]:
             f"envs.{name}.kind: an env with a Python of its own is {' or '.join(SERVERS)}:NAME, or"
             f" FILE.py; {env.kind!r} is neither"
         )
+    server, _, target = env.kind.partition(":")
+    if server in SERVERS_AT_URLS and not target.startswith(("http://", "https://")):
+        yield f"envs.{name}.kind: {server}: is followed by the server's address, http://HOST:PORT"
+    if server == "nemo-gym" and not env.params.get("dataset"):
+        yield f"envs.{name}.params.dataset: the tasks of the agent server are needed, a JSONL file"
     if not run.gateway.port:
         yield (
             f"envs.{name}.python: its processes have to know where the gateway is; give"

@@ -32,6 +32,18 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "envs.copy-digits.pass_rate={low: 0.9, high: 0.1}",
             "pass_rate: low 0.9 is above high 0.1",
         ),
+        (
+            "envs.copy-digits={kind: 'openenv:http://127.0.0.1:8000'}",
+            "python: openenv:http://127.0.0.1:8000 is reached by a process in a Python of its own",
+        ),
+        (
+            "envs.copy-digits={kind: 'openenv:127.0.0.1:8000', python: python3}",
+            "kind: openenv: is followed by the server's address, http://HOST:PORT",
+        ),
+        (
+            "envs.copy-digits={kind: 'nemo-gym:http://127.0.0.1:8000', python: python3}",
+            "params.dataset: the tasks of the agent server are needed",
+        ),
     ],
 )
 def test_what_cannot_work_is_named(override: str, says: str):
