@@ -56,7 +56,7 @@ def test_it_is_told_its_settings_and_the_gateways_key_and_no_secret(
 def test_every_name_of_a_server_has_a_program():
     assert set(process.PROGRAMS) == set(choices.SERVERS)
     for name, program in process.PROGRAMS.items():
-        run = run_of(kind=f"{name}:x")
+        run = run_of(kind=f"{name}:http://x", params={"dataset": "tasks.jsonl"})
         assert process.program_of(run, "sums").name == program
 
 
