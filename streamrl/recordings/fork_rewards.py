@@ -157,10 +157,12 @@ class RewardedCopy:
             schedule.append(CopiedStep(number, step.time_s, read_then))
 
     def _copy_of(self, message: Message) -> Message | None:
-        """The fork's copy of a message with a rollout; None if it has none."""
+        """The fork's copy of a message with a rollout; None if it has none, or has no key: the
+        parent's buffer put it aside, and no key says in which partition the copy lies.
+        """
         env = topology.subject_of(message.topic)
         record = to_event(message, ("rollout",)).record
-        if not isinstance(record, Rollout) or env not in self.run.envs:
+        if not isinstance(record, Rollout) or env not in self.run.envs or message.key is None:
             return None
         group = record.environment, record.group_id
         if group in self.trained:

@@ -22,7 +22,7 @@ from streamrl.envs.api import Problem
 from streamrl.envs.engine.rewards import apply_weights, normalize
 from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
 from streamrl.errors import StreamrlError
-from streamrl.log.codec import encode
+from streamrl.log.codec import encode, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, TopicPartition
 from streamrl.log.records_of import records_of
@@ -82,12 +82,20 @@ STYLE = ScorerVersion("style", "2")
 
 
 class KeyedLog(MemoryLog):
-    """A log that chooses partitions as Kafka's clients do: a sharded buffer looks after that."""
+    """A log that chooses partitions as Kafka's clients do: a sharded buffer looks after that.
+    Records without a key may lie in any.
+    """
+
+    unkeyed = 0
 
     def _choose_partition(self, message: Message) -> TopicPartition:
         if message.partition < 0:
             partitions = self.topics()[message.topic]
-            partition = partition_of((message.key or b"").decode(), partitions)
+            if message.key is None:
+                self.unkeyed += 1
+                partition = self.unkeyed % partitions
+            else:
+                partition = partition_of(message.key.decode(), partitions)
             message = message._replace(partition=partition)
         return super()._choose_partition(message)
 
@@ -338,6 +346,26 @@ def test_the_books_balance_and_the_parts_go_on_with_the_forks_own_versions():
     assert [replay(new, part)[0].difference for part in parts] == ["", ""]
     account = audit(new, list(RUN.envs), "lead", parts)
     assert account.balanced, account.problems
+
+
+def test_rollouts_without_a_key_are_left_out():
+    """The parent's buffer put them aside, and a copy of one would lie in any partition."""
+    recording = Recording(WEIGHTED)
+    announce(recording.log, 0)
+    writer = recording.log.producer()
+    for number in range(6):
+        sent = rollout("copy", f"copy-{number}", 0, 0)
+        output = Output(topology.rollouts("copy"), sent.group_id, sent)
+        writer.send(to_message(output)._replace(key=None))
+    writer.flush()
+    recording.poll(0, 20)
+    run = child_run_file(WEIGHTED, "other", ()).model_copy(
+        update={"fork": Fork(run=WEIGHTED.run, version=0, sha256="ab")}
+    )
+    result = copy_recorded(
+        recording.log, KeyedLog(PARTITIONED), WEIGHTED, run, "file:///new", [], {}
+    )
+    assert (result.rollouts, result.batches) == (0, 0)
 
 
 def test_such_a_fork_can_be_forked_again():
