@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import brokers
 
@@ -63,6 +64,11 @@ LONGEST = (
     "tests/bench/test_learner.py",
     "tests/docs/test_site.py",
 )
+
+
+# An example may take as long as a busy machine needs for it.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_configure() -> None:

@@ -269,7 +269,7 @@ def test_replicas_that_do_not_run_hold_nothing_up():
 RATE = st.sampled_from([0.0, 0.01, 0.2])
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_under_any_settings_that_are_accepted_and_any_mishaps_the_run_reaches_batch_200(
     data: st.DataObject,

@@ -63,7 +63,7 @@ def test_a_full_window_is_not_read_on():
     assert paused(config, state) == {"rollouts.copy"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         # a rollout, or versions on

@@ -175,7 +175,6 @@ def dies(log: MemoryLog, part: Processor[Any, Any], schedule: Schedule, at: int)
 
 @settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
