@@ -8,6 +8,7 @@ sees half of one. The weights that servers pull lie in the weight store, not her
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import shutil
@@ -18,8 +19,10 @@ from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import levanter.checkpoint
+import tensorstore
 from haliax.jax_utils import is_jax_array_like
 from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
+from jax.experimental.array_serialization.tensorstore_impl import async_serialize
 from levanter.tensorstore_serialization import tree_deserialize_leaves_tensorstore
 from levanter.trainer_state import TrainerState
 
@@ -32,8 +35,13 @@ logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
 POSITION = "position.json"
 TEMPORARY = ".tmp-"
 WRITE_TIMEOUT_S = 1800  # For so long a process waits for the files of the others.
-# JAX's own setting is 10 GB: a state would stay in memory after it was written or read.
-NO_CACHE = {name: {"total_bytes_limit": 0} for name in ("cache_pool", "cache_pool#remote")}
+# JAX's own context caches 10 GB: a state would stay in memory after it was written or read.
+UNCACHED = {
+    "cache_pool": {"total_bytes_limit": 0},
+    "cache_pool#remote": {"total_bytes_limit": 0},
+    "data_copy_concurrency": {"limit": 128},
+    "file_io_concurrency": {"limit": 128},
+}
 
 
 class TrainingPosition(NamedTuple):
@@ -49,9 +57,40 @@ class UncachedCheckpointManager(GlobalAsyncCheckpointManager):
     """Writes and reads arrays by TensorStore, and keeps nothing of them in memory afterwards."""
 
     def serialize(
-        self, arrays: Any, tensorstore_specs: Sequence[dict[str, Any]], **options: Any
+        self,
+        arrays: Any,
+        tensorstore_specs: Sequence[dict[str, Any]],
+        *,
+        on_commit_callback: Callable[[], None] | None = None,
+        transaction: Any = None,
     ) -> None:
-        super().serialize(arrays, uncached(tensorstore_specs), **options)
+        """Begin to write the arrays.
+
+        All are opened under one context, because arrays of one context are committed together.
+        Arrays that have a context each write the directory of their database again and again: a
+        hundred arrays became 6,000 files.
+        """
+        self.wait_until_finished()
+        context = tensorstore.Context(UNCACHED)
+        commits: list[Any] = []
+
+        async def copy() -> None:
+            await asyncio.gather(
+                *(
+                    async_serialize(
+                        array,
+                        spec,
+                        commit_future=commits,
+                        context=context,
+                        transaction=transaction,
+                    )
+                    for array, spec in zip(arrays, tensorstore_specs, strict=True)
+                )
+            )
+
+        asyncio.run(copy())
+        self._add_futures(commits)
+        self._start_async_commit(on_commit_callback)
 
     def deserialize(
         self,
@@ -60,11 +99,8 @@ class UncachedCheckpointManager(GlobalAsyncCheckpointManager):
         *rest: Any,
         **options: Any,
     ) -> Any:
-        return super().deserialize(shardings, uncached(tensorstore_specs), *rest, **options)
-
-
-def uncached(specs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**spec, "context": NO_CACHE} for spec in specs]
+        uncached = [{**spec, "context": UNCACHED} for spec in tensorstore_specs]
+        return super().deserialize(shardings, uncached, *rest, **options)
 
 
 def write_nothing(directory: Path) -> None: ...

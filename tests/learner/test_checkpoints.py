@@ -121,6 +121,14 @@ def test_nothing_of_the_state_stays_in_memory_when_it_is_written(state: Any, tmp
     assert len(jax.live_arrays()) == before
 
 
+def test_all_arrays_are_committed_together(state: Any, tmp_path: Path):
+    """Committed one by one, each would write the directory of all that are there already."""
+    checkpoints.save(tmp_path, state, TrainingPosition(1, 1, "sha"), keep=1)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+    assert len(files) < len(arrays)
+
+
 def test_no_two_are_written_under_one_path(
     state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
