@@ -17,6 +17,7 @@ from streamrl.batcher.assemble import (
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.curriculum import advance, stage_of
 from streamrl.batcher.demand import changed_demands
+from streamrl.batcher.env_totals import EnvTotals
 from streamrl.batcher.metrics import batch_metrics, waiting_metrics
 from streamrl.batcher.packing import pack, row_shapes
 from streamrl.batcher.parts import split_batch
@@ -28,9 +29,6 @@ from streamrl.batcher.selection import (
     carry_deficit,
     charged_for,
     rebase_deficit,
-    select,
-    shortage,
-    tokens_owed,
     waits_for,
 )
 from streamrl.batcher.state import (
@@ -52,65 +50,6 @@ from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import Batch, Fate, FateKind, Metric, ScoredGroup
 
 
-class EnvTotals:
-    """What there is of each env and what the next batch owes each share.
-
-    Both are asked for at every group, of every env of the run, and seldom change. The
-    totals also know when it is of no use to try to build the batch again.
-    """
-
-    def __init__(self, config: BatcherConfig, state: BatcherState) -> None:
-        self._budget = config.total_token_budget
-        self._spill = config.spill
-        self._envs = len(config.fractions)
-        self._tokens_since_attempt = 0
-        self.refresh(config, state)
-
-    def refresh(self, config: BatcherConfig, state: BatcherState) -> None:
-        """Count again. Needed when a version is announced, or groups have left."""
-        self.supply = {env: queue.usable_tokens for env, queue in state.queues.items()}
-        fractions = fractions_at(config, state, state.next_batch)
-        deficit = deficit_under(config, state, fractions)
-        self.owed = tokens_owed(fractions, deficit, self._budget)
-        self._deficit = sum(state.deficit.values())
-        self._retry_after_tokens = dict[str, int]()
-
-    def on_group(self, env: str, tokens: int) -> None:
-        """A group with that many tokens has come."""
-        self._retry_after_tokens.pop(env, None)
-        self._tokens_since_attempt += tokens
-
-    def on_attempt(self, selection: Selection) -> None:
-        """The batch was tried to be built, with this result."""
-        self._retry_after_tokens = selection.retry_after_tokens
-        self._tokens_since_attempt = 0
-
-    @property
-    def retry_is_hopeless(self) -> bool:
-        """Would the same share as in the last attempt come up short again (`selection.select`)? Of
-        several such shares, the first allows for most tokens of others.
-        """
-        first = next(iter(self._retry_after_tokens.values()), -1)
-        return first >= self._tokens_since_attempt
-
-    @property
-    def is_clearly_short(self) -> bool:
-        """Is there so much less than a batch that some share surely lacks a token?"""
-        return sum(self.supply.values()) + self._envs + 2 < self._budget + self._deficit
-
-    def shortage(self) -> dict[str, int]:
-        return shortage(self.supply, self.owed, self._budget, self._spill)
-
-    def select(self, state: BatcherState) -> Selection:
-        return select(
-            self.supply,
-            lambda env, number: state.queues[env].candidate(env, number),
-            self.owed,
-            self._budget,
-            self._spill,
-        )
-
-
 class BatchBuilder:
     """One step of the batcher: it changes the state and collects the outputs."""
 
@@ -119,7 +58,7 @@ class BatchBuilder:
         self.state = state
         self.time_s = time_s
         self.outputs = list[Output]()
-        self.ledger = EnvTotals(config, state)
+        self.totals = EnvTotals(config, state)
         self.skipped_attempt = False  # what the batch lacks is not recorded yet
 
     # ---- events ------------------------------------------------------------------------------
@@ -132,7 +71,7 @@ class BatchBuilder:
             queue.ahead = []
             for held in waiting:
                 queue.add(held, announced=version)
-        self.ledger.refresh(self.config, self.state)
+        self.totals.refresh(self.config, self.state)
 
     def on_group(self, event: Event, group: ScoredGroup) -> None:
         """A group has come: it counts as closed for its env, and waits if there is something to
@@ -157,8 +96,8 @@ class BatchBuilder:
             queue.tokens += held.tokens
             queue.rollouts += held.rollouts
             self.expire_old(env, queue)
-            self.ledger.on_group(env, held.tokens)
-        self.ledger.supply[env] = queue.usable_tokens
+            self.totals.on_group(env, held.tokens)
+        self.totals.supply[env] = queue.usable_tokens
 
     def build_batches(self, before: int | None = None) -> None:
         """Build every batch that is due, of those the ones `before` a number, and expire what the
@@ -167,7 +106,7 @@ class BatchBuilder:
         while self.batch_is_due() and self.state.next_batch != before and self.build():
             for env, queue in self.state.queues.items():
                 self.expire_old(env, queue)
-            self.ledger.refresh(self.config, self.state)
+            self.totals.refresh(self.config, self.state)
 
     def batch_is_due(self) -> bool:
         """Is the version announced that the next batch waits for?"""
@@ -177,10 +116,10 @@ class BatchBuilder:
         """Record what the next batch lacks where `build` has not: it is clearly short, or the last
         attempts were skipped.
         """
-        if self.batch_is_due() and self.ledger.is_clearly_short:
-            self.record_shortage(self.ledger.shortage())
+        if self.batch_is_due() and self.totals.is_clearly_short:
+            self.record_shortage(self.totals.shortage())
         elif self.skipped_attempt:
-            self.record_shortage(self.ledger.select(self.state).short)
+            self.record_shortage(self.totals.select(self.state).short)
 
     def publish_demand(self) -> None:
         for demand in changed_demands(self.config, self.state, self.time_s):
@@ -211,7 +150,7 @@ class BatchBuilder:
         }
         fractions = fractions_at(self.config, state, state.next_batch)
         state.deficit = rebase_deficit(fractions, state.deficit)
-        self.ledger.refresh(self.config, state)
+        self.totals.refresh(self.config, state)
 
     # ---- which groups can be trained on ------------------------------------------------------
 
@@ -282,18 +221,18 @@ class BatchBuilder:
         """Select the groups of the next batch, and record what it is short of. None where it is not
         worth trying.
         """
-        if self.ledger.is_clearly_short:  # by how much, is recorded once a step
+        if self.totals.is_clearly_short:  # by how much, is recorded once a step
             return None
-        short = self.ledger.shortage()
+        short = self.totals.shortage()
         if short:
             self.record_shortage(short)
             return None
-        if self.ledger.retry_is_hopeless:
+        if self.totals.retry_is_hopeless:
             self.skipped_attempt = True
             return None
-        selection = self.ledger.select(self.state)
+        selection = self.totals.select(self.state)
         self.record_shortage(selection.short)
-        self.ledger.on_attempt(selection)
+        self.totals.on_attempt(selection)
         return selection
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch | None:

@@ -46,11 +46,9 @@ def follow(
     completes none, and never ends.
     """
     coming = follow_batches(log, offset)
-    return (
-        join_scores(coming, follow_scores(log, scores_offset))
-        if uses_scorer_pool
-        else (found and TrainingInput(*found) for found in coming)
-    )
+    if uses_scorer_pool:
+        return join_scores(coming, follow_scores(log, scores_offset))
+    return (None if found is None else TrainingInput(*found) for found in coming)
 
 
 def read_existing(
@@ -58,12 +56,10 @@ def read_existing(
 ) -> Iterator[TrainingInput]:
     """Like `follow`, but yields only the inputs that exist now, and ends."""
     there = read_batches(log, offset)
-    taken = (
-        join_scores(there, read_scores(log, scores_offset))
-        if uses_scorer_pool
-        else (TrainingInput(*found) for found in there)
-    )
-    return (found for found in taken if found is not None)
+    if uses_scorer_pool:
+        joined = join_scores(there, read_scores(log, scores_offset))
+        return (found for found in joined if found is not None)
+    return (TrainingInput(*found) for found in there)
 
 
 def join_scores(
@@ -94,16 +90,15 @@ def join_scores(
 def take_until_stopped(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
     """The items that are not None, until `stop` is set."""
     while not stop.is_set():
-        if (one := next(found)) is not None:
-            yield one
+        item = next(found)
+        if item is not None:
+            yield item
 
 
 def announced_hashes(log: Log, learner: str) -> dict[int, str]:
     """The sha256 of each version that the learner has announced, in its newest lineage."""
-    return {
-        version: record.sha256
-        for version, record in newest_lineages(read_announcements(log, learner)).items()
-    }
+    newest = newest_lineages(read_announcements(log, learner))
+    return {version: record.sha256 for version, record in newest.items()}
 
 
 def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersion]:
@@ -130,17 +125,17 @@ def wait_for_version(
     """Wait until the learner announces `version`, and return the announcement of the newest
     lineage. None if `stop` is set first.
     """
-    if (known := newest_lineages(read_announcements(log, learner)).get(version)) is not None:
+    known = newest_lineages(read_announcements(log, learner)).get(version)
+    if known is not None:
         return known
     reader = log.reader({VERSIONS: beginning_offset(log, *VERSIONS)})
     try:
         while not stop.is_set():
             for message in reader.poll(500, POLL_S):
                 record = to_event(message, ("policy-version",)).record
-                if isinstance(record, PolicyVersion) and (record.learner, record.version) == (
-                    learner,
-                    version,
-                ):
+                if not isinstance(record, PolicyVersion):
+                    continue
+                if record.learner == learner and record.version == version:
                     return record
     finally:
         reader.close()
@@ -170,7 +165,8 @@ def follow_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
 def read_batches(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
     """The batches that exist now, from an offset on. Each comes with the offset after it."""
     for message in read(log, *BATCHES, max(start, beginning_offset(log, *BATCHES))):
-        if (batch := _record_in(message, Batch)) is not None:
+        batch = _record_in(message, Batch)
+        if batch is not None:
             yield batch, message.offset + 1
 
 
@@ -182,13 +178,12 @@ def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
     with closing(reader):
         asked = time.monotonic()
         while True:
-            there = [
-                (scores, message.offset)
-                for message in reader.poll(1, POLL_S)
-                if (scores := _record_in(message, Scores)) is not None
-            ]
-            yield there[0] if there else None
-            if there:
+            found = None
+            for message in reader.poll(1, POLL_S):
+                scores = _record_in(message, Scores)
+                found = None if scores is None else (scores, message.offset)
+            yield found
+            if found is not None:
                 asked = time.monotonic()
             elif time.monotonic() - asked >= WARN_AFTER_S:
                 logger.warning(
@@ -202,7 +197,8 @@ def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
 def read_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
     """The scores that exist now, each with its own offset."""
     for message in read(log, *SCORES, max(start, beginning_offset(log, *SCORES))):
-        if (scores := _record_in(message, Scores)) is not None:
+        scores = _record_in(message, Scores)
+        if scores is not None:
             yield scores, message.offset
 
 

@@ -62,10 +62,8 @@ class Rule(NamedTuple):
     prefixed: bool = False  # whether `name` is a prefix
 
     def __str__(self) -> str:
-        return (
-            f"{','.join(self.operations):10} {self.resource}"
-            f" {self.name}{'*' if self.prefixed else ''}"
-        )
+        name = f"{self.name}*" if self.prefixed else self.name
+        return f"{','.join(self.operations):10} {self.resource} {name}"
 
 
 def user_name(run: RunFile, name: str) -> str:
@@ -128,12 +126,10 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
     rules, and ConfigError for a cluster without an authorizer.
     """
     admin = Admin(settings)
-    wanted = [
-        binding
-        for name, allowed in rules(run).items()
-        for rule in allowed
-        for binding in _bindings(user_name(run, name), rule)
-    ]
+    wanted: list[AclBinding] = []
+    for name, allowed in rules(run).items():
+        for rule in allowed:
+            wanted += _bindings(user_name(run, name), rule)
 
     def create() -> None:
         for future in admin.create_acls(wanted, request_timeout=CALL_TIMEOUT_S).values():
@@ -157,11 +153,10 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
 
 def in_words(run: RunFile) -> list[str]:
     """A line for each rule, with its user."""
-    return [
-        f"User:{user_name(run, name)}  {rule}"
-        for name, allowed in rules(run).items()
-        for rule in allowed
-    ]
+    lines: list[str] = []
+    for name, allowed in rules(run).items():
+        lines += [f"User:{user_name(run, name)}  {rule}" for rule in allowed]
+    return lines
 
 
 def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:

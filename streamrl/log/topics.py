@@ -94,23 +94,16 @@ def _kind(path: Path) -> Kind:
 
 def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
     """All topics of a run, sorted by kind. `cluster` is the name of Strimzi's Kafka resource."""
-    templates = kinds()
-    sources = [
-        topic
-        for kind in templates.values()
-        if kind.has_dead_letters
-        for topic in _instances(kind, run, [])
-    ]
-    return [
-        _topic(kind, of, run, cluster)
-        for kind in templates.values()
-        for of in _names(kind, run, sources)
-    ]
-
-
-def _instances(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
-    """The names of a kind's topics, without the run."""
-    return [f"{kind.name}.{name}" if name else kind.name for name in _names(kind, run, sources)]
+    templates = kinds().values()
+    sources: list[str] = []
+    for kind in templates:
+        if kind.has_dead_letters:
+            names = _names(kind, run, sources=[])
+            sources += [f"{kind.name}.{name}" if name else kind.name for name in names]
+    found: list[Topic] = []
+    for kind in templates:
+        found += [_topic(kind, name, run, cluster) for name in _names(kind, run, sources)]
+    return found
 
 
 def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
@@ -130,8 +123,11 @@ def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
                 return list(run.session_envs)
             return list(run.envs)
         case "part":
-            roles = [r for r in topology.ROLES if r.has_journal and r.is_needed(run)]
-            return [part.identity for role in roles for part in role.parts(run)]
+            identities: list[str] = []
+            for role in topology.ROLES:
+                if role.has_journal and role.is_needed(run):
+                    identities += [part.identity for part in role.parts(run)]
+            return identities
         case "topic":
             return sources
 

@@ -75,8 +75,8 @@ def test_of_a_batch_that_is_far_from_full_some_share_is_short():
         )
         pools = {env: EnvQueue(tokens=random.randint(0, 60 // len(envs))) for env in envs}
         at_work = BatchBuilder(config, BatcherState(version=0, queues=pools, deficit=balance), 0.0)
-        far += at_work.ledger.is_clearly_short
-        assert at_work.ledger.shortage() or not at_work.ledger.is_clearly_short
+        far += at_work.totals.is_clearly_short
+        assert at_work.totals.shortage() or not at_work.totals.is_clearly_short
     assert 100 < far < 450  # of both there are enough
 
 

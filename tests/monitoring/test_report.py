@@ -18,14 +18,8 @@ from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output
 from streamrl.monitoring import report
 from streamrl.monitoring.plot import trailing_mean
-from streamrl.monitoring.report import (
-    MixedVersions,
-    RunHistory,
-    collect,
-    elapsed_s,
-    summarise,
-    time_to_target,
-)
+from streamrl.monitoring.report import elapsed_s, summarise, time_to_target
+from streamrl.monitoring.run_history import MixedVersions, RunHistory, collect
 from streamrl.records import Fate, PolicyVersion, Record, Server
 from tests.orchestrator.script import batch
 from tests.support import build

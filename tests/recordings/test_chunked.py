@@ -17,7 +17,7 @@ from streamrl.log import chunks
 from streamrl.log.chunks import is_chunk
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import read
-from streamrl.monitoring.report import collect
+from streamrl.monitoring.run_history import collect
 from streamrl.processor.definition import ProcessorState
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state

@@ -18,7 +18,7 @@ from streamrl.log.codec import decode, encode
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log, Message, read
-from streamrl.monitoring.report import collect
+from streamrl.monitoring.run_history import collect
 from streamrl.monitoring.status import read_view
 from streamrl.processor import restore as restoring
 from streamrl.processor.definition import Processor

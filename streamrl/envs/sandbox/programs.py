@@ -116,7 +116,8 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
             if not ready:
                 errors = " ".join((await process.stderr.read()).decode().split())
                 raise NoSandbox(f"there is no sandbox on this machine: {errors[-300:]}")
-        if "unconfined" in (said := json.loads(ready)):
+        said = json.loads(ready)
+        if "unconfined" in said:
             raise NoSandbox(f"there is no sandbox on this machine: {said['unconfined']}")
         yield process
     finally:

@@ -1,0 +1,67 @@
+"""EnvTotals: what there is of each env, what the next batch owes each share, and whether it is
+worth trying to build the batch.
+"""
+
+from __future__ import annotations
+
+from streamrl.batcher.selection import Selection, select, shortage, tokens_owed
+from streamrl.batcher.state import BatcherConfig, BatcherState, deficit_under, fractions_at
+
+
+class EnvTotals:
+    """What there is of each env and what the next batch owes each share.
+
+    Both are asked for at every group, of every env of the run, and seldom change. The
+    totals also know when it is of no use to try to build the batch again.
+    """
+
+    def __init__(self, config: BatcherConfig, state: BatcherState) -> None:
+        self._budget = config.total_token_budget
+        self._spill = config.spill
+        self._envs = len(config.fractions)
+        self._tokens_since_attempt = 0
+        self.refresh(config, state)
+
+    def refresh(self, config: BatcherConfig, state: BatcherState) -> None:
+        """Count again. Needed when a version is announced, or groups have left."""
+        self.supply = {env: queue.usable_tokens for env, queue in state.queues.items()}
+        fractions = fractions_at(config, state, state.next_batch)
+        deficit = deficit_under(config, state, fractions)
+        self.owed = tokens_owed(fractions, deficit, self._budget)
+        self._deficit = sum(state.deficit.values())
+        self._retry_after_tokens = dict[str, int]()
+
+    def on_group(self, env: str, tokens: int) -> None:
+        """A group with that many tokens has come."""
+        self._retry_after_tokens.pop(env, None)
+        self._tokens_since_attempt += tokens
+
+    def on_attempt(self, selection: Selection) -> None:
+        """The batch was tried to be built, with this result."""
+        self._retry_after_tokens = selection.retry_after_tokens
+        self._tokens_since_attempt = 0
+
+    @property
+    def retry_is_hopeless(self) -> bool:
+        """Would the same share as in the last attempt come up short again (`selection.select`)? Of
+        several such shares, the first allows for most tokens of others.
+        """
+        first = next(iter(self._retry_after_tokens.values()), -1)
+        return first >= self._tokens_since_attempt
+
+    @property
+    def is_clearly_short(self) -> bool:
+        """Is there so much less than a batch that some share surely lacks a token?"""
+        return sum(self.supply.values()) + self._envs + 2 < self._budget + self._deficit
+
+    def shortage(self) -> dict[str, int]:
+        return shortage(self.supply, self.owed, self._budget, self._spill)
+
+    def select(self, state: BatcherState) -> Selection:
+        return select(
+            self.supply,
+            lambda env, number: state.queues[env].candidate(env, number),
+            self.owed,
+            self._budget,
+            self._spill,
+        )
