@@ -1,5 +1,5 @@
-"""One batch has one gradient, however it is cut: over micro-batches, over two devices, over two JAX
-processes.
+"""One batch has one gradient, however it is cut: over micro-batches, over the devices of two JAX
+processes. The devices of one process divide it in test_mesh.py.
 """
 
 from __future__ import annotations
@@ -51,16 +51,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def programs(
-    small: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, list[Program]]]:
-    """All at once: most of their time they import. The two processes take one row each at a
-    time.
+def programs(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Program]]:
+    """Two processes with a device each, which take one row each at a time. They import while the
+    tests before theirs run.
     """
     directory = tmp_path_factory.mktemp("gradients")
 
-    def launch(out: str, *arguments: object, devices: int = 1) -> Program:
-        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    def launch(out: str, *arguments: object) -> Program:
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         command = [
             sys.executable,
@@ -83,12 +81,9 @@ def programs(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    made = {
-        "devices": [launch("devices", devices=2)],
-        "processes": [launch(f"process-{i}", 1, coordinator, 2, i) for i in range(2)],
-    }
+    made = [launch(f"process-{i}", 1, coordinator, 2, i) for i in range(2)]
     yield made
-    for program in (*made["devices"], *made["processes"]):
+    for program in made:
         program.process.kill()
         program.process.wait()
 
@@ -152,16 +147,9 @@ def test_how_the_batcher_divides_them_does_not_matter(small: Path):
         )
 
 
-def test_two_devices_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):
-    (program,) = programs["devices"]
-    how, found = program.result()
-    assert how == "1x2"
-    check(found, whole, "two devices")
-
-
-def test_two_processes_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):
+def test_two_processes_add_up(programs: list[Program], whole: dict[str, np.ndarray]):
     """In micro-batches, too."""
-    for i, program in enumerate(programs["processes"]):
+    for i, program in enumerate(programs):
         how, found = program.result()
         assert how == "2x2"
         check(found, whole, f"two processes, as process {i} has it")
