@@ -21,8 +21,8 @@ from streamrl.batcher.assemble import Sharding, assemble
 from streamrl.config.sections.learner import Learner
 from streamrl.learner import model
 from streamrl.learner.examples import RlExample, expand
-from streamrl.learner.update import Updater
 from tests.learner.examples import Segment, example
+from tests.learner.updaters import shared_updater
 from tests.support.build import group
 
 CONTEXT = 32
@@ -82,7 +82,7 @@ def gradient(
         warmup_steps=0,
         **compute,
     )
-    updater = Updater(settings, ROWS)
+    updater = shared_updater(settings, ROWS)
     with updater.training():
         reference = model.load(directory, CONTEXT, settings, frozen=True)
         # arrays of its own, too: the trainer takes them
