@@ -53,7 +53,7 @@ class Guests:
         """Read what the guests have announced, and look for those that are not there."""
         for guest, look_s in self._look_s.items():
             if guest in self._present:
-                self._try(guest, lambda guest=guest: self._present[guest].follow(0.0))
+                self._try(guest, lambda guest=guest: self._follow(self._present[guest]))
             elif time.monotonic() >= look_s:
                 self._try(guest, lambda guest=guest: self._open(guest))
 
@@ -73,6 +73,17 @@ class Guests:
         for guest, served in list(self._present.items()):
             self._try(guest, served.entry.remove)
             self._leave(guest)
+
+    def _follow(self, served: ServedRun) -> None:
+        served.follow(0.0)
+        announced = served.announced
+        if served.newest is None and announced.others and not served.entry.server.error:
+            served.entry.update(
+                error=(
+                    f"its versions are those of learner {', '.join(announced.others)}, and this"
+                    f" server follows {announced.learner}: give both runs the same learner.name"
+                )
+            )
 
     def _finish_load(self, loading: Loading, host: VllmHost) -> None:
         served = loading.run

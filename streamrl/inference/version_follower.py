@@ -16,7 +16,8 @@ class VersionFollower:
 
     def __init__(self, log: Log, learner: str) -> None:
         """Read all announcements that are there already. Raises TopicMissing."""
-        self._learner = learner
+        self.learner = learner
+        self.others = dict[str, None]()  # further learners that have announced versions
         self._newest: PolicyVersion | None = None
         begins = log.beginning_offsets(partitions_of(log, [topology.POLICY_VERSIONS]))
         self._reader = log.reader(begins)
@@ -35,8 +36,12 @@ class VersionFollower:
             messages += self._reader.poll(MAX_POLL_RECORDS, 0.0)
         for message in messages:
             record = to_event(message, ("policy-version",)).record
-            if isinstance(record, PolicyVersion) and record.learner == self._learner:
+            if not isinstance(record, PolicyVersion):
+                continue
+            if record.learner == self.learner:
                 self._on_announcement(record)
+            else:
+                self.others[record.learner] = None
         return self._newest
 
     def close(self) -> None:

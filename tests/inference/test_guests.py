@@ -87,12 +87,12 @@ class Agent:
     def open(self, run: RunFile, name: str) -> MemoryLog:
         return self.logs.get(name) or MemoryLog({})
 
-    def announce(self, run: str, *versions: int) -> None:
+    def announce(self, run: str, *versions: int, learner: str = "lead") -> None:
         for number in versions:
             record = PolicyVersion(
-                learner="lead", version=number, uri="file:///x", size_bytes=1, sha256="0"
+                learner=learner, version=number, uri="file:///x", size_bytes=1, sha256="0"
             )
-            publish(self.logs[run], Output("policy-versions", "lead", record))
+            publish(self.logs[run], Output("policy-versions", learner, record))
 
     def records(self, run: str) -> list[Server | None]:
         messages = read(self.logs[run], "servers", 0, 0)
@@ -168,6 +168,15 @@ def test_a_guest_that_has_not_begun_is_served_once_it_has(server: Agent):
     server.logs["third"] = MemoryLog(TOPICS)
     server.announce("third", 1)
     server.serving("third", 1)
+
+
+def test_a_guest_whose_learner_has_another_name_hears_so(server: Agent):
+    server.announce("own", 0)
+    server.announce("second", 7, learner="sharper")
+    server.thread.start()
+    until(lambda: (last := server.last("second")) and "learner sharper" in last.error)
+    server.announce("second", 8)
+    assert server.serving("second", 8).error == ""
 
 
 @pytest.mark.parametrize(
