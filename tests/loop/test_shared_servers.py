@@ -19,7 +19,8 @@ from tests.loop.runs import Live, live, metric_values
 
 VERSIONS = 3
 TASKS = {"copy-digits": {"max_tokens": 3}, "add-digits": {"max_tokens": 2}}
-MISMATCH = 1e-5  # nats a token, in float32
+# Nats a token, in float32. Between a version of such a run and the next one there are 5e-5.
+MISMATCH = 1e-8
 
 
 def settings(directory: Path, name: str, env: str, kafka: str, **inference: Any) -> dict[str, Any]:
@@ -27,8 +28,9 @@ def settings(directory: Path, name: str, env: str, kafka: str, **inference: Any)
         "run": name,
         "kafka": {"bootstrap.servers": kafka},
         "envs": {env: TASKS[env]},
-        "buffer": {"group_size": 8, "min_group_size": 4, "max_age": 2},
-        "batcher": {"total_token_budget": 1024, "max_seq_len": 64, "lookahead": 1},
+        # Every batch is sampled by the version that it is trained at.
+        "buffer": {"group_size": 8, "min_group_size": 4, "max_age": 0},
+        "batcher": {"total_token_budget": 512, "max_seq_len": 64, "lookahead": 0},
         "model": {"max_seq_len": 64},
         "learner": {"learning_rate": 1.0e-2, "lora": {"rank": 8, "alpha": 16}},
         "weights": {"store": f"file://{directory}/weights"},
@@ -89,7 +91,7 @@ def test_two_learners_share_a_server_and_neither_stops_the_other(runs: tuple[Liv
             if isinstance(record, PolicyVersion)
         }
         sampled = {span.version for found in spans for span in found}
-        assert len(sampled) > VERSIONS and sampled <= announced
+        assert len(sampled) >= VERSIONS and sampled <= announced
         mismatches = metric_values(run, "learner/mismatch_kl")
         assert len(mismatches) >= VERSIONS and max(mismatches) < MISMATCH
 
