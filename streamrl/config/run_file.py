@@ -244,24 +244,24 @@ def _explain(problem: Any) -> str:
     """One line for a problem: the key, what is wrong, and the nearest key that exists."""
     path = ".".join(str(p) for p in problem["loc"])
     if problem["type"] != "extra_forbidden":
-        return f"{path + ': ' if path else ''}{problem['msg'].removeprefix('Value error, ')}"
+        what = problem["msg"].removeprefix("Value error, ")
+        return f"{path}: {what}" if path else what
     *parents, key = problem["loc"]
     valid = list(_section(parents).model_fields)
     near = difflib.get_close_matches(str(key), valid, 1, 0.5)
-    return f"unknown key {path!r}; " + (
-        f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
-    )
+    if near:
+        return f"unknown key {path!r}; did you mean {near[0]!r}?"
+    return f"unknown key {path!r}; valid keys: {', '.join(valid)}"
 
 
 def _section(path: list[Any]) -> type[BaseModel]:
     """The section at a path of keys, names of envs and indices of lists."""
     found: Any = RunFile
     for key in path:
-        found = (
-            found.model_fields[key].annotation
-            if hasattr(found, "model_fields")
-            else get_args(found)[-1]
-        )
+        if hasattr(found, "model_fields"):
+            found = found.model_fields[key].annotation
+        else:
+            found = get_args(found)[-1]  # what a dict or a list holds
         if get_origin(found) is UnionType:
             found = get_args(found)[0]  # the other one is None
     return found

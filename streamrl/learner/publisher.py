@@ -390,7 +390,8 @@ class VersionPublisher:
         scorers make it themselves.
         """
         run = self.policy.run
+        pinned = pinned_for_eval(version, run.weights.keep_versions, run.eval.interval)
         reference = reference_version(run, version) if run.learner.pool_scores_reference else 0
-        return ({reference} if reference else set[int]()) | pinned_for_eval(
-            version, run.weights.keep_versions, run.eval.interval
-        )
+        if reference:
+            pinned.add(reference)
+        return pinned

@@ -153,7 +153,8 @@ def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[Po
             position=TrainingPosition(0, 0, ""),
             adapter=AdapterFormat(lora, base_manifest(directory)) if lora else None,
         )
-        if start := start or fork_checkpoint(run):
+        start = start or fork_checkpoint(run)
+        if start:
             policy.load(start)
         policy.load_reference(start)
         yield policy
@@ -261,32 +262,33 @@ class PolicyTrainer:
         """Load the reference of the next batch, unless it is in memory. It may be the current
         policy itself. `start` is a checkpoint that may contain an earlier one.
         """
-        if (
-            self.reference is None
-            or (wanted := self.reference.version_to_load(self.version)) is None
-        ):
+        if self.reference is None:
             return
-        if (directory := static_reference_dir(self.run, wanted)) is not None:
+        wanted = self.reference.version_to_load(self.version)
+        if wanted is None:
+            return
+        directory = static_reference_dir(self.run, wanted)
+        if directory is not None:
             self.reference.load(wanted, directory)
         elif wanted == self.version:
             # and loaded, as a scorer does: what is in memory may have its head tied
             with self._exported() as directory:
                 self.reference.load(wanted, directory)
         else:
-            held = (
-                checkpoints.path_of(start.directory, self.version) / reference_dir_name(wanted)
-                if start
-                else None
-            )
-            if held is None or not held.is_dir():
-                kept = (
-                    f"checkpoint {self.version} holds no reference of version {wanted}: it was made"
-                    " under another learner.reference"
-                )
-                raise ConfigError(
-                    f"{kept}; set that, or begin at a version that learner.reference.every divides"
-                )
-            self.reference.load(wanted, held)
+            self.reference.load(wanted, self._checkpointed_reference(start, wanted))
+
+    def _checkpointed_reference(self, start: ResumePoint | None, wanted: int) -> Path:
+        """The directory of the reference in the checkpoint of `start`. Raises ConfigError."""
+        if start:
+            checkpoint = checkpoints.path_of(start.directory, self.version)
+            directory = checkpoint / reference_dir_name(wanted)
+            if directory.is_dir():
+                return directory
+        raise ConfigError(
+            f"checkpoint {self.version} holds no reference of version {wanted}: it was made under"
+            " another learner.reference; set that, or begin at a version that"
+            " learner.reference.every divides"
+        )
 
     @contextmanager
     def _exported(self) -> Iterator[Path]:
@@ -416,8 +418,8 @@ def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlE
         )
     if not run.learner.pool_scores_reference:
         return example
-    # learner.reference has been changed since
-    if scores.reference != (wanted := reference_version(run, batch.number)):
+    wanted = reference_version(run, batch.number)
+    if scores.reference != wanted:  # learner.reference has been changed since.
         logger.warning(
             "batch %d was scored under version %d, and is measured from it; wanted is now %d",
             batch.number,

@@ -108,9 +108,11 @@ class KafkaReader:
 
     def set_paused(self, topics: Collection[str]) -> None:
         wanted = frozenset(topics)
-        if pause := self._partitions_of(wanted - self._paused):
+        pause = self._partitions_of(wanted - self._paused)
+        if pause:
             self._consumer.pause(pause)
-        if resume := self._partitions_of(self._paused - wanted):
+        resume = self._partitions_of(self._paused - wanted)
+        if resume:
             self._consumer.resume(resume)
         self._paused = wanted
 

@@ -189,7 +189,8 @@ def restore_earliest(
             ]
         else:
             continue
-        if unknown := {tp for tp, _ in wanted if tp not in begin}:
+        unknown = {tp for tp, _ in wanted if tp not in begin}
+        if unknown:
             begin |= first_offsets(log, unknown)
         if any(is_gone(wanted_offset, begin[tp]) for tp, wanted_offset in wanted):
             base = None

@@ -140,8 +140,9 @@ def from_bytes(data: bytes, where: str) -> Manifest:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{where} is not a manifest ({type(error).__name__}: {error})") from None
-    if bad := [file.name for file in files if not is_plain_filename(file.name)]:
-        raise WeightError(f"{where} names {bad[0]!r}, which is not a plain file name")
+    for file in files:
+        if not is_plain_filename(file.name):
+            raise WeightError(f"{where} names {file.name!r}, which is not a plain file name")
     return Manifest(files)
 
 
