@@ -16,11 +16,12 @@ from streamrl.learner.checkpoints import POSITION, TrainingPosition
 from streamrl.learner.update import Updater
 from tests.learner.conftest import CONTEXT
 from tests.learner.test_update import ROWS, batch
+from tests.learner.updaters import shared_updater
 
 
 @pytest.fixture
 def updater() -> Iterator[Updater]:
-    made = Updater(Learner(kl_coefficient=0.0), ROWS)
+    made = shared_updater(Learner(kl_coefficient=0.0), ROWS)
     with made.training():
         yield made
 
