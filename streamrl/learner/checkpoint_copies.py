@@ -2,7 +2,12 @@
 is not.
 
 A copy becomes a checkpoint when its `position.json` is written, which is the last of its files, and
-stops being one when that is deleted, which is the first. So a crash leaves no half of one.
+stops being one when that is deleted, which is the first. So a crash leaves no half of one. A copy
+that a crash interrupted is made when the learner resumes, and halves of older ones are removed.
+
+TensorStore and Levanter could write to the URI themselves. But then each save would wait for a
+bucket, which may be slow or down, and fail with it; and a restart on the same disk would have to
+read everything back. A learner that writes to its own disk and copies beside training does neither.
 """
 
 from __future__ import annotations
@@ -37,31 +42,29 @@ class CheckpointCopies:
         """Versions that have a whole copy, oldest first. Raises CheckpointError."""
         with self._errors("cannot be listed"):
             files, root = self._open()
-            names = [PurePosixPath(place).name for place in _listed(files, root)]
-            return sorted(
-                int(name)
-                for name in names
-                if NAME.fullmatch(name) and files.exists(f"{root}/{name}/{POSITION}")
-            )
+            return [
+                version
+                for version in _begun(files, root)
+                if files.exists(f"{root}/{checkpoints.version_name(version)}/{POSITION}")
+            ]
 
     def put(self, directory: Path, version: int, keep: int) -> None:
-        """Copy a checkpoint of `directory`, and delete all older copies but the newest `keep`.
-        Raises CheckpointError.
+        """Copy a checkpoint of `directory`, unless it has a whole copy. Delete all older copies but
+        the newest `keep`, and halves of copies that are older than those. Raises CheckpointError.
         """
         source = checkpoints.path_of(directory, version)
         with self._errors(f"cannot take version {version}"):
             files, root = self._open()
             target = f"{root}/{source.name}"
-            _delete(files, target)
-            names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
-            for name in sorted(names, key=lambda name: (name == Path(POSITION), name)):
-                place = f"{target}/{name.as_posix()}"
-                files.makedirs(place.rpartition("/")[0], exist_ok=True)
-                files.put_file(str(source / name), place)
-        earlier = [known for known in self.versions() if known <= version]
+            position = f"{target}/{POSITION}"
+            whole = files.cat_file(position) if files.exists(position) else b""
+            if whole != (source / POSITION).read_bytes():
+                _copy(files, source, target)
+        kept = [known for known in self.versions() if known <= version][-keep:]
         with self._errors("cannot be pruned"):
-            for old in earlier[:-keep]:
-                _delete(files, f"{root}/{checkpoints.path_of(directory, old).name}")
+            for old in _begun(files, root):
+                if old < min(kept, default=0):
+                    _delete(files, f"{root}/{checkpoints.version_name(old)}")
 
     def fetch_newest(self, directory: Path, announced: int) -> None:
         """Bring the newest copy of an announced version into `directory`, unless that has a
@@ -108,6 +111,22 @@ def _listed(files: Any, root: str) -> list[str]:
         return list(files.ls(root, detail=False))
     except FileNotFoundError:
         return []
+
+
+def _begun(files: Any, root: str) -> list[int]:
+    """Versions that have a copy or a part of one, oldest first."""
+    names = [PurePosixPath(place).name for place in _listed(files, root)]
+    return sorted(int(name) for name in names if NAME.fullmatch(name))
+
+
+def _copy(files: Any, source: Path, target: str) -> None:
+    """Copy a checkpoint, its position last."""
+    _delete(files, target)
+    names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+    for name in sorted(names, key=lambda name: (name == Path(POSITION), name)):
+        place = f"{target}/{name.as_posix()}"
+        files.makedirs(place.rpartition("/")[0], exist_ok=True)
+        files.put_file(str(source / name), place)
 
 
 def _delete(files: Any, target: str) -> None:

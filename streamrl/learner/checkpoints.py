@@ -261,8 +261,13 @@ def load(
         ) from None
 
 
+def version_name(version: int) -> str:
+    """The name of a checkpoint's directory."""
+    return f"{version:06d}"
+
+
 def path_of(directory: Path, version: int) -> Path:
-    return directory / f"{version:06d}"
+    return directory / version_name(version)
 
 
 def _delete(path: Path) -> None:

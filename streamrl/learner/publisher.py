@@ -178,13 +178,16 @@ class VersionPublisher:
         self._publish_base()
         if found is None:
             self.publish(None)  # version 0 is the initial model, announced before training
-        else:
-            self._saved = found.version
-            known = self.announced[found.version]
-            if found.version < max(self.announced) and known.sha256 == found.sha256:
-                return
+            self.wait()
+            return
+        self._saved = found.version
+        known = self.announced[found.version]
+        if found.version == max(self.announced) or known.sha256 != found.sha256:
             self.publish(known.batch, checkpoint=False)
-        self.wait()
+            self.wait()
+        if self.writer is not None:
+            # The process before may have been killed while it copied.
+            self._checkpointing.submit(partial(self._copy_checkpoint, found.version))
 
     def _publish_base(self) -> None:
         """Put what adapters stand on into the store, before the first of them is announced."""
@@ -339,16 +342,15 @@ class VersionPublisher:
             self._background.raise_if_failed()
         self.check_rival()
         position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
-        keep = self.policy.run.learner.keep_checkpoints
-        checkpoints.complete(self.checkpoints, position, keep)
-        self._copy_checkpoint(version.number, keep)
+        checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
+        self._copy_checkpoint(version.number)
         logger.info(
             "version %d: its checkpoint was written in %.1f s, beside training",
             version.number,
             time.monotonic() - started,
         )
 
-    def _copy_checkpoint(self, version: int, keep: int) -> None:
+    def _copy_checkpoint(self, version: int) -> None:
         """Copy a checkpoint to learner.checkpoint_copies. If that fails, the run goes on with its
         own checkpoints, and the next one is copied again.
         """
@@ -356,7 +358,7 @@ class VersionPublisher:
         if copies is None:
             return
         try:
-            copies.put(self.checkpoints, version, keep)
+            copies.put(self.checkpoints, version, self.policy.run.learner.keep_checkpoints)
         except CheckpointError as error:
             logger.warning("the checkpoint of version %d is not copied: %s", version, error)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -59,19 +60,55 @@ def test_a_learner_that_has_as_new_a_checkpoint_fetches_none(
 
 def test_half_a_copy_is_none_and_is_written_anew(copies: CheckpointCopies, tmp_path: Path):
     here = made(tmp_path / "here", 1, 2)
-    copies.put(here, 1, keep=2)
-    path = checkpoints.path_of(here, 2)
-    position = (path / POSITION).read_text()
-    (path / POSITION).unlink()
-    copies.put(here, 2, keep=2)  # as after a crash before the last of its files
+    for version in (1, 2):
+        copies.put(here, version, keep=2)
+    files, root = copies._open()
+    files.rm_file(f"{root}/000002/{POSITION}")  # as after a crash before the last of its files
     assert copies.versions() == [1]
+    path = checkpoints.path_of(here, 2)
     shutil.rmtree(path / "d")
     (path / "other").write_text("x")
-    (path / POSITION).write_text(position)
     copies.put(here, 2, keep=2)
     copies.fetch_newest(tmp_path / "there", 2)
     fetched = checkpoints.path_of(tmp_path / "there", 2)
     assert sorted(name.name for name in fetched.iterdir()) == ["other", POSITION]
+
+
+class Killed(BaseException): ...
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_what_a_killed_process_copied_is_taken_up_again(
+    files: int, copies: CheckpointCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Killed before its first file, and before its last. The next checkpoint removes the half."""
+    here = made(tmp_path / "here", 1, 2, 3)
+    kind = type(copies._open()[0])
+    put_file = kind.put_file
+    copied = list[str]()
+
+    def until_killed(self: Any, source: str, target: str, **options: Any) -> None:
+        if len(copied) == files:
+            raise Killed
+        copied.append(target)
+        put_file(self, source, target, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(kind, "put_file", until_killed)
+        copies.put(here, 1, keep=1)
+    assert copies.versions() == []
+    copies.put(here, 1, keep=1)
+    assert copies.versions() == [1]
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        copied.clear()
+        patched.setattr(kind, "put_file", until_killed)
+        copies.put(here, 2, keep=1)
+    copies.put(here, 3, keep=1)
+    opened, root = copies._open()
+    assert [path.rpartition("/")[2] for path in opened.ls(root, detail=False)] == ["000003"]
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "put_file", None)
+        copies.put(here, 3, keep=1)  # nothing is copied twice
 
 
 def test_copies_of_later_versions_stay(copies: CheckpointCopies, tmp_path: Path):

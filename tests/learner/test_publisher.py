@@ -23,7 +23,12 @@ from streamrl.learner.checkpoints import PendingCheckpoint
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.start import newest_checkpoint
-from streamrl.learner.trainer import PolicyTrainer, checkpoint_directory, open_trainer
+from streamrl.learner.trainer import (
+    PolicyTrainer,
+    checkpoint_directory,
+    copies_of,
+    open_trainer,
+)
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
@@ -262,6 +267,21 @@ def test_checkpoints_are_copied_and_a_learner_elsewhere_goes_on_from_them(
     assert [bytes(leaf) for leaf in map(np.asarray, arrays(again))] == [
         bytes(leaf) for leaf in map(np.asarray, arrays(policy.state))
     ]
+
+
+def test_a_learner_that_resumes_copies_its_checkpoint_if_the_one_before_had_no_time_to(
+    policy: PolicyTrainer, log: MemoryLog, run: RunFile, tmp_path: Path
+):
+    with made(policy, log) as publisher:
+        publisher.train(taken(0), idle_s=0.0)
+    policy.run = changed(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
+    copies = copies_of(policy.run, "lead")
+    assert copies is not None and copies.versions() == []
+    found = checkpoints.latest(publisher.checkpoints, 1)
+    with made(policy, log) as publisher:
+        publisher.announced |= {record.version: record for record in versions(log)}
+        publisher.announce_start(found)
+    assert copies.versions() == [1]
 
 
 def test_copies_that_cannot_be_written_do_not_end_the_run(
