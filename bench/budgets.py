@@ -6,8 +6,8 @@ The learner's own step, its reference logprobs and its export are compiled ahead
 CPU devices. Nothing is allocated: XLA says how many bytes each device would hold. The exit code is
 1 when a program takes more than it may. docs/performance.md has the table.
 
-XLA assigns buffers for a GPU in another way. Its CPU back end widens bfloat16 to float32, so what
-is bfloat16 is counted with up to six bytes a value: these figures are too high, never too low.
+XLA assigns buffers for a GPU in another way. Its CPU back end computes bfloat16 in float32, so some
+of what is bfloat16 is counted with six bytes a value.
 
 A CPU multiplies every token with every expert of a mixture, which a GPU's kernel does not. Here all
 experts get as many tokens, and each is multiplied with its own.
@@ -79,6 +79,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 # One part of all rows: no sum of gradients stands beside those of a part.
 ONE_DEVICE: dict[str, Any] = {"logprob_chunk": 32, "micro_batch_rows": 6}
+FLAGS = (
+    # Machine code is never run, so it need not be good.
+    "--xla_backend_optimization_level=0"
+    # The CPU back end slices bfloat16 in float32. This pass would move the conversion out of the
+    # loop over the layers, and so widen the inputs of all layers at once. A GPU slices bfloat16.
+    " --xla_disable_hlo_passes=while-loop-invariant-code-motion"
+)
 SAVING = {"precision": "bf16", "remat": "full", "logprob_chunk": 1_024, "micro_batch_rows": 1}
 
 
@@ -93,12 +100,8 @@ class Program(NamedTuple):
     mesh: Mapping[str, Any] = MappingProxyType({})  # As learner.mesh.
     settings: Mapping[str, Any] = MappingProxyType({})  # Further settings of the learner.
     rows: int = 2  # Of each device, or each group of devices that has rows of its own.
-    # A budget that is missed is shown with its cause, and fails only beyond this.
-    missed_gib: float = 0
-    cause: str = ""
 
 
-WIDENED = "the CPU back end widens the layers' saved inputs: 18 of the GiB are float32 copies"
 PROGRAMS = {
     "tiny": Program("reference", "tiny", 4_096, 1, 0.5, settings={"logprob_chunk": 128}),
     "small": Program("step", "qwen3-0.6b", 2_048, 8, 8),
@@ -114,7 +117,7 @@ PROGRAMS = {
         settings={**ONE_DEVICE, "precision": "float32"},
         rows=ONE_DEVICE["micro_batch_rows"],
     ),
-    "step": Program("step", "qwen3-8b", 32_768, 8, 50, missed_gib=64, cause=WIDENED),
+    "step": Program("step", "qwen3-8b", 32_768, 8, 50),
     "reference": Program("reference", "qwen3-8b", 32_768, 8, 20),
     "export": Program("export", "qwen3-8b", 32_768, 8, 10),
     "mixture": Program("step", "qwen3-30b-a3b", 32_768, 64, 50, mesh={"nodes": "divide"}),
@@ -235,11 +238,7 @@ def measure(program: Program) -> Memory:
 
 def in_subprocess(name: str) -> Memory:
     """Measure in a process of its own, which has the devices. Raises CalledProcessError."""
-    # Machine code is never run, so it need not be good.
-    flags = (
-        f"--xla_force_host_platform_device_count={PROGRAMS[name].devices}"
-        " --xla_backend_optimization_level=0"
-    )
+    flags = f"--xla_force_host_platform_device_count={PROGRAMS[name].devices} {FLAGS}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run(
         [sys.executable, "-m", "bench.budgets", "--one", name],
@@ -277,11 +276,10 @@ def is_within_budget(name: str) -> bool:
         f" {memory.gib:7.1f} {program.budget_gib:7.1f} {time.monotonic() - started:6.0f}",
         flush=True,
     )
-    if memory.gib <= program.budget_gib:
-        return True
-    is_known = memory.gib <= program.missed_gib
-    print(f"{name} misses its budget: {program.cause if is_known else 'this is new'}", flush=True)
-    return is_known
+    if memory.gib > program.budget_gib:
+        print(f"{name} misses its budget", flush=True)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -16,12 +16,7 @@ def test_a_program_within_its_budget():
 
 
 @pytest.mark.parametrize(
-    ("held_gib", "is_good", "said"),
-    [
-        (50, True, ""),
-        (51, True, "step misses its budget: the CPU back end widens"),
-        (65, False, "step misses its budget: this is new"),
-    ],
+    ("held_gib", "is_good", "said"), [(50, True, []), (51, False, ["step misses its budget"])]
 )
 def test_a_missed_budget_is_said(monkeypatch, capsys, held_gib, is_good, said):
     memory = Memory(arguments=held_gib * GIB, temporary=0, results=0)
@@ -29,5 +24,4 @@ def test_a_missed_budget_is_said(monkeypatch, capsys, held_gib, is_good, said):
     monkeypatch.setattr(budgets.subprocess, "run", lambda *_, **__: measured)
     assert budgets.is_within_budget("step") is is_good
     _row, *rest = capsys.readouterr().out.splitlines()
-    assert (rest[0] if rest else "").startswith(said)
-    assert bool(rest) == bool(said)
+    assert rest == said
