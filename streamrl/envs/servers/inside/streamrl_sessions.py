@@ -197,6 +197,11 @@ class SessionServer:
                 env.play(problem, session), self.settings.session_limit_s
             )
             rewards = chosen(outcome.rewards, self.settings.rewards)
+            if not isinstance(outcome.truncation, str):
+                raise Failed(
+                    f"truncation is {outcome.truncation!r}; it names the limit that ended the"
+                    " session, or is empty"
+                )
         except TimeoutError:
             await self._fail(session, f"it took longer than {self.settings.session_limit_s:g} s")
         except Failed as error:
@@ -213,8 +218,10 @@ class SessionServer:
 
     async def _fail(self, session: Session, cause: str) -> None:
         self.failed_in_a_row += 1
-        print(f"session {session.session_id} fails: {cause[:MAX_CAUSE]}", flush=True)
-        await self.gateway.post("/rl/end_session", {"failure": cause[:MAX_CAUSE]}, session.api_key)
+        # A cause may quote anything, also what no UTF-8 has.
+        failure = cause[:MAX_CAUSE].encode("utf-8", "replace").decode()
+        print(f"session {session.session_id} fails: {failure}", flush=True)
+        await self.gateway.post("/rl/end_session", {"failure": failure}, session.api_key)
 
 
 def problems(number: int, settings: Settings, begun: str) -> Iterator[int]:

@@ -153,6 +153,45 @@ def test_rewards_may_be_any_numbers_but_not_too_many():
         sessions.chosen({"a": 1.7e308, "b": 1.7e308}, [])
 
 
+class Strict:
+    """A gateway that takes texts of UTF-8 only, and notes how sessions end."""
+
+    def __init__(self) -> None:
+        self.ends: list[dict[str, Any]] = []
+
+    async def post(self, path: str, body: dict[str, Any], key: str = "") -> None:
+        json.dumps(body, ensure_ascii=False).encode()
+        self.ends.append(body)
+
+
+class Playing:
+    """An env whose sessions end in a given way."""
+
+    def __init__(self, end: Any) -> None:
+        self.end = end
+
+    async def play(self, problem: int, session: Any) -> Any:
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        (ValueError("the tool wrote \udcff"), "ValueError: the tool wrote ?"),
+        (sessions.Outcome({"a": 1.0}, truncation=True), "truncation is True; it names the limit"),
+    ],
+)
+def test_whatever_ends_a_session_is_said_so_that_the_gateway_takes_it(end: Any, failure: str):
+    gateway = Strict()
+    server = sessions.SessionServer(settings(), gateway)
+    session = sessions.Session("s", "key", "", "")
+    asyncio.run(server._play(Playing(end), 0, session))
+    (said,) = gateway.ends
+    assert said["failure"].startswith(failure)
+
+
 def test_a_gateway_that_is_gone_amid_its_answer_is_asked_again():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
