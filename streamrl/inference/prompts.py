@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamrl.inference.prefix import Prefix, after_answer, continuation_index, with_answer
-from streamrl.inference.server_connection import ServerConnection
+from streamrl.inference.server_connection import RequestRejected, ServerConnection
 from streamrl.inference.vllm_answers import Detokenized, Rendered
 
 
@@ -58,10 +58,13 @@ async def _after_answer(
     connection: ServerConnection, body: Mapping[str, Any], answer: int, end_of_turn: int
 ) -> list[int] | None:
     """What the template writes behind message number `answer` once `end_of_turn` has closed it.
-    None if it is closed in another way.
+    None if it is closed in another way, or if the template refuses an answer of one letter.
     """
     bodies = [{**body, "messages": with_answer(body["messages"], answer, text)} for text in "ab"]
-    one, other = await asyncio.gather(*(_render(connection, body) for body in bodies))
+    try:
+        one, other = await asyncio.gather(*(_render(connection, body) for body in bodies))
+    except RequestRejected:
+        return None
     return after_answer(one, other, end_of_turn)
 
 

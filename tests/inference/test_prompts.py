@@ -8,7 +8,7 @@ import pytest
 
 from streamrl.inference.prefix import Prefix
 from streamrl.inference.prompts import Conversation, make_prompt
-from streamrl.inference.server_connection import ServerConnection
+from streamrl.inference.server_connection import RequestRejected, ServerConnection
 from streamrl.inference.vllm_answers import Detokenized, Rendered
 from tests.support.bpe import TEMPLATE, THINKS, bpe
 
@@ -63,6 +63,21 @@ async def test_otherwise_the_rendering_is_the_prompt(is_whole: bool, new_message
     server = Server(THINKS)
     prompt, kept = await prompt_of(server, server.history(is_whole), new_messages)
     assert kept == 0 and "plus" not in server.tokenizer.decode(prompt)
+
+
+class Demanding(Server):
+    """Its template raises for an answer without a thought, as some do."""
+
+    async def post(self, path: str, body: Any, kind: Any) -> Any:
+        if any(message["content"] in ("a", "b") for message in body.get("messages", ())):
+            raise RequestRejected("the template failed: list has no element 1")
+        return await super().post(path, body, kind)
+
+
+async def test_a_template_that_refuses_to_be_asked_has_rendered_the_prompt():
+    server = Demanding(THINKS)
+    prompt, kept = await prompt_of(server, server.history(), 1)
+    assert kept == 0 and "world" in server.tokenizer.decode(prompt)
 
 
 async def test_a_template_that_keeps_is_asked_once():

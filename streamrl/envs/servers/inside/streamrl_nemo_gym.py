@@ -137,7 +137,8 @@ def rows_of(content: bytes, dataset: str) -> list[dict[str, Any]]:
 
 def agent_of(rows: list[dict[str, Any]]) -> str:
     """The agent that the rows are for, if they name one. Ends this process for several."""
-    names = sorted({(row.get("agent_ref") or {}).get("name", "") for row in rows})
+    refs = [row.get("agent_ref") or "" for row in rows]
+    names = sorted({str(ref.get("name", "") if isinstance(ref, dict) else ref) for ref in refs})
     if len(names) > 1:
         raise SystemExit(
             f"params.dataset: its rows are for several agents ({', '.join(names)}); an env has one"

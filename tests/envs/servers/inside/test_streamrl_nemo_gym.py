@@ -231,6 +231,7 @@ def test_an_env_has_one_agent_and_the_version_is_known():
     rows = [{"agent_ref": {"name": name}} for name in "ab"]
     with pytest.raises(SystemExit, match=r"several agents \(a, b\)"):
         module.agent_of(rows)
+    assert module.agent_of([{"agent_ref": {"name": "a"}}, {"agent_ref": "a"}]) == "a"
     assert module.agent_of([{}]) == ""
     with pytest.raises(SystemExit, match=r"params\.version"):
         module.installed_version()
