@@ -197,11 +197,7 @@ class SessionServer:
                 env.play(problem, session), self.settings.session_limit_s
             )
             rewards = chosen(outcome.rewards, self.settings.rewards)
-            if not isinstance(outcome.truncation, str):
-                raise Failed(
-                    f"truncation is {outcome.truncation!r}; it names the limit that ended the"
-                    " session, or is empty"
-                )
+            truncation = limit_of(outcome.truncation)
         except TimeoutError:
             await self._fail(session, f"it took longer than {self.settings.session_limit_s:g} s")
         except Failed as error:
@@ -213,7 +209,7 @@ class SessionServer:
             for name, reward in rewards.items():
                 body = {"name": name, "reward": reward}
                 await self.gateway.post("/rl/set_reward", body, session.api_key)
-            end = {"truncation": outcome.truncation}
+            end = {"truncation": truncation}
             await self.gateway.post("/rl/end_session", end, session.api_key)
 
     async def _fail(self, session: Session, cause: str) -> None:
@@ -252,6 +248,15 @@ def chosen(rewards: dict[str, float], names: list[str]) -> dict[str, float]:
             f" {', '.join(rewards) or 'none'}"
         )
     return {name: finite(name, rewards[name]) for name in names}
+
+
+def limit_of(truncation: Any) -> str:
+    """The limit that has ended a session. Raises Failed for what the gateway would refuse."""
+    if not isinstance(truncation, str):
+        raise Failed(
+            f"truncation is {truncation!r}; it names the limit that ended the session, or is empty"
+        )
+    return truncation
 
 
 def finite(name: str, value: Any) -> float:
