@@ -99,7 +99,7 @@ class Guests:
             )
         except Exception as error:  # whatever its records lead to, the others are served on
             cause = str(error) if isinstance(error, StreamrlError) else describe_error(error)
-            logger.error("run %s: %s", served.guest, cause)
+            logger.error("%s%s", served.entry.prefix, cause)
             served.entry.update(error=cause)
             is_served = False
         if is_served:
@@ -117,7 +117,7 @@ class Guests:
             stack.callback(log.close)
             announced = VersionFollower(log, self._run.learner.name)
             stack.callback(announced.close)
-            entry = Registration(log, server, self._run.inference.heartbeat_s)
+            entry = Registration(log, server, self._run.inference.heartbeat_s, guest)
             stack.callback(entry.close)
             meter = Meter(log, server.server_id)
             stack.callback(meter.close)

@@ -23,10 +23,13 @@ UNRESPONSIVE_S = 30.0  # A vLLM that runs but does not answer for this long is e
 
 
 class Registration:
-    """This server's record on `servers`. It is published when it changes and at every heartbeat."""
+    """This server's record on `servers`. It is published when it changes and at every heartbeat.
+    `guest`: the run in which it is published, if that is not the server's own.
+    """
 
-    def __init__(self, log: Log, server: Server, heartbeat_s: float) -> None:
+    def __init__(self, log: Log, server: Server, heartbeat_s: float, guest: str = "") -> None:
         self.server = server
+        self.prefix = f"run {guest}: " if guest else ""  # of what the server logs about it
         self._log = log
         self._heartbeat_s = heartbeat_s
         self._writer = log.producer()
@@ -75,7 +78,7 @@ def finish_swap(
     try:
         served = job.result()
     except WeightError as error:
-        logger.error("staying on version %d: %s", entry.server.version, error)
+        logger.error("%sstaying on version %d: %s", entry.prefix, entry.server.version, error)
         entry.update(error=str(error))
         return False
     failure = probe_failure(served, tolerance, rounds)
@@ -92,13 +95,15 @@ def finish_swap(
     meter.publish(served.metrics(), step=served.version)
     if failure:
         logger.error(
-            "%s; it is loaded and probed again, and asked meanwhile only if no other server is"
+            "%s%s; it is loaded and probed again, and asked meanwhile only if no other server is"
             " ready",
+            entry.prefix,
             failure,
         )
         return False
     logger.info(
-        "version %d is served; off by %.2g over %d tokens",
+        "%sversion %d is served; off by %.2g over %d tokens",
+        entry.prefix,
         served.version,
         served.mismatch.max_abs,
         served.mismatch.tokens,

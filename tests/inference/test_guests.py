@@ -126,7 +126,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
         made.end()
 
 
-def test_each_run_is_served_its_own_newest_version(server: Agent):
+def test_each_run_is_served_its_own_newest_version(server: Agent, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
     server.announce("second", 6, 7)
     server.announce("own", 2)
     server.thread.start()
@@ -148,6 +149,7 @@ def test_each_run_is_served_its_own_newest_version(server: Agent):
     until(lambda: (last := server.last("second")) and last.in_flight == 3)
     server.end()
     assert server.error is None
+    assert "run second: version 7 is served" in caplog.text
     assert server.last("own") is None and server.last("second") is None, "a tombstone in each"
 
 
