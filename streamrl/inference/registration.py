@@ -20,6 +20,7 @@ from streamrl.records import Server
 logger = logging.getLogger(__name__)
 
 UNRESPONSIVE_S = 30.0  # A vLLM that runs but does not answer for this long is ended.
+CLOSE_S = 5.0  # A server that ends waits no longer for its last record.
 
 
 class Registration:
@@ -58,7 +59,7 @@ class Registration:
         self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, None)))
 
     def close(self) -> None:
-        self._writer.flush()
+        self._writer.flush(CLOSE_S)
         self._writer.close()
 
 

@@ -322,7 +322,7 @@ class InstrumentedProducer:
         metric = Metric(source=part, time_s=record.time_s, values=self._log.metrics())
         self._producer.send(to_message(Output(METRICS, part, metric)))
 
-    def flush(self, timeout_s: float = 5.0) -> None:
+    def flush(self, timeout_s: float = 30.0) -> None:
         self._producer.flush(timeout_s)
 
     def close(self) -> None:

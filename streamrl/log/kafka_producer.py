@@ -62,7 +62,7 @@ class KafkaProducer:
                 on_written(-1, -1)
         self._raise_denied()
 
-    def flush(self, timeout_s: float = 5.0) -> None:
+    def flush(self, timeout_s: float = 30.0) -> None:
         left = self._producer.flush(timeout_s)
         if left:
             raise BrokerUnreachable(

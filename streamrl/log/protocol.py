@@ -151,7 +151,7 @@ class NonTransactionalProducer(Protocol):
         """
         ...
 
-    def flush(self, timeout_s: float = 5.0) -> None:
+    def flush(self, timeout_s: float = 30.0) -> None:
         """Wait until everything sent is in the log, or raise `BrokerUnreachable`."""
         ...
 

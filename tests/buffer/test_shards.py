@@ -31,7 +31,7 @@ from streamrl.recordings.show import parts_of
 from streamrl.records import Fate, Metric, ScoredGroup
 from tests.support.build import rollout, rollout_event, version_event
 from tests.support.data_path import RUN, announce, wait_for_batches
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 PARTITIONS = 4
 
@@ -82,6 +82,16 @@ class Life:
         self.stops[name].set()
         self.threads[name].join(patience(20))
         assert not self.threads[name].is_alive()
+
+
+def closed_groups(log: MemoryLog, run: RunFile) -> Counter[bytes | None]:
+    """How often each group stands in the log."""
+    return Counter(
+        message.key
+        for env in run.envs
+        for partition in range(PARTITIONS)
+        for message in read(log, topology.groups(env), partition, 0)
+    )
 
 
 def test_one_shard_is_the_buffer_that_runs_had_before():
@@ -174,6 +184,7 @@ def test_a_run_in_shards_is_audited_and_replayed_and_a_shard_restarts():
             if number == 1:
                 life.stop("buffer-1")
                 life.start(buffer.part(run, 1))
+        until(lambda: len(closed_groups(log, run)) == 64)
     finally:
         for name in list(life.threads):
             life.stop(name)
@@ -182,12 +193,6 @@ def test_a_run_in_shards_is_audited_and_replayed_and_a_shard_restarts():
     made = [replayed[name].identical["groups"] for name in ("buffer-0", "buffer-1")]
     assert min(made) > 0 and sum(made) == 64
     assert replayed["batcher"].identical["batches"] >= 4
-    closed = Counter(
-        message.key
-        for env in run.envs
-        for partition in range(PARTITIONS)
-        for message in read(log, topology.groups(env), partition, 0)
-    )
-    assert set(closed.values()) == {1}
+    assert set(closed_groups(log, run).values()) == {1}
     account = audit(log, list(run.envs), "lead", list(parts_of(run).values()))
     assert account.balanced and account.published == 128 and not account.total("lost")
