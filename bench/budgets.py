@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
+from unittest.mock import patch
 
 GIB = 1 << 30
 QWEN3 = {
@@ -163,8 +164,6 @@ def measure(program: Program) -> Memory:
         stretches = rows.reshape(len(weights), -1, rows.shape[-1])
         return (stretches @ weights).reshape(len(rows), -1)
 
-    setattr(experts, "ragged_dot", by_equal_stretches)  # noqa: B010
-
     def shaped(leaf: Any, spec: PartitionSpec) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
@@ -203,7 +202,7 @@ def measure(program: Program) -> Memory:
             sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         )
 
-    with updater.use_mesh():
+    with updater.use_mesh(), patch.object(experts, "ragged_dot", by_equal_stretches):
         parameters = trainer.parameter_axis_mapping
         shapes = eqx.filter_eval_shape(made)
         if program.what == "export":

@@ -26,12 +26,12 @@ class Disk:
         self.own = subprocess.run(command, capture_output=True).returncode == 0
 
     def fill(self) -> None:
-        """From now on nothing can be written."""
+        """Nothing can be written now. What is deleted later makes room again."""
         if not self.own:
             self._flag.touch()
             return
         try:
-            with (self._path / BALLAST).open("wb", buffering=0) as ballast:
+            with (self._path / BALLAST).open("ab", buffering=0) as ballast:
                 while ballast.write(bytes(1 << 16)):
                     pass
         except OSError as error:
