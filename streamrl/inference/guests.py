@@ -17,8 +17,8 @@ import msgspec
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError, TopicMissing, describe_error
-from streamrl.inference.registration import Registration, finish_swap
-from streamrl.inference.served_run import Loading, ServedRun
+from streamrl.inference.registration import Registration
+from streamrl.inference.served_run import Loading, ServedRun, finish_load
 from streamrl.inference.version_follower import VersionFollower
 from streamrl.inference.vllm_host import VllmHost
 from streamrl.log.meter import Meter
@@ -87,24 +87,12 @@ class Guests:
 
     def _finish_load(self, loading: Loading, host: VllmHost) -> None:
         served = loading.run
-        inference = self._run.inference
         try:
-            is_served = finish_swap(
-                loading.job,
-                host,
-                served.entry,
-                served.meter,
-                inference.probe_tolerance,
-                self._run.probe_rounds,
-            )
+            finish_load(self._run, loading, host)
         except Exception as error:  # whatever its records lead to, the others are served on
             cause = str(error) if isinstance(error, StreamrlError) else describe_error(error)
             logger.error("%s%s", served.entry.prefix, cause)
             served.entry.update(error=cause)
-            is_served = False
-        if is_served:
-            served.schedule.on_success()
-        else:
             served.schedule.on_failure(time.monotonic())
 
     def _open(self, guest: str) -> None:

@@ -21,8 +21,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
 from streamrl.inference.guests import Guests, OpenLog
 from streamrl.inference.own_model import serve_own_model
-from streamrl.inference.registration import Registration, finish_swap, heartbeat
-from streamrl.inference.served_run import Loading, ServedRun, load_next
+from streamrl.inference.registration import Registration, heartbeat
+from streamrl.inference.served_run import Loading, ServedRun, finish_load, load_next
 from streamrl.inference.version_follower import POLL_S, VersionFollower
 from streamrl.inference.vllm_host import STOP_TIMEOUT_S, VLLM, VllmHost, check_alive, open_host
 from streamrl.inference.vllm_server import check
@@ -117,13 +117,3 @@ def serve(
                 guests.send_heartbeats(own.entry.server.in_flight)
     if loading is not None:
         wait([loading.job], STOP_TIMEOUT_S)
-
-
-def finish_load(run: RunFile, loading: Loading, host: VllmHost) -> None:
-    """Publish the outcome of loading a version of the server's own run."""
-    own = loading.run
-    tolerance = run.inference.probe_tolerance
-    if finish_swap(loading.job, host, own.entry, own.meter, tolerance, run.probe_rounds):
-        own.schedule.on_success()
-    else:
-        own.schedule.on_failure(time.monotonic())

@@ -5,13 +5,15 @@ another run on the same base (inference.also_serves).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from streamrl.config.run_file import RunFile
 from streamrl.inference.load_schedule import LoadSchedule
-from streamrl.inference.registration import Registration
+from streamrl.inference.registration import Registration, finish_swap
 from streamrl.inference.version_follower import VersionFollower
 from streamrl.inference.vllm_host import LoadResult, VllmHost
 from streamrl.log.meter import Meter
@@ -59,3 +61,16 @@ def load_next(
     run.attempted_s = time_s
     run.schedule.on_attempt(run.newest)
     return Loading(run, worker.submit(host.load_version, run.newest, run.guest))
+
+
+def finish_load(run: RunFile, loading: Loading, host: VllmHost) -> None:
+    """Publish the outcome of loading a version. If it failed, the version is loaded again later.
+
+    `run` is the file of the run that the server belongs to. Raises what `finish_swap` does.
+    """
+    served = loading.run
+    tolerance = run.inference.probe_tolerance
+    if finish_swap(loading.job, host, served.entry, served.meter, tolerance, run.probe_rounds):
+        served.schedule.on_success()
+    else:
+        served.schedule.on_failure(time.monotonic())

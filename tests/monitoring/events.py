@@ -59,6 +59,7 @@ def server(
     heartbeat_s: float = 110.0,
     error: str = "",
     pool: str = "generation",
+    in_flight: int = 0,
 ) -> Event:
     name = topology.inference_part(pool, 0)
     record = Server(
@@ -69,6 +70,7 @@ def server(
         version=number,
         heartbeat_s=heartbeat_s,
         error=error,
+        in_flight=in_flight,
     )  # type: ignore[arg-type]
     return event("servers", name, record)
 
@@ -89,29 +91,7 @@ def running_frame() -> Frame:
             },
         }
     )
-    events = [
-        Event(
-            "policy-versions",
-            0,
-            0,
-            "lead",
-            PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0"),
-        ),
-        Event(
-            "servers",
-            0,
-            0,
-            "inference-0",
-            Server(
-                server_id="inference-0",
-                url="",
-                version=7,
-                state="ready",
-                heartbeat_s=130.0,
-                in_flight=5,
-            ),
-        ),
-    ]
+    events = [version(7), server(number=7, heartbeat_s=130.0, in_flight=5)]
     for step, (copy, add) in enumerate(((0.2, 0.0), (0.4, 0.1))):
         values = {
             "batches/copy/reward/mean": copy,
@@ -119,23 +99,13 @@ def running_frame() -> Frame:
             "batcher/batch_age_mean": 0.75,
             "batcher/mixed_versions_frac": 0.125,
         }
-        events.append(
-            Event(
-                "metrics",
-                0,
-                0,
-                "batcher",
-                Metric(source="batcher", time_s=150.0, step=step, values=values),
-            )
-        )
+        events.append(metric(values, step, time_s=150.0))
     for source, values in (
         ("env-copy-0", {"env/rollouts_per_s": 12.0}),
         ("buffer", {"buffer/window_tokens/copy": 100.0}),
         ("batcher", {"batcher/held_tokens/copy": 1_000.0}),
     ):
-        events.append(
-            Event("metrics", 0, 0, source, Metric(source=source, time_s=159.0, values=values))
-        )
+        events.append(metric(values, time_s=159.0, source=source))
     parts = (
         PartLine("learner", "running", 60.0),
         PartLine("buffer", "back-off", 1.0, 2, "no broker"),
