@@ -167,7 +167,9 @@ class Line:
         self.stations[self.first].order(rate=rate)
 
     def halt(self) -> None:
-        """Let it run empty, then freeze it: what stands still costs nothing."""
+        """Let it run empty, then freeze it: what stands still costs nothing. A station that is
+        frozen within a transaction finds that its time is over.
+        """
         self.stations[self.first].order(rate=0)
         before = -1
         while before != (before := self.count.get()):
@@ -318,7 +320,7 @@ class Place:
             role: [*HERE, "bench.raw", role, str(path)]
             for role in ("sink", "relay", "gather", "source")
         }
-        return self._line(stations, "source", ["source"], directory)
+        return self._line(stations, "source", ["source", "sink"], directory)
 
     def topic_bytes(self, name: str) -> dict[str, int]:
         """Bytes in the broker's files by topic of run `name`, partitions together: headers and

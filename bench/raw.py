@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from bench.stations import Count, Orders
 from bench.work import VARIANTS
-from streamrl.log.kafka_admin import CALL_TIMEOUT_S, COMMON, START_TIMEOUT_S
+from streamrl.log.kafka_admin import COMMON, START_TIMEOUT_S
 from streamrl.log.kafka_producer import PRODUCER
 from streamrl.log.kafka_reader import CONSUMER
 from streamrl.log.kafka_writer import TRANSACTIONAL
@@ -35,6 +35,7 @@ TOPICS = ("rollouts", "groups", "batches")
 JOURNAL = "journal"
 ENTRY = bytes(200)
 MAX_RECORD = 4_000_000
+COMMIT_S = 60.0  # at most: a broker that is slow is measured
 
 
 def consumer(kafka: dict[str, str], topic: str, transactions: bool) -> Consumer:
@@ -90,7 +91,7 @@ class Sender:
         yield
         if self._transactions:
             self.send(self._journal, ENTRY)
-            self.producer.commit_transaction(CALL_TIMEOUT_S)
+            self.producer.commit_transaction(COMMIT_S)
         else:
             self.producer.poll(0)
 
