@@ -59,16 +59,6 @@ def test_the_reward_per_problem_with_duckdb(archive: MemoryLog):
     assert len(rows) == 9 and rows == sorted(expected, key=lambda row: (row[0], row[3], row[1]))
 
 
-def test_the_reward_per_problem_with_pyarrow(archive: MemoryLog):
-    names: dict[str, object] = {}
-    exec(blocks("python")[0], names)
-    rows = names["per_problem"].to_pylist()  # type: ignore[attr-defined]
-    assert {row["problem_id"]: (row["reward_count"], row["reward_mean"]) for row in rows} == {
-        problem: (len(r), np.mean(r)) for problem, r in rewards(archive, "copy-digits").items()
-    }
-    assert [row["reward_mean"] for row in rows] == sorted(row["reward_mean"] for row in rows)
-
-
 def test_the_answers_to_the_hardest_problem(archive: MemoryLog):
     of_all = {**rewards(archive, "copy-digits"), **rewards(archive, "add")}
     hardest = min(of_all, key=lambda problem: (np.mean(of_all[problem]), problem))

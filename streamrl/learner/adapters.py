@@ -29,6 +29,7 @@ from levanter.adaptor.lora import (
 
 from streamrl.config.sections.learner import Lora
 from streamrl.learner import export
+from streamrl.learner.export import LocalWeights
 from streamrl.weights.manifest import ADAPTER, ADAPTER_CONFIG, Manifest
 
 PREFIX = "base_model.model"  # PEFT puts it before the base's names.
@@ -87,6 +88,15 @@ def state_dict(model: Any) -> dict[str, np.ndarray]:
     whole model's.
     """
     return export.state_dict(filter_lora_params(model), PREFIX)
+
+
+def local_weights(model: Any) -> LocalWeights:
+    """The adapters in the one file that rank zero writes, as `export.local_weights` gives a whole
+    model's.
+    """
+    tensors = state_dict(model)
+    size_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    return LocalWeights({ADAPTER: sorted(tensors)}, size_bytes, tensors)
 
 
 def save(tensors: Mapping[str, np.ndarray], form: AdapterFormat, directory: Path) -> None:

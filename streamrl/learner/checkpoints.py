@@ -132,12 +132,12 @@ class PendingCheckpoint:
 
     def wait(self) -> None:
         """Wait until all processes have written all files. They become a checkpoint when `complete`
-        is called. Raises CheckpointError.
+        is called. All processes call this, in any thread. Raises CheckpointError, and what `add`
+        raises.
         """
         try:
             self.manager.wait_until_finished()
-            if is_rank_zero():
-                self.add(_temporary(self.directory, self.version))
+            self.add(_temporary(self.directory, self.version))
         except (OSError, ValueError) as error:
             # ValueError is TensorStore's, with what the operating system said
             raise _failure(self.directory, self.version, error) from None
@@ -153,7 +153,7 @@ def begin(
     the state has been copied off the devices, and training may change it.
 
     All processes of the learner call this together, and each writes its own shards. `add` is called
-    with the directory at the end, by rank zero, and writes additional files. Raises
+    with the directory at the end, by all processes, and writes additional files. Raises
     CheckpointError.
     """
     temporary = _temporary(directory, version)

@@ -1,8 +1,9 @@
 """Coordination of several JAX processes that form one learner.
 
 Every process runs the same program over the same batches and works on the rows of its own devices;
-only rank zero writes. A computation is collective, so all processes must reach the next batch, a
-checkpoint and the end together. With a single process, everything here does nothing.
+only rank zero writes to the log and the weight store. A computation is collective, so all processes
+must reach the next batch, a checkpoint and the end together. With a single process, everything here
+but the reports does nothing.
 
 The processes share the run's directory. If one of them dies, JAX ends the others, and all are
 started again.
@@ -14,13 +15,14 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
+from jax._src import distributed as jax_distributed
 from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
-from streamrl.errors import ConfigError, one_line
+from streamrl.errors import ConfigError, WeightError, one_line
 
 T = TypeVar("T")
 INITIALIZATION_TIMEOUT_S = 120  # All processes have to connect within this time.
@@ -77,6 +79,33 @@ def barrier(what: str) -> None:
     """Wait until every process has reached `what`."""
     if jax.process_count() > 1:
         sync_global_devices(what)
+
+
+def report_to_rank_zero(what: str, report: str) -> None:
+    """Tell rank zero how something ended in this process. `what` names it, and is used once.
+
+    Unlike a barrier this is no computation on the devices, so any thread may call it while another
+    one trains.
+    """
+    _client().key_value_set(f"{what}/{jax.process_index()}", report)
+
+
+def wait_for_report(what: str, process: int, timeout_s: float) -> str:
+    """What the other process reports. Any thread of rank zero may call this. Raises WeightError
+    after `timeout_s`.
+    """
+    try:
+        return _client().blocking_key_value_get(f"{what}/{process}", int(timeout_s * 1_000))
+    except RuntimeError as error:
+        raise WeightError(
+            f"process {process} of the learner did not write its files of {what} within"
+            f" {timeout_s:g} s ({one_line(error)}); its own log says more"
+        ) from None
+
+
+def _client() -> Any:
+    """The connection to the service through which JAX's processes find each other."""
+    return cast(Any, jax_distributed).global_state.client
 
 
 def rank_zero_first(make: Callable[[], T]) -> T:

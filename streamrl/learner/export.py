@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,6 +28,7 @@ EMBEDDING = "model.embed_tokens.weight"
 SHARDS = 8
 SHARD_BYTES = 16 << 20
 DTYPES = {"float32": "F32"}  # a policy is trained in this
+ITEM_BYTES = 4
 HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
 
 
@@ -47,45 +48,99 @@ def named_tensors(model: Any, prefix: str | None = None) -> dict[str, jax.Array]
     }
 
 
+class LocalWeights(NamedTuple):
+    """Weights to be exported. Each process of a learner holds those of the files that it writes."""
+
+    files: Mapping[str, Sequence[str]]  # The names of the tensors in each file of the export.
+    size_bytes: int  # Of the tensors of all files.
+    tensors: Mapping[str, np.ndarray]  # float32, those of this process's files.
+
+    @property
+    def own_files(self) -> list[str]:
+        """The files that this process writes."""
+        return [file for file, names in self.files.items() if names[0] in self.tensors]
+
+
 def state_dict(model: Any, prefix: str | None = None) -> dict[str, np.ndarray]:
     """Tensors by their Hugging Face names, in float32 and in memory of their own. All processes of
     a learner call this together, because each has only its shards. Rank zero gets the tensors; the
     others get none, and hold one at a time. `prefix` is put before each name.
     """
+    found = named_tensors(model, prefix)
+    return _gathered(found, found if is_rank_zero() else ())
+
+
+def local_weights(model: Any, head: bool = True) -> LocalWeights:
+    """The weights of a model in memory of their own, as this process writes them. All processes of
+    a learner call this together: each gets the tensors of its own files, and holds one of the
+    others at a time. `head`: as for `save_weights`.
+    """
+    found = named_tensors(model)
+    sources = {name: name for name in found}
+    if head:
+        sources.setdefault(HEAD, EMBEDDING)
+    sizes = {name: found[sources[name]].size * ITEM_BYTES for name in sorted(sources)}
+    files = split_into_files(sizes)
+    own = [
+        name
+        for file in files_of_process(files, jax.process_index(), jax.process_count())
+        for name in files[file]
+    ]
+    whole = _gathered(found, {sources[name] for name in own})
+    return LocalWeights(files, sum(sizes.values()), {name: whole[sources[name]] for name in own})
+
+
+def _gathered(tensors: Mapping[str, jax.Array], wanted: Container[str]) -> dict[str, np.ndarray]:
+    """Those of the tensors that this process wants, in float32. All processes gather all of them,
+    one at a time.
+    """
     found = dict[str, np.ndarray]()
-    for name, tensor in named_tensors(model, prefix).items():
+    for name, tensor in tensors.items():
         whole = process_allgather(tensor, tiled=True)
-        if is_rank_zero():
+        if name in wanted:
             found[name] = np.asarray(whole).astype(np.float32, copy=False)
     return found
 
 
-def size_bytes(tensors: Mapping[str, np.ndarray]) -> int:
-    """The approximate size of an export: the parameters, without the tokenizer."""
-    return sum(tensor.nbytes for tensor in tensors.values())
+def files_of_process(files: Iterable[str], process: int, processes: int) -> list[str]:
+    """The files of an export that one of a learner's processes writes: every n-th of them."""
+    return list(files)[process::processes]
 
 
 def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> None:
-    """Write the weights alone. The same weights give the same bytes, because tensors are ordered by
-    name. Raises OSError.
+    """Write the weights of a whole model alone. The same weights give the same bytes, because
+    tensors are ordered by name. Raises OSError.
 
     `head`: write the head even if it is tied to the embedding. Without it, vLLM on a CPU would keep
     the head that it was started with.
     """
     if head and HEAD not in tensors:
         tensors = {**tensors, HEAD: tensors[EMBEDDING]}
-    files = split_into_files({name: tensors[name].nbytes for name in sorted(tensors)})
+    sizes = {name: tensors[name].nbytes for name in sorted(tensors)}
+    weights = LocalWeights(split_into_files(sizes), sum(sizes.values()), tensors)
+    _write_files(weights, directory)
+    _write_index(weights, directory)
+
+
+def _write_files(weights: LocalWeights, directory: Path) -> None:
+    """Write this process's files."""
     parallel_map(
-        lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}),
-        files,
+        lambda file: write_tensors(
+            directory / file, {name: weights.tensors[name] for name in weights.files[file]}
+        ),
+        weights.own_files,
     )
-    if len(files) > 1:
-        total = sum(tensor.nbytes for tensor in tensors.values())
-        index = {
-            "metadata": {"total_size": total},
-            "weight_map": {name: file for file, names in files.items() for name in names},
-        }
-        (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+
+
+def _write_index(weights: LocalWeights, directory: Path) -> None:
+    """Write which tensor is in which file, if there are several."""
+    if len(weights.files) == 1:
+        return
+    index = {
+        "metadata": {"total_size": weights.size_bytes},
+        "weight_map": {name: file for file, names in weights.files.items() for name in names},
+    }
+    (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
 
 
 def split_into_files(sizes: Mapping[str, int]) -> dict[str, list[str]]:
@@ -139,15 +194,39 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> None:
     """Write weights, config and tokenizer: a directory that a server can load. Raises OSError.
 
-    `tensors`: from `state_dict`. `origin`: the directory that the model was loaded from.
+    `tensors`: of the whole model, from `state_dict`. `origin`: the directory that the model was
+    loaded from.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    _write_settings(origin, directory)
+    save_weights(tensors, directory, head=has_head(origin))
+
+
+def save_local(weights: LocalWeights, origin: Path, directory: Path) -> None:
+    """Write what this process has to write of an export: its files of weights and, if it is rank
+    zero, everything else. Raises OSError.
+
+    `weights`: from `local_weights`, with a head if `has_head(origin)`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if is_rank_zero():
+        _write_settings(origin, directory)
+        _write_index(weights, directory)
+    _write_files(weights, directory)
+
+
+def has_head(origin: Path) -> bool:
+    """Whether the export of a model has a head of its own. `origin`: as for `save`."""
+    return json.loads((origin / CONFIG).read_text()).get("model_type") not in HEADLESS
+
+
+def _write_settings(origin: Path, directory: Path) -> None:
+    """Write config and tokenizer."""
     for name in TOKENIZER_FILES:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, directory / name)
     settings = export_config(json.loads((origin / CONFIG).read_text()))
     (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
-    save_weights(tensors, directory, head=settings.get("model_type") not in HEADLESS)
 
 
 def export_config(settings: Mapping[str, Any]) -> dict[str, Any]:

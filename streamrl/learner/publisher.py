@@ -4,9 +4,10 @@ next batch is trained.
 Training donates its buffers, so before the next step we copy the weights, compute the probe and, if
 a checkpoint is due, copy the optimizer state. This runs on the training thread, because it is a
 collective over all processes. Writing, hashing and announcing then run on one background thread of
-rank zero, in order and at most one version behind. Checkpoints are written beside that, one at a
-time, as they are several times as large as a version. A failure there is raised on the training
-thread: at the next poll for a batch, or at the next version.
+rank zero, in order and at most one version behind. The files of a large model are divided among the
+processes, so the others have such a thread, too, and hand over theirs (`staging.py`). Checkpoints
+are written beside that, one at a time, as they are several times as large as a version. A failure
+there is raised on the training thread: at the next poll for a batch, or at the next version.
 
 After a crash in between, the batch is trained again.
 """
@@ -106,7 +107,6 @@ class VersionPublisher:
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
         self._background = BackgroundWorker()
         self._checkpointing = BackgroundWorker()
-        self._pending: PendingCheckpoint | None = None  # The newest checkpoint that was begun.
         self._saved = -1  # The version of the newest checkpoint.
         self._base: AdapterBase | None = None  # What the versions stand on if they are adapters.
 
@@ -156,14 +156,16 @@ class VersionPublisher:
                 self._raise_if_failed()
             with timed(stood, "export_s"):
                 previous = self.announced.get(policy.version)
-                version = PendingVersion(batch, policy.snapshot(), previous)
+                version = PendingVersion(batch, policy.snapshot(self.checkpoints), previous)
+            if self.writer is None:
+                self._background.submit(version.snapshot.hand_over)
             self._in_background(partial(self._write_weights, version))
             with timed(stood, "probe_s"):
                 version.probe = policy.probe()
             announced = self._in_background(partial(self._announce, version))
             with timed(stood, "checkpoint_s"):
                 if checkpoint:
-                    self._begin_checkpoint(version, announced)
+                    self._begin_checkpoint(announced)
         self._in_background(partial(self._publish_metrics, version, stood, measured, time.time()))
         return version
 
@@ -206,33 +208,25 @@ class VersionPublisher:
         self.wait()
         if self._saved == self.policy.version:
             return
-        self._begin_checkpoint(PendingVersion(None, self.policy.snapshot()))
+        self._begin_checkpoint()
         self.wait()
 
-    def _begin_checkpoint(
-        self, version: PendingVersion, announced: Future[None] | None = None
-    ) -> None:
-        """Copy the state of `version` off the devices, once the checkpoint before is whole, and
-        write it in the background. `announced`: the version is being announced meanwhile.
+    def _begin_checkpoint(self, announced: Future[None] | None = None) -> None:
+        """Copy the state off the devices, once the checkpoint before is whole, and write it in the
+        background. `announced`: the version is being announced meanwhile.
         """
-        self._wait_for_checkpoint()
+        self._checkpointing.wait()
         pending = self.policy.begin_checkpoint(self.checkpoints)
-        self._pending = pending
         self._saved = self.policy.version
+        work = pending.wait
         if self.writer is not None:
-            work = partial(self._complete_checkpoint, version, pending, announced)
-            self._checkpointing.submit(work)
+            work = partial(self._complete_checkpoint, self.policy.position, pending, announced)
+        self._checkpointing.submit(work)
 
     def wait(self) -> None:
         """Wait for the pending version and the pending checkpoint. Raises their failures."""
         self._background.wait()
-        self._wait_for_checkpoint()
-
-    def _wait_for_checkpoint(self) -> None:
-        if self.writer is not None:
-            self._checkpointing.wait()
-        elif self._pending is not None:
-            self._pending.wait()
+        self._checkpointing.wait()
 
     def _raise_if_failed(self) -> None:
         self._background.raise_if_failed()
@@ -252,8 +246,16 @@ class VersionPublisher:
         return self._background.submit(work) if self.writer is not None else None
 
     def _write_weights(self, version: PendingVersion) -> None:
-        """Put the version into the store, unless it has the announced hash and is there already or
-        is not the newest.
+        """Put the version into the store, if it has to be there."""
+        snapshot = version.snapshot
+        if self._is_to_be_written(version):
+            version.export = snapshot.write(self.store)
+        if snapshot.staged is not None:
+            snapshot.staged.remove()
+
+    def _is_to_be_written(self, version: PendingVersion) -> bool:
+        """False for a version that has the announced hash and is in the store already or is not the
+        newest.
         """
         known = version.previous
         if known is not None:
@@ -263,7 +265,7 @@ class VersionPublisher:
                     "version %d: trained again, %s as announced", version.number, sha256[:12]
                 )
                 if version.number < max(self.announced) or self.store.holds(known):
-                    return
+                    return False
                 logger.warning(
                     "version %d is not in the weight store any more: it is written again",
                     version.number,
@@ -278,7 +280,7 @@ class VersionPublisher:
                 logger.warning(
                     said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1
                 )
-        version.export = version.snapshot.write(self.store)
+        return True
 
     def _announce(self, version: PendingVersion) -> None:
         """Announce the version, and commit how far the inputs have been consumed."""
@@ -329,7 +331,10 @@ class VersionPublisher:
             logger.warning("old versions stay in the weight store: %s", error)
 
     def _complete_checkpoint(
-        self, version: PendingVersion, pending: PendingCheckpoint, announced: Future[None] | None
+        self,
+        position: TrainingPosition,
+        pending: PendingCheckpoint,
+        announced: Future[None] | None,
     ) -> None:
         """Turn the saved state into a checkpoint once it is written, under the hash that the
         version was announced with. A process that was taken for dead must not touch its successor's
@@ -341,12 +346,12 @@ class VersionPublisher:
             announced.result()
             self._background.raise_if_failed()
         self.check_rival()
-        position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
+        position = position._replace(sha256=self.announced[position.version].sha256)
         checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
-        self._copy_checkpoint(version.number)
+        self._copy_checkpoint(position.version)
         logger.info(
             "version %d: its checkpoint was written in %.1f s, beside training",
-            version.number,
+            position.version,
             time.monotonic() - started,
         )
 

@@ -11,9 +11,10 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from streamrl.learner.checkpoint_copies import CheckpointCopies
 from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
 from streamrl.learner.distributed import barrier, is_rank_zero, rank_zero_first, shared_token
 from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
+from streamrl.learner.export import LocalWeights
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.masking import mask_untrainable
@@ -40,6 +42,7 @@ from streamrl.learner.reference import (
     static_reference_dir,
     trainable_vocab_size,
 )
+from streamrl.learner.staging import StagedFiles, staging_directory
 from streamrl.learner.update import Updater
 from streamrl.records import Batch, Probe, Scores
 from streamrl.weights.manifest import WeightRef, describe
@@ -64,24 +67,38 @@ class ExportResult(NamedTuple):
 
 
 class WeightsSnapshot(NamedTuple):
-    """A copy of a version's weights. Training may continue while it is written."""
+    """A copy of a version's weights, of which each process has those that it writes. Training may
+    continue while it is written.
+    """
 
     position: TrainingPosition  # its sha256 is not known yet
     initial_model_dir: Path  # as in `PolicyTrainer`
-    tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
+    weights: LocalWeights
     vocab_size: int  # token ids that can be trained on are below it
     skipped: bool  # nothing was trained on the batch before it
     # How the tensors of an adapter are written. None: they are those of a whole model.
     adapter: AdapterFormat | None = None
+    staged: StagedFiles | None = None  # What the other processes hand over, if they do.
 
     def save(self, directory: Path) -> None:
         """Write a directory that a server can load: a Hugging Face model, or an adapter. Raises
-        OSError.
+        WeightError and OSError.
         """
-        if self.adapter is not None:
-            adapters.save(self.tensors, self.adapter, directory)
-        else:
-            export.save(self.tensors, self.initial_model_dir, directory)
+        self.save_own(directory)
+        if self.staged is not None:
+            self.staged.collect(directory)
+
+    def save_own(self, directory: Path) -> None:
+        """Write what this process has to write of that directory. Raises OSError."""
+        if self.adapter is None:
+            export.save_local(self.weights, self.initial_model_dir, directory)
+        elif is_rank_zero():
+            adapters.save(self.weights.tensors, self.adapter, directory)
+
+    def hand_over(self) -> None:
+        """Write it for rank zero, in another process. Raises WeightError."""
+        assert self.staged is not None, "taken for publishing"
+        self.staged.hand_over(self.save_own)
 
     def sha256(self) -> str:
         """The hash that the version is announced with."""
@@ -99,7 +116,7 @@ class WeightsSnapshot(NamedTuple):
             self.save(directory)
             exported = time.monotonic()
 
-        stored = store.put(self.position.version, save, export.size_bytes(self.tensors))
+        stored = store.put(self.position.version, save, self.weights.size_bytes)
         return ExportResult(stored, exported - started, time.monotonic() - exported)
 
 
@@ -292,15 +309,14 @@ class PolicyTrainer:
 
     @contextmanager
     def _exported(self) -> Iterator[Path]:
-        """The current weights in a directory for the time of the block. Rank zero writes it, and
-        all processes of a learner read it: they share the run's directory.
+        """The current weights in a directory for the time of the block. All processes of a learner
+        write it together, and all may read it: they share the run's directory.
         """
         snapshot = self.snapshot()
         root = Path(tempfile.gettempdir()) if jax.process_count() == 1 else self.run.directory
         directory = root / f".exported-{shared_token()}"
         try:
-            if is_rank_zero():
-                snapshot.save(directory)
+            snapshot.save_own(directory)
             barrier("exported")
             yield directory
             barrier("read")
@@ -308,23 +324,38 @@ class PolicyTrainer:
             if is_rank_zero():
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def snapshot(self) -> WeightsSnapshot:
-        """A copy of the current weights, which rank zero gets (`export.state_dict`). All processes
-        of a learner call this together.
+    def snapshot(self, checkpoint_dir: Path | None = None) -> WeightsSnapshot:
+        """A copy of the current weights, of which each process gets those that it writes. All
+        processes of a learner call this together.
+
+        `checkpoint_dir`: the directory of the learner's checkpoints, beside which the other
+        processes are to hand over their files to rank zero.
         """
-        trained = adapters if self.adapter is not None else export
+        if self.adapter is not None:
+            weights = adapters.local_weights(self.state.model)
+        else:
+            head = export.has_head(self.initial_model_dir)
+            weights = export.local_weights(self.state.model, head)
+        staged = None
+        if checkpoint_dir is not None:
+            directory = staging_directory(checkpoint_dir, self.version)
+            staged = StagedFiles(directory, list(weights.files))
         return WeightsSnapshot(
             position=self.position,
             initial_model_dir=self.initial_model_dir,
-            tensors=trained.state_dict(self.state.model),
+            weights=weights,
             vocab_size=self.vocab_size,
             skipped=self.skipped,
             adapter=self.adapter,
+            staged=staged,
         )
 
     def sha256(self) -> str:
-        """The hash that the current weights are announced with."""
-        self.position = self.position._replace(sha256=self.snapshot().sha256())
+        """The hash that the current weights are announced with. All processes of a learner call
+        this together.
+        """
+        with self._exported() as directory:
+            self.position = self.position._replace(sha256=describe(directory).sha256)
         return self.position.sha256
 
     def load(self, start: ResumePoint) -> None:
@@ -344,18 +375,23 @@ class PolicyTrainer:
         return checkpoints.begin(directory, self.state, self.version, self._reference_to_save())
 
     def _reference_to_save(self) -> Callable[[Path], None]:
-        """Writes the reference of the next batch into a checkpoint if it is an earlier version,
-        because its weights may be gone from the store by the time of a restart.
+        """Writes the reference of the next batch into a checkpoint, in all processes together, if
+        it is an earlier version, because its weights may be gone from the store by the time of a
+        restart.
         """
         version = reference_version(self.run, self.version)
         if self.reference is None or not 0 < version < self.version:
             return checkpoints.write_nothing
         assert self.reference.version == version, "the batch before had the same"
-        tensors = export.state_dict(self.reference.model)
         origin = self.initial_model_dir
-        return lambda directory: export.save(
-            tensors, origin, directory / reference_dir_name(version)
-        )
+        weights = export.local_weights(self.reference.model, export.has_head(origin))
+
+        def write(checkpoint: Path) -> None:
+            directory = checkpoint / reference_dir_name(version)
+            shared = StagedFiles(directory, list(weights.files))
+            shared.write(partial(export.save_local, weights, origin))
+
+        return write
 
     def random_adapter(self) -> RandomAdapter:
         """The adapter that servers are checked with before they serve any of this policy. All

@@ -1,6 +1,9 @@
-"""The tensors of a model on 8 devices, those of two processes that meet at the coordinator:
-`python -m tests.learner.exports MODEL OUT COORDINATOR PROCESS`. Writes an export to OUT if this
-process has the tensors, and to OUT.json how many it has and how many it held at a time.
+"""A version of a model on 8 devices, those of two processes that meet at the coordinator:
+
+    python -m tests.learner.exports MODEL DIRECTORY FILE_BYTES COORDINATOR PROCESS
+
+The first process writes DIRECTORY/0, with what the second hands over. Each writes what it held to
+DIRECTORY/PROCESS.json.
 """
 
 from __future__ import annotations
@@ -15,14 +18,16 @@ import jax
 
 from streamrl.config.sections.learner import Learner
 from streamrl.learner import export, model
+from streamrl.learner.staging import StagedFiles, staging_directory
 from streamrl.learner.update import Updater
 from tests.learner.conftest import CONTEXT
 
 
-def main(directory: str, out: str, coordinator: str, process: str) -> None:
+def main(origin: str, directory: str, file_bytes: str, coordinator: str, process: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, 2, int(process))
     assert jax.device_count() == 8
+    export.SHARD_BYTES = int(file_bytes)
     gather = export.process_allgather
     gathered: list[weakref.ref[Any]] = []
     most = 0
@@ -37,11 +42,26 @@ def main(directory: str, out: str, coordinator: str, process: str) -> None:
     export.process_allgather = counted
     settings = Learner()
     with Updater(settings, 8).training():
-        tensors = export.state_dict(model.load(Path(directory), CONTEXT, settings))
-    if tensors:
-        export.save(tensors, Path(directory), Path(out))
-    said = {"tensors": len(tensors), "held": most}
-    Path(f"{out}.json").write_text(json.dumps(said))
+        weights = export.local_weights(model.load(Path(origin), CONTEXT, settings))
+    out = Path(directory)
+    staged = StagedFiles(staging_directory(out, version=1), list(weights.files))
+
+    def write(target: Path) -> None:
+        export.save_local(weights, Path(origin), target)
+
+    if process == "0":
+        write(out / "0")
+        staged.collect(out / "0")
+        staged.remove()
+    else:
+        staged.hand_over(write)
+    said = {
+        "own": weights.own_files,
+        "tensors": len(weights.tensors),
+        "bytes": sum(tensor.nbytes for tensor in weights.tensors.values()),
+        "held": most,
+    }
+    (out / f"{process}.json").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -12,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from streamrl.learner import export, model
 from streamrl.learner.mesh import use_mesh
 from tests.learner.conftest import CONTEXT
-from tests.learner.devices import run_on_two_by_four
 
 
 def exported(origin: Path, directory: Path) -> Path:
@@ -68,7 +68,7 @@ def test_a_tied_head_is_written_and_read(tiny: Path, tmp_path: Path):
 
 def test_the_size_is_known_beforehand(tiny: Path):
     with use_mesh():
-        size_bytes = export.size_bytes(export.state_dict(model.load(tiny, CONTEXT)))
+        size_bytes = export.local_weights(model.load(tiny, CONTEXT)).size_bytes
     assert size_bytes == sum(tensor.nbytes for tensor in load_file(tiny / export.WEIGHTS).values())
 
 
@@ -126,18 +126,33 @@ def test_a_full_disk_is_an_oserror(tiny: Path, tmp_path: Path):
     assert caught.value.errno == errno.ENOSPC
 
 
-@pytest.mark.slow
-def test_of_two_processes_rank_zero_has_the_tensors_and_the_other_holds_one_at_a_time(
-    tiny: Path, tmp_path: Path
+@pytest.mark.parametrize("processes", [1, 2, 3, 20])
+def test_the_files_of_several_processes_are_those_of_one(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ):
-    run_on_two_by_four(
-        "tests.learner.exports",
-        lambda coordinator, number: [tiny, tmp_path / str(number), coordinator, str(number)],
-        tmp_path,
-    )
-    weights = (tiny / export.WEIGHTS).read_bytes()
-    assert (tmp_path / "0" / export.WEIGHTS).read_bytes() == weights
-    held = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
-    count = len(load_file(tiny / export.WEIGHTS))
-    assert held[0] == {"tensors": count, "held": count}
-    assert held[1]["tensors"] == 0 and held[1]["held"] <= 2
+    """The head is tied, so two files need the tensor of the embedding."""
+    monkeypatch.setattr(export, "SHARD_BYTES", 10_000)
+    with use_mesh():
+        loaded = model.load(tiny, CONTEXT)
+        tensors = export.state_dict(loaded)
+        del tensors[export.HEAD]
+        export.save(tensors, tiny, tmp_path / "one")
+        monkeypatch.setattr(export, "named_tensors", lambda _: tensors)
+        monkeypatch.setattr(export, "process_allgather", lambda tensor, tiled: tensor)
+        monkeypatch.setattr(jax, "process_count", lambda: processes)
+        held = list[export.LocalWeights]()
+        for process in range(processes):
+            monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+            held.append(export.local_weights(loaded))
+            export.save_local(held[-1], tiny, tmp_path / "several")
+    one = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert one == {path.name: path.read_bytes() for path in (tmp_path / "several").iterdir()}
+
+    files = held[0].files
+    assert len(files) > 3 and len({weights.size_bytes for weights in held}) == 1
+    written = [file for weights in held for file in weights.own_files]
+    assert sorted(written) == sorted(files)
+    for weights in held:
+        assert len(weights.own_files) <= -(-len(files) // processes)
+        own = [name for file in weights.own_files for name in files[file]]
+        assert list(weights.tensors) == own

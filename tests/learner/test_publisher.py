@@ -22,6 +22,7 @@ from streamrl.learner import checkpoints
 from streamrl.learner.checkpoints import PendingCheckpoint
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.publisher import VersionPublisher
+from streamrl.learner.staging import StagedFiles
 from streamrl.learner.start import newest_checkpoint
 from streamrl.learner.trainer import (
     PolicyTrainer,
@@ -210,6 +211,38 @@ def test_a_state_is_no_checkpoint_before_its_version_is_announced(
         )
 
 
+def test_a_process_that_does_not_write_hands_over_its_files_and_announces_nothing(
+    policy: PolicyTrainer, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
+    """Training goes on meanwhile. A failure is raised at the next version."""
+    gate = Gate()
+    handed = list[str]()
+
+    def hand_over(staged: StagedFiles, write_own: Callable[[Path], None]) -> None:
+        gate()
+        write_own(staged.directory)
+        handed.append(staged.directory.name[:12])
+        if policy.version == 3:
+            raise WeightError("its directory is full")
+
+    monkeypatch.setattr(StagedFiles, "hand_over", hand_over)
+    publisher = made(policy, log)
+    publisher.writer = None
+    with pytest.raises(WeightError, match="full"), publisher:
+        publisher.train(taken(0), idle_s=0.0)
+        policy.step(taken(1))
+        assert not handed
+        gate.open()
+        publisher.publish(1)
+        publisher.wait()
+        assert handed == [".tmp-v000001", ".tmp-v000002"]
+        (first,) = publisher.checkpoints.glob(".tmp-v000001-*/*.safetensors")
+        assert first.stat().st_size > 0
+        assert versions(log) == [] and metrics(log) == [] and publisher.store.versions() == []
+        publisher.train(taken(2), idle_s=0.0)
+        publisher.wait()
+
+
 class GatedCheckpoint:
     """Its files are written once the gate is open."""
 
@@ -351,12 +384,3 @@ def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(
     assert [record.version for record in versions(log)] == [1] and checkpoints.versions(
         publisher.checkpoints
     ) == []
-
-
-def test_a_process_that_does_not_write_announces_nothing(policy: PolicyTrainer, log: MemoryLog):
-    publisher = made(policy, log)
-    publisher.writer = None
-    with publisher:
-        publisher.train(taken(0), idle_s=0.0)
-        publisher.wait()
-    assert versions(log) == [] and metrics(log) == [] and publisher.store.versions() == []
