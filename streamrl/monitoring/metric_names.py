@@ -47,13 +47,13 @@ MEASURES = (
     MetricSpec(
         "part/ready",
         "1",
-        "1 once state is restored and, of a server, weights are loaded and probed",
+        "1 once state is restored (a server: weights loaded and probed)",
     ),
     MetricSpec("part/since_turn_s", "s", "time since the part's loop last ran"),
     MetricSpec(
         "part/lag_records/{topic}",
         "records",
-        "unread records of an input, by offsets: transaction markers count",
+        "unread records of an input, with transaction markers",
     ),
     MetricSpec("part/read_records/{topic}", "records", "records read from an input", "counter"),
     MetricSpec(
@@ -68,34 +68,30 @@ MEASURES = (
     MetricSpec("part/transactions", "transactions", "transactions committed", "counter"),
     MetricSpec("part/transactions_s", "s", "time of all transactions together", "counter"),
     MetricSpec("part/transaction_s", "s", "time of the last transaction"),
-    MetricSpec("part/transaction_max_s", "s", "time of the longest transaction in the last minute"),
+    MetricSpec("part/transaction_max_s", "s", "longest transaction in the last minute"),
     MetricSpec(
         "part/since_transaction_s",
         "s",
-        "time since the last transaction, or since the part started",
+        "time since the last transaction",
     ),
     # ---- buffer and batcher: the loop (processor/processor.py)
     MetricSpec("worker/events_per_s", "records/s", "records processed"),
     MetricSpec("worker/turn_s", "s", "time to process one batch of records, mean"),
     MetricSpec("worker/busy_frac", "1", "share of time spent processing"),
-    MetricSpec(
-        "worker/invalid_frac/{topic}", "1", "share of invalid records among the last 1,000, if any"
-    ),
-    MetricSpec(
-        "worker/left_alone_s/{topic}", "s", "pause of a topic that carried mostly invalid records"
-    ),
+    MetricSpec("worker/invalid_frac/{topic}", "1", "share of invalid records among the last 1,000"),
+    MetricSpec("worker/left_alone_s/{topic}", "s", "pause of a topic with mostly invalid records"),
     # ---- buffer
     MetricSpec("buffer/version", "version", "newest policy version known to the buffer"),
     MetricSpec("buffer/window_tokens/{environment}", "tokens", "tokens in open groups"),
     MetricSpec(
         "replays/{environment}/rollouts_in_buffer",
         "rollouts",
-        "rollouts in closed groups that wait, when a batch is made",
+        "rollouts in closed groups that wait when a batch is made",
     ),
     MetricSpec(
         "replays/{environment}/tokens_in_buffer",
         "tokens",
-        "their tokens; those of open groups are in buffer/window_tokens",
+        "their tokens",
     ),
     MetricSpec(
         "replays/{environment}/frac_on_policy",
@@ -118,12 +114,12 @@ MEASURES = (
     MetricSpec(
         "replays/{environment}/new_misaligned",
         "rollouts",
-        "new rollouts with tokens that the policy cannot have seen",
+        "new rollouts with tokens that the policy has not seen",
     ),
     MetricSpec(
         "replays/{environment}/suspicious_logprobs",
         "rollouts",
-        "new rollouts of 8 tokens or more, all of logprob exactly 0",
+        "new rollouts of 8 tokens or more, all of logprob 0",
     ),
     MetricSpec(
         "replays/{environment}/zero_advantage_groups", "groups", "groups whose advantages are all 0"
@@ -159,29 +155,29 @@ MEASURES = (
     MetricSpec(
         "batcher/row_length_tokens",
         "tokens",
-        "tokens of a row of the batch, with batcher.row_lengths",
+        "tokens of a row, with batcher.row_lengths",
     ),
-    MetricSpec("batcher/rows_filled_frac", "1", "share of a batch's positions that hold a token"),
-    MetricSpec("batcher/padding_frac", "1", "share of a batch's positions that hold none"),
+    MetricSpec("batcher/rows_filled_frac", "1", "share of a batch's positions with a token"),
+    MetricSpec("batcher/padding_frac", "1", "share of a batch's positions without a token"),
     MetricSpec(
         "batcher/imbalance_frac",
         "1",
-        "1 - mean / max of the costs per process: the part of a step spent waiting for the slowest",
+        "1 - mean / max of the costs per process: the share of a step that waits for the slowest",
     ),
     MetricSpec("batcher/token_imbalance_frac", "1", "the same in tokens"),
     MetricSpec(
-        "batcher/process_rollouts_min", "rollouts", "sequences of the process that has the fewest"
+        "batcher/process_rollouts_min", "rollouts", "sequences of the process with the fewest"
     ),
     MetricSpec(
         "batcher/batch_age_mean",
         "versions",
-        "staleness: batch number less the version of a rollout's oldest token, mean",
+        "mean age (staleness) of a batch's rollouts",
     ),
-    MetricSpec("batcher/batch_age_max", "versions", "staleness of the oldest rollout of a batch"),
+    MetricSpec("batcher/batch_age_max", "versions", "age of the oldest rollout of a batch"),
     MetricSpec(
         "batcher/mixed_versions_frac",
         "1",
-        "share of a batch's rollouts that several versions sampled",
+        "share of rollouts that several versions sampled",
     ),
     MetricSpec("batcher/curriculum_stage", "stage", "stage of the batch, from 0"),
     MetricSpec("batches/{environment}/rollouts_used", "rollouts", "rollouts in a batch"),
@@ -199,7 +195,7 @@ MEASURES = (
     MetricSpec(
         "batches/{environment}/age/mean",
         "versions",
-        "mean staleness of the env's rollouts in a batch",
+        "mean age of the env's rollouts in a batch",
     ),
     # ---- learner
     MetricSpec("learner/loss", "1", "loss that is minimised"),
@@ -240,20 +236,20 @@ MEASURES = (
     MetricSpec(
         "learner/publish_s",
         "s",
-        "time that training stood still for the version; the rest runs beside the next step",
+        "time that training stood still for the version",
     ),
     MetricSpec("learner/publish_wait_s", "s", "of that, the wait for the version before"),
-    MetricSpec("learner/export_s", "s", "time to take the weights out of the model and write them"),
+    MetricSpec("learner/export_s", "s", "time to copy the weights and write them"),
     MetricSpec("learner/hash_s", "s", "time to hash the weights"),
     MetricSpec("learner/probe_s", "s", "time to compute the probe"),
     MetricSpec("learner/announce_s", "s", "time to announce the version"),
     MetricSpec("learner/checkpoint_s", "s", "time to copy a checkpoint, where one was due"),
     MetricSpec("learner/tokens_per_s", "tokens/s", "tokens trained on within a step"),
     MetricSpec(
-        "learner/batch_age_mean", "versions", "batcher/batch_age_mean of the batch just trained on"
+        "learner/batch_age_mean", "versions", "batcher/batch_age_mean of the batch trained on"
     ),
     MetricSpec(
-        "learner/batch_age_max", "versions", "batcher/batch_age_max of the batch just trained on"
+        "learner/batch_age_max", "versions", "batcher/batch_age_max of the batch trained on"
     ),
     # ---- envs
     MetricSpec("env/groups_in_flight", "groups", "groups that are being sampled"),
@@ -262,9 +258,7 @@ MEASURES = (
     MetricSpec("env/rollouts_per_s", "rollouts/s", "rollouts published"),
     MetricSpec("env/failed", "rollouts", "rollouts published as failed since the last report"),
     MetricSpec("env/waiting_for_demand_s", "s", "time without a record of demand"),
-    MetricSpec(
-        "env/left_out", "problems", "problems skipped for their pass rate since the replica started"
-    ),
+    MetricSpec("env/left_out", "problems", "problems skipped for their pass rate"),
     MetricSpec(
         "env/truncated/{limit}", "rollouts", "rollouts ended by that limit since the last report"
     ),
@@ -276,13 +270,12 @@ MEASURES = (
     MetricSpec(
         "env/generation_s_kept",
         "s",
-        "time of sampling the answers that this process has taken from turns.<env>, where the"
-        " process before it had recorded them",
+        "time of sampling the answers that this process found recorded",
     ),
     MetricSpec(
         "env/generation_s_lost",
         "s",
-        "time of sampling what was sampled again in their place, or not asked for again",
+        "time of sampling what was sampled again instead, or not asked for again",
     ),
     MetricSpec(
         "inference_context/rollouts",
@@ -300,7 +293,7 @@ MEASURES = (
     MetricSpec(
         "inference_context/unchecked",
         "rollouts",
-        "rollouts whose prompt ids were not sent, so nothing was compared",
+        "rollouts not compared, as their prompt ids were not sent",
         "counter",
     ),
     MetricSpec(
@@ -338,7 +331,7 @@ MEASURES = (
     MetricSpec(
         "inference/heard_s",
         "s",
-        "time from a version's announcement until its weights are here, by both clocks",
+        "time from a version's announcement to its copy here, by both clocks",
     ),
     MetricSpec("inference/pull_s", "s", "time to copy and check a version's weights"),
     MetricSpec("inference/start_s", "s", "time to start vLLM"),
@@ -354,7 +347,7 @@ MEASURES = (
     MetricSpec(
         "inference/mismatch_mean_abs",
         "nats",
-        "mean difference of a logprob from the learner's in the last probe",
+        "mean difference in the last probe",
     ),
     MetricSpec("inference/mismatch_tokens", "tokens", "tokens compared in the last probe"),
     # ---- scorer
@@ -364,7 +357,7 @@ MEASURES = (
     MetricSpec(
         "scorer/not_finite_tokens",
         "tokens",
-        "tokens whose reference logprob is not finite; they get the policy's",
+        "tokens without a finite reference logprob; they get the policy's",
     ),
     MetricSpec(
         "scorer/reference_version",
@@ -382,7 +375,7 @@ MEASURES = (
     MetricSpec("evals/{evaluation}/repeated", "answers", "answers thrown away and asked again"),
     # ---- orchestrator: the run as a whole
     MetricSpec(
-        "orchestrator/active_s", "s", "time that the run has had a server, over all its sessions"
+        "orchestrator/active_s", "s", "time that the run has had a server, in all its sessions"
     ),
     MetricSpec("orchestrator/running/{process}", "1", "1 while the process runs"),
     MetricSpec(
@@ -397,9 +390,7 @@ MEASURES = (
         "rollouts with that fate since the run began",
         "counter",
     ),
-    MetricSpec(
-        "orchestrator/server_ready/{server}", "1", "1 while the server says that it is ready"
-    ),
+    MetricSpec("orchestrator/server_ready/{server}", "1", "1 while the server is ready"),
     MetricSpec(
         "orchestrator/server_behind/{server}",
         "versions",
@@ -442,10 +433,10 @@ def series_name(source: str, name: str, lead: str) -> str:
 
 def table() -> str:
     """All metrics as a Markdown table."""
-    rows = ["| metric | unit | meaning |", "|---|---|---|"]
+    rows = ["| metric | meaning |", "|---|---|"]
     for known in MEASURES:
-        unit = f"{known.unit}, counter" if known.kind == "counter" else known.unit
-        rows.append(f"| `{known.name}` | {unit} | {known.meaning} |")
+        suffix = " (counter)" if known.kind == "counter" else ""
+        rows.append(f"| `{known.name}` | {known.meaning}{suffix} |")
     return "\n".join(rows)
 
 
