@@ -82,6 +82,13 @@ def ends(gateway: Gateways) -> dict[str, SessionEnd]:
     return {each.session: each for each in of_kind(gateway, SessionEnd)}
 
 
+def problems_ended(gateway: Gateways) -> set[str]:
+    """The problems of which a session has ended. Sessions end in an order of their own."""
+    ended = ends(gateway)
+    begun = starts(gateway)
+    return {begun[session].problem_id for session in ended}
+
+
 def of_kind(gateway: Gateways, kind: type[Any]) -> list[Any]:
     records: list[Record] = gateway.records()
     return [record for record in records if isinstance(record, kind)]

@@ -21,7 +21,15 @@ from streamrl.config import topology
 from streamrl.envs.servers.process import INSIDE
 from streamrl.local_kafka.ports import free_port
 from streamrl.records import ModelCall, Reward
-from tests.support.env_servers import EnvServer, ends, gateway_of, of_kind, run_of, starts
+from tests.support.env_servers import (
+    EnvServer,
+    ends,
+    gateway_of,
+    of_kind,
+    problems_ended,
+    run_of,
+    starts,
+)
 from tests.support.gateways import ENV, Gateways
 from tests.support.modules import module_of
 from tests.support.sampling_stub import tool_call
@@ -128,7 +136,7 @@ def earned(gateway: Gateways) -> dict[str, float]:
 
 def test_rewards_are_the_servers_own_and_calls_belong_to_their_sessions(tmp_path: Path):
     with served(tmp_path) as gateway:
-        until(lambda: len(ends(gateway)) >= 2 * TASKS, 60)
+        until(lambda: len(problems_ended(gateway)) == TASKS, 60)
         ended = ends(gateway)
         begun = starts(gateway)
         rewards = earned(gateway)
