@@ -21,7 +21,7 @@ from streamrl.config import topology
 from streamrl.envs.servers.process import INSIDE
 from streamrl.errors import StreamrlError
 from streamrl.records import Reward
-from tests.support.env_servers import EnvServer, ends, gateway_of, run_of, starts
+from tests.support.env_servers import EnvServer, ends, gateway_of, problems_ended, run_of, starts
 from tests.support.gateways import ENV
 from tests.support.modules import module_of
 from tests.support.waiting import until
