@@ -149,9 +149,18 @@ class MultiTurnEnv(SingleTurnEnv):
 class PolicyClient(Protocol):
     """The policy, as one rollout of an AgentLoopEnv asks it."""
 
-    async def __call__(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Sampled:
+    async def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        demonstration: Message | None = None,
+    ) -> Sampled:
         """What the policy says to this conversation. A conversation that goes on from what was said
         before goes on from the exact tokens of it.
+
+        `demonstration`: a message of the assistant that answers in place of the policy, for losses
+        that imitate (`envs.<name>.loss`). It is recorded with the logprobs that the policy gives
+        it.
 
         Raises SamplingFailed if there is no answer, because none can be had or because a limit of
         the run file is reached; ContextFull is the case that the prompt leaves no room.

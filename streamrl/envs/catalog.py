@@ -29,6 +29,7 @@ ENVS = {
     "dataset": "streamrl.envs.shipped.dataset:Dataset",
     "multiple-choice": "streamrl.envs.shipped.multiple_choice:MultipleChoice",
     "coding": "streamrl.envs.shipped.coding:Coding",
+    "demonstrations": "streamrl.envs.shipped.demonstrations:Demonstrations",
     "reasoning-gym": "streamrl.envs.shipped.reasoning_gym:ReasoningGym",
 }
 REWARDS = {

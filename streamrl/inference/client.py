@@ -24,6 +24,11 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
 from streamrl.config.sections.envs import Env
 from streamrl.config.topology import GENERATION
+from streamrl.inference.demonstrations import (
+    Demonstrated,
+    UnusableDemonstration,
+    demonstrated,
+)
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.inference.prompts import Conversation, make_prompt
 from streamrl.inference.registry import STICK_MARGIN, Registry
@@ -165,9 +170,11 @@ class Client:
         env: Env,
         tools: Sequence[Mapping[str, Any]] = (),
         prefix: Prefix = NO_PREFIX,
+        demonstration: Mapping[str, Any] | None = None,
     ) -> list[Sampled]:
         """`n` answers to a conversation, in one request to one server, another one if that fails.
         `tools`: as its chat template is told of them. `prefix`: what its prompt goes on from.
+        `demonstration`: a message of the assistant, which is then the only answer.
 
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x
         timeout_s. Raises SamplingFailed: the request cannot be served (ContextFull: a prompt longer
@@ -179,6 +186,7 @@ class Client:
             prefix=prefix if self._keeps_history else replace(prefix, new_messages=0),
             tools=tools,
             variables=env.chat_template_kwargs,
+            demonstration=demonstration,
         )
         failed: list[str] = []
         late = 0
@@ -216,14 +224,18 @@ class Client:
         self._asking[server.url] += 1
         try:
             async with asyncio.timeout(env.timeout_s):
+                connection = self._connection(server.url)
                 tokens, kept = await make_prompt(
-                    self._connection(server.url), server.model, conversation, env.max_tokens
+                    connection, server.model, conversation, env.max_tokens
                 )
                 if 0 < server.max_model_len <= len(tokens):
                     raise ContextFull(
                         f"{server.server_id}: a prompt of {len(tokens)} tokens leaves no room in a"
                         f" context of {server.max_model_len}"
                     )
+                if conversation.demonstration is not None:
+                    shown = await demonstrated(connection, server.model, tokens, conversation)
+                    return [_given(server, tokens, kept, shown, time.monotonic() - started)]
                 answer = await self._generate(server, tokens, n, env)
             if len(answer.choices) != n:
                 raise ValueError(f"{len(answer.choices)} choices, where {n} were asked for")
@@ -236,6 +248,8 @@ class Client:
         except RequestRejected as error:
             kind = ContextFull if CONTEXT in str(error) else RequestDenied
             raise kind(f"{server.server_id} refuses the request: {error}") from None
+        except UnusableDemonstration as error:
+            raise RequestDenied(f"{server.server_id}: {error}") from None
         except RequestFailed as error:
             raise ServerFailed(str(error)) from None
         except UNUSABLE as error:  # a proxy's answer, or a server's of another version
@@ -358,4 +372,27 @@ def _sampled(
         max_tokens=env.max_tokens,
         prefix_tokens=kept,
         routed_experts=experts_of(choice, len(prompt) + len(tokens)),
+    )
+
+
+def _given(
+    server: Server, prompt: list[int], kept: int, shown: Demonstrated, latency_s: float
+) -> Sampled:
+    """A demonstrated answer. Nothing of the env's sampling applies to it."""
+    count = len(shown.tokens)
+    dtype = token_dtype(max(*prompt, *shown.tokens) + 1)
+    return Sampled(
+        server_id=server.server_id,
+        prompt_tokens=np.array(prompt, dtype),
+        tokens=np.array(shown.tokens, dtype),
+        logprobs=np.array(shown.logprobs, np.float32),
+        text=shown.text,
+        finish_reason="stop",
+        version_spans=[VersionSpan(version=shown.version, start=0, end=count)],
+        latency_s=latency_s,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        max_tokens=count,
+        prefix_tokens=kept,
     )

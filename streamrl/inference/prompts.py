@@ -20,23 +20,21 @@ class Conversation(NamedTuple):
     prefix: Prefix
     tools: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]  # of the chat template
+    # The message that answers it (`demonstrations.py`); None: the policy does.
+    demonstration: Mapping[str, Any] | None = None
 
 
 async def make_prompt(
     connection: ServerConnection, model: str, conversation: Conversation, max_tokens: int
 ) -> tuple[list[int], int]:
     """The tokens of the prompt, and how many of them are those of the prefix."""
-    messages, prefix, tools, variables = conversation
+    messages = conversation.messages
+    prefix = conversation.prefix
     history = prefix.tokens
     if not messages:
         return list(history), 0
-    body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens}
-    if tools:
-        # "auto" would need a parser of calls in the server; envs have theirs
-        body |= {"tools": list(tools), "tool_choice": "none"}
-    if variables:
-        body["chat_template_kwargs"] = variables
-    rendered = await _render(connection, body)
+    body = render_body(model, conversation) | {"max_tokens": max_tokens}
+    rendered = await render(connection, body)
     if not history:
         return rendered, 0
     place = continuation_index(history, rendered)
@@ -49,7 +47,19 @@ async def make_prompt(
     return rendered, 0
 
 
-async def _render(connection: ServerConnection, body: Mapping[str, Any]) -> list[int]:
+def render_body(model: str, conversation: Conversation) -> dict[str, Any]:
+    """The request for the tokens of a conversation."""
+    body: dict[str, Any] = {"model": model, "messages": conversation.messages}
+    if conversation.tools:
+        # "auto" would need a parser of calls in the server; envs have theirs
+        body |= {"tools": list(conversation.tools), "tool_choice": "none"}
+    if conversation.variables:
+        body["chat_template_kwargs"] = conversation.variables
+    return body
+
+
+async def render(connection: ServerConnection, body: Mapping[str, Any]) -> list[int]:
+    """The tokens that the server's chat template makes of a request."""
     answer = await connection.post("/v1/chat/completions/render", body, Rendered)
     return answer.token_ids
 
@@ -62,7 +72,7 @@ async def _after_answer(
     """
     bodies = [{**body, "messages": with_answer(body["messages"], answer, text)} for text in "ab"]
     try:
-        one, other = await asyncio.gather(*(_render(connection, body) for body in bodies))
+        one, other = await asyncio.gather(*(render(connection, body) for body in bodies))
     except RequestRejected:
         return None
     return after_answer(one, other, end_of_turn)

@@ -56,6 +56,17 @@ class Generated(msgspec.Struct):
     choices: list[GeneratedChoice]
 
 
+class ScoredChoice(msgspec.Struct):
+    weight_versions: list[WeightVersions]
+
+
+class Scored(msgspec.Struct):
+    """The same for a request with `prompt_logprobs`. The first token of a prompt has none."""
+
+    prompt_logprobs: list[dict[str, TokenLogprob] | None]
+    choices: list[ScoredChoice]
+
+
 def experts_of(choice: GeneratedChoice, tokens: int) -> np.ndarray | None:
     """The experts that each token of the prompt and the answer was sent to, as a Turn has them:
     (tokens, layers, k) uint8 or uint16, counted from 1. None where the server does not report them.

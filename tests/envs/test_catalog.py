@@ -28,8 +28,13 @@ from tests.support.waiting import patience
 
 HERE = "tests.envs.test_catalog"
 GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-FILE = Path(__file__).parents[2] / "examples" / "three-digits.jsonl"
-PARAMS = {**{kind: {} for kind in ENVS}, "reasoning-gym": GYM, "dataset": {"file": str(FILE)}}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PARAMS = {
+    **{kind: {} for kind in ENVS},
+    "reasoning-gym": GYM,
+    "dataset": {"file": str(EXAMPLES / "three-digits.jsonl")},
+    "demonstrations": {"file": str(EXAMPLES / "agents" / "calculator.jsonl")},
+}
 
 
 class Adding(SingleTurnEnv):
@@ -69,9 +74,10 @@ class OwnMethods(Adding):
 
 
 def test_a_run_file_knows_which_shipped_envs_have_several_turns():
-    several = [kind for kind in ENVS if not issubclass(env_class(kind, ""), SingleTurnEnv)]
-    several += [kind for kind in ENVS if issubclass(env_class(kind, ""), MultiTurnEnv)]
+    several = [kind for kind in ENVS if issubclass(env_class(kind, ""), MultiTurnEnv)]
     assert several == [*choices.MULTI_TURN_ENVS]
+    loops = [kind for kind in ENVS if issubclass(env_class(kind, ""), AgentLoopEnv)]
+    assert loops == ["demonstrations"]  # in which nothing is sampled that could be lost
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_a_class_whose_methods_do_not_fit_its_kind_is_refused(name: str, says: s
 
 @pytest.mark.parametrize("kind", [*ENVS, f"{HERE}:Adding", f"{HERE}:OwnMethods"])
 def test_a_class_whose_methods_fit_its_kind_is_accepted(kind: str):
-    assert issubclass(env_class(kind, "envs.x"), SingleTurnEnv)
+    assert issubclass(env_class(kind, "envs.x"), SingleTurnEnv | AgentLoopEnv)
 
 
 @pytest.mark.parametrize(

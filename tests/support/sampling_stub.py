@@ -31,8 +31,12 @@ def text_of(tokens: list[int]) -> str:
     return found + pending.decode("utf-8", "replace")
 
 
-def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
-    """As a chat template would: tools first, each message with its role and its end."""
+def rendered(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]], asks: bool = True
+) -> list[int]:
+    """As a chat template would: tools first, each message with its role and its end. `asks`: the
+    policy is to go on.
+    """
     found = list[int]()
     if tools:
         names = ", ".join(tool["function"]["name"] for tool in tools)
@@ -44,7 +48,7 @@ def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> lis
             text += f'<tool_call>{{"name": "{made["name"]}", "arguments": {made["arguments"]}}}'
             text += "</tool_call>"
         found += [ROLES[message["role"]], *text.encode(), END]
-    return [*found, ROLES["assistant"]]
+    return [*found, ROLES["assistant"]] if asks else found
 
 
 def by_checksum(prompt: str, choice: int) -> str:
@@ -63,9 +67,14 @@ class SamplingStub(Stub):
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         match path.partition("?")[0]:
             case "/v1/chat/completions/render":
-                return 200, {"token_ids": rendered(body["messages"], body.get("tools") or [])}
+                asks = body.get("add_generation_prompt", True)
+                tokens = rendered(body["messages"], body.get("tools") or [], asks)
+                return 200, {"token_ids": tokens}
             case "/detokenize":
                 return 200, {"prompt": text_of(body["tokens"])}
+            case "/inference/v1/generate" if "prompt_logprobs" in body["sampling_params"]:
+                given = [{str(token): {"logprob": -token / 512}} for token in body["token_ids"]]
+                return 200, {"prompt_logprobs": [None, *given[1:]], "choices": [sampled("", 1)]}
             case "/inference/v1/generate":
                 self.gate.wait(patience(30))
                 sampling = body["sampling_params"]

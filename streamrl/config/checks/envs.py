@@ -25,6 +25,13 @@ def env_problems(run: RunFile) -> Iterator[str]:
             )
         if problem := template_problem(env.chat_template_kwargs):
             yield f"envs.{name}.chat_template_kwargs: {problem}"
+        imitates = env.loss.cross_entropy or env.loss.teacher_kl
+        shows = (env.kind or name) == "demonstrations" and env.replicas
+        if shows and (env.loss.policy_gradient or not imitates):
+            yield (
+                f"envs.{name}.loss: nothing in demonstrations is sampled or rewarded; set"
+                " policy_gradient: 0 and cross_entropy: 1"
+            )
         reads_tools = env.sessions or env.kind.startswith("verifiers:")
         if env.tool_syntax != "json" and not reads_tools:
             yield (

@@ -22,6 +22,7 @@ class Sampler(Protocol):
         env: Env,
         tools: Sequence[Tool] = (),
         prefix: Prefix = NO_PREFIX,
+        demonstration: Message | None = None,
     ) -> list[Sampled]: ...
 
 

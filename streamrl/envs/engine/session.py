@@ -76,7 +76,12 @@ class RolloutSession:
             reason = self.transcript.note or self.transcript.truncation
             self.failure = reason or "the env ended it before the policy was asked"
 
-    async def ask(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Sampled:
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        demonstration: Message | None = None,
+    ) -> Sampled:
         """Ask the policy (`api.PolicyClient`). Requests of one rollout follow one another, so that
         each goes on from the one before.
         """
@@ -87,7 +92,7 @@ class RolloutSession:
                 reason = self.failure or self.transcript.truncation
                 raise SamplingFailed(f"the rollout is over ({reason})")
             try:
-                return await self._answer(list(messages), list(tools))
+                return await self._answer(list(messages), list(tools), demonstration)
             except ContextFull as error:
                 self._end("context", str(error))
                 raise
@@ -142,7 +147,9 @@ class RolloutSession:
         except Exception as error:  # a tool that fails ends the rollout, not the env
             raise Truncated("tool-error", describe_error(error)) from error
 
-    async def _answer(self, messages: list[Message], tools: list[Tool]) -> Sampled:
+    async def _answer(
+        self, messages: list[Message], tools: list[Tool], demonstration: Message | None
+    ) -> Sampled:
         """The answer to a conversation: the recorded one, or else a new one."""
         tree = self.transcript.tree
         asked = [canonical_if_possible(message) for message in messages]
@@ -164,7 +171,7 @@ class RolloutSession:
         if tree.calls and not place.continues:
             # The server finds out whether the text goes on from the last answer all the same.
             before = Place(self.transcript.calls[-1].call, asked)
-        sampled = await self._sample(messages, tools, before)
+        sampled = await self._sample(messages, tools, before, demonstration)
         located = location(tree, asked, before if sampled.prefix_tokens else place, sampled)
         call = to_call(
             self.recording.name, secrets.token_hex(12), request, located, sampled, state=state
@@ -186,15 +193,28 @@ class RolloutSession:
             )
         return msgspec.msgpack.decode(state)
 
-    async def _sample(self, messages: list[Message], tools: list[Tool], before: Place) -> Sampled:
-        """Have an answer sampled that goes on from the call of `before`."""
+    async def _sample(
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        before: Place,
+        demonstration: Message | None,
+    ) -> Sampled:
+        """Have an answer sampled, or a demonstrated one scored, that goes on from the call of
+        `before`.
+        """
         tree = self.transcript.tree
         first = self.first_request
         problem = first.problem
+        prefix = prefix_of(tree, before)
+        if demonstration is not None:
+            (shown,) = await self.sampler.sample(
+                messages, 1, self.settings, tools, prefix, demonstration
+            )
+            return shown
         is_first = not tree.calls and self.index in first.rollouts
         if is_first and messages == list(problem.messages) and tools == list(problem.tools):
             return (await first.answers())[first.rollouts.index(self.index)]
-        prefix = prefix_of(tree, before)
         (sampled,) = await self.sampler.sample(messages, 1, self.settings, tools, prefix)
         return sampled
 

@@ -50,13 +50,13 @@ def read(path: Path, columns: Columns, needs_answer: bool = True) -> list[Sample
         except ValueError as error:
             bad.append((line, str(error)))
     if bad:
-        raise ValueError(_unusable(path, bad))
+        raise ValueError(unusable(path, bad))
     if not samples:
         raise ValueError(f"file {path} has no problems")
     return samples
 
 
-def _unusable(path: Path, bad: Sequence[tuple[int, str]]) -> str:
+def unusable(path: Path, bad: Sequence[tuple[int, str]]) -> str:
     """The error for lines that cannot be used: what is wrong with the first, and which others."""
     line, cause = bad[0]
     text = f"{path}:{line}: {cause}"

@@ -33,6 +33,10 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "pass_rate: low 0.9 is above high 0.1",
         ),
         (
+            "envs.copy-digits={kind: demonstrations, params: {file: shown.jsonl}}",
+            r"copy-digits\.loss: nothing in demonstrations is sampled or rewarded; set policy_gr",
+        ),
+        (
             "envs.copy-digits={kind: 'openenv:http://127.0.0.1:8000'}",
             "python: openenv:http://127.0.0.1:8000 is reached by a process in a Python of its own",
         ),

@@ -1,0 +1,103 @@
+"""Conversations from a file, for the policy to imitate: nothing in them is sampled. All of them are
+posed once an epoch, in another order each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamrl.envs.api import AgentLoopEnv, Message, PolicyClient, Problem, RewardResult
+from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
+from streamrl.envs.shipped.samples import rows, unusable
+
+
+class Conversation(NamedTuple):
+    """One line of the file."""
+
+    line: int  # from 1; the row of a Parquet file
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+
+    @property
+    def answers(self) -> list[int]:
+        """The indexes of the messages that the policy is to imitate."""
+        roles = [message["role"] for message in self.messages]
+        return [index for index, role in enumerate(roles) if role == "assistant"]
+
+
+class Demonstrations(AgentLoopEnv):
+    """`file` is relative to where the env is started: JSON Lines or Parquet, of which each line has
+    `messages` and may have `tools`, both as OpenAI's chat completions have them. Every message of
+    the assistant is imitated.
+
+    There are no rewards, so `envs.<name>.loss` has to have a `cross_entropy`.
+    """
+
+    def __init__(self, seed: int, file: str) -> None:
+        self._conversations = read(Path(file))
+        self._order = EpochOrder(seed, len(self._conversations))
+
+    def dataset_index(self, number: int) -> DatasetIndex:
+        return self._order(number)
+
+    def problem(self, number: int) -> Problem:
+        posed = self.dataset_index(number)
+        shown = self._conversations[posed.problem]
+        return Problem(
+            messages=shown.messages[: shown.answers[0]],
+            answer=shown,
+            metadata={"line": shown.line, "epoch": posed.epoch},
+            tools=shown.tools,
+        )
+
+    async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
+        shown: Conversation = problem.answer
+        for index in shown.answers:
+            await ask(shown.messages[:index], shown.tools, shown.messages[index])
+
+    async def judge(
+        self, problem: Problem, notes: Sequence[Mapping[str, Any]]
+    ) -> Sequence[RewardResult | Exception]:
+        return [{} for _ in notes]
+
+
+def read(path: Path) -> list[Conversation]:
+    """All conversations of a file, in order. Raises ValueError, which names the file or the lines
+    that cannot be used.
+    """
+    conversations: list[Conversation] = []
+    bad: list[tuple[int, str]] = []
+    for line, row in rows(path):
+        try:
+            conversations.append(conversation(line, row))
+        except ValueError as error:
+            bad.append((line, str(error)))
+    if bad:
+        raise ValueError(unusable(path, bad))
+    if not conversations:
+        raise ValueError(f"file {path} has no conversations")
+    return conversations
+
+
+def conversation(line: int, row: Any) -> Conversation:
+    """The conversation of a row. Raises ValueError if it is none; the text goes after file and
+    line.
+    """
+    if isinstance(row, Exception):
+        raise ValueError(f"not JSON ({row})")
+    if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list):
+        raise ValueError("no list of 'messages'")
+    for message in row["messages"]:
+        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
+            raise ValueError(f"'messages' has one without a role: {str(message)[:60]}")
+    tools = row.get("tools") or []
+    if not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise ValueError("'tools' is no list of tools")
+    # a Parquet file has null for what a message lacks
+    messages = [{k: v for k, v in message.items() if v is not None} for message in row["messages"]]
+    made = Conversation(line, [{"content": "", **each} for each in messages], list(tools))
+    if not made.answers:
+        raise ValueError("no message of the assistant, so there is nothing to imitate")
+    return made

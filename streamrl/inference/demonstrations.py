@@ -1,0 +1,116 @@
+"""An answer that was written by others, as if the policy had given it: the tokens that the server's
+chat template makes of it, and the logprobs that the policy gives them.
+
+The template writes a whole conversation, and so the tokens of an answer are those that follow its
+prompt, up to the one that closes every answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from streamrl.inference.prompts import Conversation, render, render_body
+from streamrl.inference.server_connection import ServerConnection
+from streamrl.inference.vllm_answers import Detokenized, Scored
+
+
+class UnusableDemonstration(Exception):
+    """The chat template does not write this answer as a policy could give it."""
+
+
+class Demonstrated(NamedTuple):
+    """An answer that was written by others."""
+
+    tokens: list[int]  # the token that closes it is the last one
+    text: str  # of the tokens before that
+    logprobs: list[float]  # of each token, at temperature 1
+    version: int  # of the policy that gives these logprobs
+
+
+async def demonstrated(
+    connection: ServerConnection,
+    model: str,
+    prompt: Sequence[int],
+    conversation: Conversation,
+) -> Demonstrated:
+    """The answer that a conversation is demonstrated with, after `prompt`, which is the prompt of
+    this conversation.
+
+    Raises UnusableDemonstration; RequestRejected and RequestFailed as the server does.
+    """
+    tokens = await _tokens(connection, model, conversation)
+    whole = [*prompt, *tokens]
+    text, scored = await asyncio.gather(
+        _text(connection, model, tokens[:-1]),
+        connection.post("/inference/v1/generate", _given(model, whole), Scored),
+    )
+    entries = scored.prompt_logprobs[len(prompt) :]
+    logprobs: list[float] = []
+    for token, entry in zip(tokens, entries, strict=True):
+        if entry is None or str(token) not in entry:
+            raise ValueError(f"no logprob of token {token}")
+        logprobs.append(entry[str(token)].logprob)
+    (choice,) = scored.choices
+    version = int(choice.weight_versions[0].version)
+    return Demonstrated(tokens, text, logprobs, version)
+
+
+async def _text(connection: ServerConnection, model: str, tokens: Sequence[int]) -> str:
+    if not tokens:
+        return ""
+    body = {"model": model, "tokens": list(tokens)}
+    return (await connection.post("/detokenize", body, Detokenized)).prompt
+
+
+def _given(model: str, tokens: Sequence[int]) -> dict[str, Any]:
+    """The request for the logprobs of given tokens. A server samples one more at least."""
+    sampling = {
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "prompt_logprobs": 0,
+        "skip_reading_prefix_cache": True,
+    }
+    return {"model": model, "token_ids": list(tokens), "sampling_params": sampling}
+
+
+async def _tokens(
+    connection: ServerConnection, model: str, conversation: Conversation
+) -> list[int]:
+    """The tokens of the answer and the one that closes it."""
+    body = render_body(model, conversation)
+
+    def with_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
+        messages = [*conversation.messages, answer]
+        return {**body, "messages": messages, "add_generation_prompt": False}
+
+    bodies = [
+        body,
+        with_answer(conversation.demonstration or {}),
+        with_answer({"role": "assistant", "content": "a"}),
+        with_answer({"role": "assistant", "content": "b"}),
+    ]
+    rendered = await asyncio.gather(*(render(connection, each) for each in bodies))
+    prompt, whole, one, other = rendered
+    behind = _same_end(one, other)
+    if not behind:
+        raise UnusableDemonstration("the chat template writes nothing behind an answer to close it")
+    is_after_prompt = whole[: len(prompt)] == prompt
+    is_closed = whole[len(whole) - len(behind) :] == behind
+    tokens = whole[len(prompt) : len(whole) - len(behind) + 1]
+    if not (is_after_prompt and is_closed and tokens):
+        raise UnusableDemonstration(
+            "the chat template does not write this answer after the prompt of its conversation"
+        )
+    return tokens
+
+
+def _same_end(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The tokens with which both sequences end."""
+    count = 0
+    for left, right in zip(reversed(one), reversed(other), strict=False):
+        if left != right:
+            break
+        count += 1
+    return list(one[len(one) - count :])

@@ -1,0 +1,101 @@
+"""Conversations of others in the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamrl.config.sections.envs import Env
+from streamrl.envs.catalog import make_env
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.engine.transcript import Task
+from streamrl.errors import ConfigError
+from streamrl.inference.client import Client
+from streamrl.records import Rollout
+from tests.support.sampling_stub import SamplingStub
+
+ASKED = {"role": "user", "content": "3*4="}
+CALLS = {"role": "assistant", "content": "[3*4]"}
+HEARS = {"role": "tool", "content": "12"}
+SAYS = {"role": "assistant", "content": "12"}
+TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
+SHOWN = [
+    {"messages": [ASKED, CALLS, HEARS, SAYS], "tools": [TOOL]},
+    {"messages": [{"role": "system", "content": "Be brief."}, ASKED, SAYS]},
+]
+
+
+def written(directory: Path, rows: list[Any]) -> str:
+    path = directory / "shown.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def imitated(file: str, count: int, **settings: Any) -> list[Rollout]:
+    """The first rollouts of an env of this file, where a server has the policy."""
+    env: Any = make_env("demonstrations", 1, {"file": file}, "envs.x")
+
+    async def play(stub: SamplingStub) -> list[Rollout]:
+        client = Client()
+        client.on_server(stub.name, stub.record())
+        runner = RolloutRunner(env, Env(**settings), client)
+        made: list[Rollout] = []
+        for number in range(count):
+            task = Task("x", number, "x-0", env.problem(number))
+            made += await runner.run_group(task, 1)
+        await client.close()
+        return made
+
+    with SamplingStub() as stub:
+        rollouts = asyncio.run(play(stub))
+        assert not any("max_tokens" in str(body) and "n" in body for _, body in stub.asked)
+        return rollouts
+
+
+def test_every_answer_of_a_conversation_is_said_in_its_place(tmp_path: Path):
+    rollouts = imitated(written(tmp_path, SHOWN), 4)
+    assert sorted(rollout.metadata["line"] for rollout in rollouts) == [1, 1, 2, 2]
+    by_line = {rollout.metadata["line"]: rollout for rollout in rollouts}
+    said = [(turn.role, turn.message) for turn in by_line[1].turns]
+    assert said[-3:] == [("assistant", "[3*4]"), ("tool", "12"), ("assistant", "12")]
+    assert [turn.role for turn in by_line[2].turns][-1] == "assistant"
+    for rollout in rollouts:
+        assert not rollout.failure and "truncation" not in rollout.metadata
+        for turn in rollout.turns:
+            if turn.role == "assistant":
+                assert (turn.logprobs == -turn.tokens.astype("float32") / 512).all()
+
+
+def test_more_turns_than_the_run_allows_cut_a_conversation_off(tmp_path: Path):
+    (rollout,) = imitated(written(tmp_path, SHOWN[:1]), 1, max_turns=1)
+    assert rollout.metadata["truncation"] == "turns"
+    assert [turn.message for turn in rollout.turns if turn.role == "assistant"] == ["[3*4]"]
+
+
+def test_a_parquet_file_is_read_as_well(tmp_path: Path):
+    path = tmp_path / "shown.parquet"
+    messages = [ASKED, {"role": "assistant", "content": None}, SAYS]
+    pq.write_table(pa.Table.from_pylist([{"messages": messages}]), path)
+    env: Any = make_env("demonstrations", 1, {"file": str(path)}, "envs.x")
+    assert env.problem(0).answer.messages == [ASKED, {"role": "assistant", "content": ""}, SAYS]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "has no conversations"),
+        ([{"prompt": "1"}], r"shown\.jsonl:1: no list of 'messages'"),
+        ([SHOWN[0], {"messages": [ASKED]}], r"jsonl:2: no message of the assistant"),
+        ([{"messages": ["3*4="]}], r"jsonl:1: 'messages' has one without a role: 3\*4="),
+        ([{**SHOWN[0], "tools": ["calculator"]}], r"jsonl:1: 'tools' is no list of tools"),
+    ],
+)
+def test_a_file_without_conversations_is_named(tmp_path: Path, rows: list[Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        make_env("demonstrations", 1, {"file": written(tmp_path, rows)}, "envs.x")
