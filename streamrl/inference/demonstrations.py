@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamrl.inference.prompts import Conversation, render, render_body
+from streamrl.inference.prompts import TWO_TEXTS, Conversation, render, render_body
 from streamrl.inference.server_connection import ServerConnection
 from streamrl.inference.vllm_answers import Detokenized, Scored
 
@@ -85,12 +85,8 @@ async def _tokens(
         messages = [*conversation.messages, answer]
         return {**body, "messages": messages, "add_generation_prompt": False}
 
-    bodies = [
-        body,
-        with_answer(conversation.demonstration or {}),
-        with_answer({"role": "assistant", "content": "a"}),
-        with_answer({"role": "assistant", "content": "b"}),
-    ]
+    bodies = [body, with_answer(conversation.demonstration or {})]
+    bodies += [with_answer({"role": "assistant", "content": text}) for text in TWO_TEXTS]
     rendered = await asyncio.gather(*(render(connection, each) for each in bodies))
     prompt, whole, one, other = rendered
     behind = _same_end(one, other)

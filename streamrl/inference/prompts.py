@@ -12,6 +12,10 @@ from streamrl.inference.prefix import Prefix, after_answer, continuation_index, 
 from streamrl.inference.server_connection import RequestRejected, ServerConnection
 from streamrl.inference.vllm_answers import Detokenized, Rendered
 
+# Two answers by which the tokens behind an answer are told from its own. Not two letters, for which
+# a tiny vocabulary may have one token.
+TWO_TEXTS = ("a", "1")
+
 
 class Conversation(NamedTuple):
     """What the policy is asked to go on with."""
@@ -70,7 +74,9 @@ async def _after_answer(
     """What the template writes behind message number `answer` once `end_of_turn` has closed it.
     None if it is closed in another way, or if the template refuses an answer of one letter.
     """
-    bodies = [{**body, "messages": with_answer(body["messages"], answer, text)} for text in "ab"]
+    bodies = [
+        {**body, "messages": with_answer(body["messages"], answer, text)} for text in TWO_TEXTS
+    ]
     try:
         one, other = await asyncio.gather(*(render(connection, body) for body in bodies))
     except RequestRejected:

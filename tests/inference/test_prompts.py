@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from streamrl.inference.prefix import Prefix
-from streamrl.inference.prompts import Conversation, make_prompt
+from streamrl.inference.prompts import TWO_TEXTS, Conversation, make_prompt
 from streamrl.inference.server_connection import RequestRejected, ServerConnection
 from streamrl.inference.vllm_answers import Detokenized, Rendered
 from tests.support.bpe import TEMPLATE, THINKS, bpe
@@ -69,7 +69,7 @@ class Demanding(Server):
     """Its template raises for an answer without a thought, as some do."""
 
     async def post(self, path: str, body: Any, kind: Any) -> Any:
-        if any(message["content"] in ("a", "b") for message in body.get("messages", ())):
+        if any(message["content"] in TWO_TEXTS for message in body.get("messages", ())):
             raise RequestRejected("the template failed: list has no element 1")
         return await super().post(path, body, kind)
 

@@ -29,7 +29,7 @@ def env_problems(run: RunFile) -> Iterator[str]:
         shows = (env.kind or name) == "demonstrations" and env.replicas
         if shows and (env.loss.policy_gradient or not imitates):
             yield (
-                f"envs.{name}.loss: nothing in demonstrations is sampled or rewarded; set"
+                f"envs.{name}.loss: demonstrations are imitated, nothing in them is sampled; set"
                 " policy_gradient: 0 and cross_entropy: 1"
             )
         reads_tools = env.sessions or env.kind.startswith("verifiers:")

@@ -4,6 +4,7 @@ posed once an epoch, in another order each time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +33,8 @@ class Demonstrations(AgentLoopEnv):
     `messages` and may have `tools`, both as OpenAI's chat completions have them. Every message of
     the assistant is imitated.
 
-    There are no rewards, so `envs.<name>.loss` has to have a `cross_entropy`.
+    `envs.<name>.loss` has to have a `cross_entropy`. The reward `likelihood` is for people: the
+    probability that the policy gives a token of the answers, in the geometric mean.
     """
 
     def __init__(self, seed: int, file: str) -> None:
@@ -54,13 +56,16 @@ class Demonstrations(AgentLoopEnv):
 
     async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
         shown: Conversation = problem.answer
+        logprobs: list[float] = []
         for index in shown.answers:
-            await ask(shown.messages[:index], shown.tools, shown.messages[index])
+            answer = await ask(shown.messages[:index], shown.tools, shown.messages[index])
+            logprobs += answer.logprobs.tolist()
+            notes["likelihood"] = math.exp(sum(logprobs) / len(logprobs))
 
     async def judge(
         self, problem: Problem, notes: Sequence[Mapping[str, Any]]
     ) -> Sequence[RewardResult | Exception]:
-        return [{} for _ in notes]
+        return [{"likelihood": each["likelihood"]} for each in notes]
 
 
 def read(path: Path) -> list[Conversation]:

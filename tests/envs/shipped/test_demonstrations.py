@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,9 +68,11 @@ def test_every_answer_of_a_conversation_is_said_in_its_place(tmp_path: Path):
     assert [turn.role for turn in by_line[2].turns][-1] == "assistant"
     for rollout in rollouts:
         assert not rollout.failure and "truncation" not in rollout.metadata
-        for turn in rollout.turns:
-            if turn.role == "assistant":
-                assert (turn.logprobs == -turn.tokens.astype("float32") / 512).all()
+        said = [turn for turn in rollout.turns if turn.role == "assistant"]
+        tokens = np.concatenate([turn.tokens for turn in said])
+        logprobs = np.concatenate([turn.logprobs for turn in said])
+        assert (logprobs == -tokens.astype(np.float32) / 512).all()
+        assert rollout.rewards == {"likelihood": pytest.approx(np.exp(logprobs.mean()))}
 
 
 def test_more_turns_than_the_run_allows_cut_a_conversation_off(tmp_path: Path):
