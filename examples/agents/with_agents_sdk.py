@@ -20,16 +20,20 @@ from openai import AsyncOpenAI
 
 def solve(gateway, key, question, calculator):
     """Answer a question. Returns what the policy said, turn by turn."""
-    return asyncio.run(run(gateway, key, question, calculator))
+    return asyncio.run(connect(gateway, key, question, calculator))
 
 
-async def run(gateway, key, question, calculate):
+async def connect(gateway, key, question, calculator):
     client = AsyncOpenAI(
         base_url=f"{gateway}/v1",
         api_key=key,
         max_retries=8,
     )
+    async with client:  # its connections belong to this event loop
+        return await run(client, question, calculator)
 
+
+async def run(client, question, calculate):
     @function_tool
     def calculator(expression: str) -> str:
         """What an expression of whole numbers comes to."""

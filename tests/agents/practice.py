@@ -14,6 +14,7 @@ from streamrl.local_kafka.ports import choose_ports
 from streamrl.log.kafka import KafkaLog
 from tests.agents.account import Account, account, answered_calls
 from tests.loop.runs import ROOT, live
+from tests.support.waiting import until
 
 AGENTS = ("with_openai", "with_anthropic", "with_agents_sdk")
 ENV = "calculator"
@@ -40,11 +41,14 @@ def trained(agent: str, directory: Path) -> Account:
             practice = subprocess.Popen(
                 command,
                 stdout=written,
+                stderr=subprocess.STDOUT,
                 cwd=ROOT / "examples" / "agents",
                 env={**os.environ, "STREAMRL_GATEWAY_KEY": KEY},
             )
         try:
-            ended = run.wait(1_200)
+            until(lambda: has_ended(run.process) or has_ended(practice), 1_200)
+            assert has_ended(run.process), f"the agent has ended; see {output}"
+            ended = run.wait(60)
         finally:
             practice.kill()
             practice.wait()
@@ -53,6 +57,10 @@ def trained(agent: str, directory: Path) -> Account:
             log = KafkaLog(kafka, run.run.run)
             answered = answered_calls(output.read_text())
             return account(run.run, log, ENV, answered, directory)
+
+
+def has_ended(process: subprocess.Popen[bytes] | None) -> bool:
+    return process is not None and process.poll() is not None
 
 
 def listens(url: str) -> bool:

@@ -34,7 +34,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
         ),
         (
             "envs.copy-digits={kind: demonstrations, params: {file: shown.jsonl}}",
-            r"copy-digits\.loss: demonstrations are imitated, .*; set policy_gradient: 0 and cross_en",
+            r"copy-digits\.loss: demonstrations are imitated, .*; set policy_gradient: 0 and",
         ),
         (
             "envs.copy-digits={kind: 'openenv:http://127.0.0.1:8000'}",
