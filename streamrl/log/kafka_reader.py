@@ -41,6 +41,8 @@ class KafkaReader:
         self._offsets = dict(offsets)
         self._topics = {prefix + topic: topic for topic, _ in offsets}
         self._paused = frozenset[str]()
+        self._bounded = bounded
+        self._ended: list[KafkaTopicPartition] = []  # paused until the next poll
         reading = {
             "group.id": prefix + READER,
             "fetch.wait.max.ms": BOUNDED_WAIT_MS if bounded else IDLE_WAIT_MS,
@@ -54,6 +56,9 @@ class KafkaReader:
         )
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
+        if self._ended:
+            self._consumer.resume(self._ended)
+            self._ended = []
         messages: list[Message] = []
         raw: Any  # the stubs say that each of its parts may be missing
         for raw in self._consumer.consume(max_messages, timeout_s):
@@ -85,6 +90,12 @@ class KafkaReader:
         tp = self._topics.get(raw.topic(), ""), raw.partition()
         if error.code() == KafkaError._PARTITION_EOF:
             self._offsets[tp] = max(self._offsets[tp], raw.offset())
+            if self._bounded:
+                # A replay has a reader for every partition of every env. Those at the end would ask
+                # for more every BOUNDED_WAIT_MS while another one is read.
+                ended = KafkaTopicPartition(raw.topic(), raw.partition())
+                self._consumer.pause([ended])
+                self._ended.append(ended)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise InputGone(
                 f"{tp[0]}[{tp[1]}] no longer has offset {self._offsets[tp]}: "
