@@ -27,7 +27,8 @@ from streamrl.config.topology import GENERATION
 from streamrl.inference.demonstrations import (
     Demonstrated,
     UnusableDemonstration,
-    demonstrated,
+    demonstrated_tokens,
+    scored,
 )
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.inference.prompts import Conversation, make_prompt
@@ -228,13 +229,16 @@ class Client:
                 tokens, kept = await make_prompt(
                     connection, server.model, conversation, env.max_tokens
                 )
-                if 0 < server.max_model_len <= len(tokens):
+                given: list[int] = []
+                if conversation.demonstration is not None:
+                    given = await demonstrated_tokens(connection, server.model, conversation)
+                if 0 < server.max_model_len <= len(tokens) + len(given):
                     raise ContextFull(
                         f"{server.server_id}: a prompt of {len(tokens)} tokens leaves no room in a"
                         f" context of {server.max_model_len}"
                     )
-                if conversation.demonstration is not None:
-                    shown = await demonstrated(connection, server.model, tokens, conversation)
+                if given:
+                    shown = await scored(connection, server.model, tokens, given)
                     return [_given(server, tokens, kept, shown, time.monotonic() - started)]
                 answer = await self._generate(server, tokens, n, env)
             if len(answer.choices) != n:

@@ -29,30 +29,22 @@ class Demonstrated(NamedTuple):
     version: int  # of the policy that gives these logprobs
 
 
-async def demonstrated(
-    connection: ServerConnection,
-    model: str,
-    prompt: Sequence[int],
-    conversation: Conversation,
+async def scored(
+    connection: ServerConnection, model: str, prompt: Sequence[int], tokens: list[int]
 ) -> Demonstrated:
-    """The answer that a conversation is demonstrated with, after `prompt`, which is the prompt of
-    this conversation.
-
-    Raises UnusableDemonstration; RequestRejected and RequestFailed as the server does.
-    """
-    tokens = await _tokens(connection, model, conversation)
+    """What the policy makes of an answer of these tokens (`demonstrated_tokens`) after a prompt."""
     whole = [*prompt, *tokens]
-    text, scored = await asyncio.gather(
+    text, answer = await asyncio.gather(
         _text(connection, model, tokens[:-1]),
         connection.post("/inference/v1/generate", _given(model, whole), Scored),
     )
-    entries = scored.prompt_logprobs[len(prompt) :]
+    entries = answer.prompt_logprobs[len(prompt) :]
     logprobs: list[float] = []
     for token, entry in zip(tokens, entries, strict=True):
         if entry is None or str(token) not in entry:
             raise ValueError(f"no logprob of token {token}")
         logprobs.append(entry[str(token)].logprob)
-    (choice,) = scored.choices
+    (choice,) = answer.choices
     version = int(choice.weight_versions[0].version)
     return Demonstrated(tokens, text, logprobs, version)
 
@@ -75,10 +67,14 @@ def _given(model: str, tokens: Sequence[int]) -> dict[str, Any]:
     return {"model": model, "token_ids": list(tokens), "sampling_params": sampling}
 
 
-async def _tokens(
+async def demonstrated_tokens(
     connection: ServerConnection, model: str, conversation: Conversation
 ) -> list[int]:
-    """The tokens of the answer and the one that closes it."""
+    """The tokens of the answer that a conversation is demonstrated with, and the one that closes
+    it.
+
+    Raises UnusableDemonstration; RequestRejected and RequestFailed as the server does.
+    """
     body = render_body(model, conversation)
 
     def with_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,16 +86,30 @@ async def _tokens(
     rendered = await asyncio.gather(*(render(connection, each) for each in bodies))
     prompt, whole, one, other = rendered
     behind = _same_end(one, other)
-    if not behind:
+    end = await _end_of_turn(connection, model, behind)
+    if not end:
         raise UnusableDemonstration("the chat template writes nothing behind an answer to close it")
     is_after_prompt = whole[: len(prompt)] == prompt
     is_closed = whole[len(whole) - len(behind) :] == behind
-    tokens = whole[len(prompt) : len(whole) - len(behind) + 1]
-    if not (is_after_prompt and is_closed and tokens):
+    said = whole[len(prompt) : len(whole) - len(behind)]
+    if not (is_after_prompt and is_closed and len(whole) >= len(prompt) + len(behind)):
         raise UnusableDemonstration(
             "the chat template does not write this answer after the prompt of its conversation"
         )
-    return tokens
+    return [*said, *end]
+
+
+async def _end_of_turn(
+    connection: ServerConnection, model: str, behind: Sequence[int]
+) -> list[int]:
+    """The tokens behind an answer up to the one that closes it, which is the first that is more
+    than white space: some templates write a space or a new line before it. Empty if none is.
+    """
+    for count in range(1, len(behind) + 1):
+        text = await _text(connection, model, behind[count - 1 : count])
+        if text.strip():
+            return list(behind[:count])
+    return []
 
 
 def _same_end(one: Sequence[int], other: Sequence[int]) -> list[int]:

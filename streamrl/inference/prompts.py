@@ -72,7 +72,7 @@ async def _after_answer(
     connection: ServerConnection, body: Mapping[str, Any], answer: int, end_of_turn: int
 ) -> list[int] | None:
     """What the template writes behind message number `answer` once `end_of_turn` has closed it.
-    None if it is closed in another way, or if the template refuses an answer of one letter.
+    None if it is closed in another way, or if the template refuses such an answer.
     """
     bodies = [
         {**body, "messages": with_answer(body["messages"], answer, text)} for text in TWO_TEXTS

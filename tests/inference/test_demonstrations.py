@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamrl.config.sections.envs import Env
-from streamrl.inference.client import Client, RequestDenied, Sampled
+from streamrl.inference.client import Client, ContextFull, RequestDenied, Sampled
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from tests.support.sampling_stub import END, ROLES, SamplingStub, text_of
 
@@ -32,12 +32,25 @@ class WithoutEnds(SamplingStub):
 
 
 class Trimming(SamplingStub):
-    """Its template leaves out what stands behind the last answer's space."""
+    """Its template leaves out what was asked last, once it is answered."""
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path.endswith("/render") and body["messages"][-1]["role"] == "assistant":
             body = {**body, "messages": body["messages"][:-2] + body["messages"][-1:]}
         return super().answer(path, body)
+
+
+class Spaced(SamplingStub):
+    """Its template writes a space before the end of each message."""
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        status, answer = super().answer(path, body)
+        if path.endswith("/render"):
+            spaced = list[int]()
+            for token in answer["token_ids"]:
+                spaced += [32, END] if token == END else [token]
+            answer = {"token_ids": spaced}
+        return status, answer
 
 
 def demonstrated(
@@ -103,3 +116,17 @@ def test_what_the_template_does_not_write_as_a_policy_answers_is_refused(
 def test_an_empty_answer_is_the_token_that_ends_it():
     made = demonstrated(SamplingStub(), QUESTION, {"role": "assistant", "content": ""})
     assert (made.tokens.tolist(), made.text) == ([END], "")
+
+
+def test_white_space_before_the_end_of_a_turn_belongs_to_the_answer():
+    made = demonstrated(Spaced(), QUESTION, {"role": "assistant", "content": "12"})
+    assert made.tokens.tolist() == [*b"12 ", END]
+
+
+def test_a_context_that_has_no_room_for_the_answer_is_full():
+    stub = SamplingStub()
+    answer = {"role": "assistant", "content": "12345"}
+    with pytest.raises(ContextFull, match="a prompt of 7 tokens leaves no room in a context of"):
+        demonstrated(stub, QUESTION, answer, max_model_len=13)
+    assert not stub.sampled
+    assert len(demonstrated(SamplingStub(), QUESTION, answer, max_model_len=14).tokens) == 6

@@ -32,6 +32,11 @@ def env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.loss: demonstrations are imitated, nothing in them is sampled; set"
                 " policy_gradient: 0 and cross_entropy: 1"
             )
+        if shows and run.buffer_of(name).group_size > 1:
+            yield (
+                f"envs.{name}.buffer: nothing in demonstrations is compared; set"
+                " {group_size: 1, min_group_size: 1}"
+            )
         reads_tools = env.sessions or env.kind.startswith("verifiers:")
         if env.tool_syntax != "json" and not reads_tools:
             yield (

@@ -174,7 +174,13 @@ class RolloutSession:
         sampled = await self._sample(messages, tools, before, demonstration)
         located = location(tree, asked, before if sampled.prefix_tokens else place, sampled)
         call = to_call(
-            self.recording.name, secrets.token_hex(12), request, located, sampled, state=state
+            self.recording.name,
+            secrets.token_hex(12),
+            request,
+            located,
+            sampled,
+            state=state,
+            **_as_asked_again(demonstration),
         )
         self.recording.add(call)
         self.transcript.append(messages, call)
@@ -242,6 +248,16 @@ class RolloutSession:
     def _fail(self, cause: str) -> None:
         self._over = True
         self.failure = cause
+
+
+def _as_asked_again(demonstration: Message | None) -> dict[str, Any]:
+    """The fields of a call by which a demonstrated answer is known in the next request: the env
+    sends its message, and not the text that the chat template makes of it.
+    """
+    if demonstration is None:
+        return {}
+    message = canonical_if_possible(demonstration)
+    return {"content": message.get("content"), "tool_calls": message.get("tool_calls") or []}
 
 
 def _checked(messages: Sequence[Any]) -> list[Message]:

@@ -4,10 +4,13 @@ posed once an epoch, in another order each time.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from streamrl.envs.api import AgentLoopEnv, Message, PolicyClient, Problem, RewardResult
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
@@ -33,8 +36,8 @@ class Demonstrations(AgentLoopEnv):
     `messages` and may have `tools`, both as OpenAI's chat completions have them. Every message of
     the assistant is imitated.
 
-    `envs.<name>.loss` has to have a `cross_entropy`. The reward `likelihood` is for people: the
-    probability that the policy gives a token of the answers, in the geometric mean.
+    `envs.<name>.loss` has to imitate (`cross_entropy`, or `teacher_kl`). The reward `likelihood` is
+    for people: the probability that the policy gives a token of the answers, in the geometric mean.
     """
 
     def __init__(self, seed: int, file: str) -> None:
@@ -92,17 +95,59 @@ def conversation(line: int, row: Any) -> Conversation:
     """
     if isinstance(row, Exception):
         raise ValueError(f"not JSON ({row})")
+    row = _without_nulls(row)
     if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list):
         raise ValueError("no list of 'messages'")
-    for message in row["messages"]:
-        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
-            raise ValueError(f"'messages' has one without a role: {str(message)[:60]}")
-    tools = row.get("tools") or []
+    tools = row.get("tools", [])
     if not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
         raise ValueError("'tools' is no list of tools")
-    # a Parquet file has null for what a message lacks
-    messages = [{k: v for k, v in message.items() if v is not None} for message in row["messages"]]
-    made = Conversation(line, [{"content": "", **each} for each in messages], list(tools))
+    messages = [_message(index, message) for index, message in enumerate(row["messages"])]
+    made = Conversation(line, messages, tools)
+    try:
+        msgspec.json.encode((messages, tools))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"it cannot be sent to a server ({error})") from None
     if not made.answers:
         raise ValueError("no message of the assistant, so there is nothing to imitate")
+    if made.answers[0] == 0:
+        raise ValueError("it begins with the assistant; a user or a system has to say something")
     return made
+
+
+def _message(index: int, message: Any) -> Message:
+    """A message of the file as a chat completion has it. Raises ValueError for what is none."""
+    if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
+        raise ValueError(f"'messages' has one without a role: {str(message)[:60]}")
+    calls = message.get("tool_calls")
+    if not calls:
+        return {"content": "", **message}
+    named = [
+        {"id": f"call-{index}-{number}", "type": "function", **call, "function": _function(call)}
+        for number, call in enumerate(calls)
+    ]
+    return {"content": "", **message, "tool_calls": named}
+
+
+def _function(call: Any) -> dict[str, Any]:
+    """What a call of a tool calls, with the arguments as JSON. Raises ValueError."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not (isinstance(function, Mapping) and isinstance(function.get("name"), str)):
+        raise ValueError(f"a tool call without a function's name: {str(call)[:60]}")
+    arguments = function.get("arguments", "{}")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise ValueError(f"the arguments of a tool call are no JSON object: {text[:60]}")
+    return {**function, "arguments": text}
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without the nulls that a Parquet file has for whatever other rows have."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value

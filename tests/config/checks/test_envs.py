@@ -37,6 +37,10 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             r"copy-digits\.loss: demonstrations are imitated, .*; set policy_gradient: 0 and",
         ),
         (
+            "envs.copy-digits={kind: demonstrations, loss: {policy_gradient: 0, cross_entropy: 1}}",
+            r"copy-digits\.buffer: nothing in demonstrations is compared; set {group_size: 1,",
+        ),
+        (
             "envs.copy-digits={kind: 'openenv:http://127.0.0.1:8000'}",
             "python: openenv:http://127.0.0.1:8000 is reached by a process in a Python of its own",
         ),

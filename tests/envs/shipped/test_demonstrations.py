@@ -26,6 +26,7 @@ CALLS = {"role": "assistant", "content": "[3*4]"}
 HEARS = {"role": "tool", "content": "12"}
 SAYS = {"role": "assistant", "content": "12"}
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
+BAD = {"name": "calculator", "arguments": "{bad"}
 SHOWN = [
     {"messages": [ASKED, CALLS, HEARS, SAYS], "tools": [TOOL]},
     {"messages": [{"role": "system", "content": "Be brief."}, ASKED, SAYS]},
@@ -55,7 +56,8 @@ def imitated(file: str, count: int, **settings: Any) -> list[Rollout]:
 
     with SamplingStub() as stub:
         rollouts = asyncio.run(play(stub))
-        assert not any("max_tokens" in str(body) and "n" in body for _, body in stub.asked)
+        asked = [body["sampling_params"] for path, body in stub.asked if "generate" in path]
+        assert asked and all("prompt_logprobs" in each for each in asked)  # nothing is sampled
         return rollouts
 
 
@@ -75,6 +77,20 @@ def test_every_answer_of_a_conversation_is_said_in_its_place(tmp_path: Path):
         assert rollout.rewards == {"likelihood": pytest.approx(np.exp(logprobs.mean()))}
 
 
+def test_a_call_of_a_tool_in_openais_form_goes_on_token_for_token(tmp_path: Path):
+    """Also where the file gives the call no id, and its arguments as they are."""
+    function = {"name": "calculator", "arguments": {"e": "3*4"}}
+    calls = {"role": "assistant", "tool_calls": [{"function": function}]}
+    row = {"messages": [ASKED, calls, HEARS, SAYS], "tools": [TOOL]}
+    (rollout,) = imitated(written(tmp_path, [row]), 1)
+    assert [(turn.role, turn.message) for turn in rollout.turns if turn.role != "user"] == [
+        ("assistant", '<tool_call>{"name": "calculator", "arguments": {"e": "3*4"}}</tool_call>'),
+        ("tool", "12"),
+        ("assistant", "12"),
+    ]
+    assert not any(turn.fork for turn in rollout.turns)
+
+
 def test_more_turns_than_the_run_allows_cut_a_conversation_off(tmp_path: Path):
     (rollout,) = imitated(written(tmp_path, SHOWN[:1]), 1, max_turns=1)
     assert rollout.metadata["truncation"] == "turns"
@@ -83,10 +99,16 @@ def test_more_turns_than_the_run_allows_cut_a_conversation_off(tmp_path: Path):
 
 def test_a_parquet_file_is_read_as_well(tmp_path: Path):
     path = tmp_path / "shown.parquet"
-    messages = [ASKED, {"role": "assistant", "content": None}, SAYS]
+    called = {"name": "calculator", "arguments": {"a": "3"}}
+    other = {"name": "search", "arguments": {"b": "4"}}
+    calls = [{"id": "1", "function": called}, {"id": "2", "function": other}]
+    messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": calls}, SAYS]
     pq.write_table(pa.Table.from_pylist([{"messages": messages}]), path)
     env: Any = make_env("demonstrations", 1, {"file": str(path)}, "envs.x")
-    assert env.problem(0).answer.messages == [ASKED, {"role": "assistant", "content": ""}, SAYS]
+    asked, answer, says = env.problem(0).answer.messages
+    assert (asked, says, answer["content"]) == (ASKED, SAYS, "")
+    arguments = [call["function"]["arguments"] for call in answer["tool_calls"]]
+    assert arguments == ['{"a": "3"}', '{"b": "4"}']
 
 
 @pytest.mark.parametrize(
@@ -96,6 +118,13 @@ def test_a_parquet_file_is_read_as_well(tmp_path: Path):
         ([{"prompt": "1"}], r"shown\.jsonl:1: no list of 'messages'"),
         ([SHOWN[0], {"messages": [ASKED]}], r"jsonl:2: no message of the assistant"),
         ([{"messages": ["3*4="]}], r"jsonl:1: 'messages' has one without a role: 3\*4="),
+        ([{"messages": [SAYS]}], "jsonl:1: it begins with the assistant"),
+        ([{"messages": [{**ASKED, "content": "\ud800"}, SAYS]}], "jsonl:1: it cannot be sent"),
+        ([{"messages": [ASKED, {**SAYS, "tool_calls": [{}]}]}], "without a function's name"),
+        (
+            [{"messages": [ASKED, {**SAYS, "tool_calls": [{"function": BAD}]}]}],
+            "the arguments of a tool call are no JSON object: {bad",
+        ),
         ([{**SHOWN[0], "tools": ["calculator"]}], r"jsonl:1: 'tools' is no list of tools"),
     ],
 )
