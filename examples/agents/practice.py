@@ -56,10 +56,9 @@ def practise(agent, gateway, task, group):
         post(gateway, "/rl/end_session", key, {"failure": repr(error)[:200]})
         return
 
-    called = said[0] if said else ""  # openai-agents leaves out an answer without a text
     answered = said[-1] if len(said) > 1 else ""
     rewards = {
-        "call": positions_right(f"[{expression}]", called),
+        "call": positions_right(f"[{expression}]", said[0]),
         "answer": positions_right(calculator(expression), answered),
     }
     for name, value in rewards.items():

@@ -5,15 +5,7 @@ api_key.
 import asyncio
 import json
 
-from agents import (
-    Agent,
-    MessageOutputItem,
-    OpenAIChatCompletionsModel,
-    RunConfig,
-    Runner,
-    ToolCallItem,
-    function_tool,
-)
+from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 from agents.exceptions import AgentsException
 from openai import AsyncOpenAI
 
@@ -47,16 +39,18 @@ async def run(client, question, calculate):
     quiet = RunConfig(tracing_disabled=True)
     try:
         done = await Runner.run(agent, question, max_turns=3, run_config=quiet)
-        items = done.new_items
+        responses = done.raw_responses
     except AgentsException as error:  # it called the tool three times
-        items = error.run_data.new_items
-    return [said for item in items if (said := said_in(item)) is not None]
+        responses = error.run_data.raw_responses
+    return [said_in(response) for response in responses]
 
 
-def said_in(item):
-    """What the policy said in this item of a run; None for a result of the tool."""
-    if isinstance(item, ToolCallItem):
-        return f"[{json.loads(item.raw_item.arguments)['expression']}]"
-    if isinstance(item, MessageOutputItem):
-        return "".join(part.text for part in item.raw_item.content)
-    return None
+def said_in(response):
+    """What the policy said in one call: a call of the tool, or a text, which may be empty."""
+    text = ""
+    for item in response.output:
+        if item.type == "function_call":
+            return f"[{json.loads(item.arguments)['expression']}]"
+        if item.type == "message":
+            text += "".join(part.text for part in item.content)
+    return text
