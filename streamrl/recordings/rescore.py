@@ -227,13 +227,14 @@ async def rescore(
     first was interrupted. It judges again what the first could not, for instance because the judge
     was away. `weights` are those of the run file, for the means.
     """
-    recorded = rewards_of_scorer(log, env, scorer.name, scorer.version)
-    known = {uid: given for uid, given in recorded.items() if not any(r.failure for r in given)}
-    total = sum(1 for _ in rollouts_of(log, env))
-    tally = Tally(weights)
+    # A new writer ends its predecessor's transaction, whose records a reader may not see before.
     writer = log.writer(topology.RESCORER)
-    done = 0
     try:
+        recorded = rewards_of_scorer(log, env, scorer.name, scorer.version)
+        known = {uid: given for uid, given in recorded.items() if not any(r.failure for r in given)}
+        total = sum(1 for _ in rollouts_of(log, env))
+        tally = Tally(weights)
+        done = 0
         rollouts = rollouts_of(log, env)
         while portion := list(islice(rollouts, PORTION)):
             new = list[Rollout]()

@@ -16,7 +16,7 @@ import pytest
 from streamrl.config.run_file import parse
 from streamrl.envs.api import Completion, Problem, RewardBreakdown, SingleTurnEnv
 from streamrl.errors import ConfigError
-from streamrl.log.memory import MemoryLog
+from streamrl.log.memory import MemoryLog, MemoryWriter
 from streamrl.log.protocol import Output
 from streamrl.recordings.rescore import (
     ATTEMPTS,
@@ -125,6 +125,29 @@ def test_what_is_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch):
     assert [reward.rollout for reward in rewards(log)] == ["g0-0", "g0-1"]
     result = run_on(log, scorer(answer))
     assert (result.rescored, result.known) == (2, 2)
+
+
+class Transactions(MemoryLog):
+    """Shows what a predecessor has committed once it has a successor, as Kafka may."""
+
+    def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
+        given = Reward(
+            rollout="g0-1",
+            name="answer",
+            value=1.5,
+            scorer="answer",
+            scorer_version="1",
+            time_s=7.0,
+        )
+        publish(self, Output("rewards.copy", "g0-1", given))
+        return super().writer(identity, changelog_topic)
+
+
+def test_what_a_predecessor_has_just_committed_is_known():
+    log = Transactions(TOPICS)
+    add(log, rollout(sample=1, problem_id="1", reward=1.0))
+    result = run_on(log, scorer(raises))
+    assert (result.known, result.failed) == (1, 0)
 
 
 def test_failed_and_misaligned_rollouts_and_copies_are_passed_over():
