@@ -28,8 +28,9 @@ from levanter.adaptor.lora import (
 )
 
 from streamrl.config.sections.learner import Lora
-from streamrl.learner import export
-from streamrl.learner.export import LocalWeights
+from streamrl.learner import export, weight_shards
+from streamrl.learner.tensor_files import write_tensors
+from streamrl.learner.weight_shards import LocalWeights
 from streamrl.weights.manifest import ADAPTER, ADAPTER_CONFIG, Manifest
 
 PREFIX = "base_model.model"  # PEFT puts it before the base's names.
@@ -91,12 +92,11 @@ def state_dict(model: Any) -> dict[str, np.ndarray]:
 
 
 def local_weights(model: Any) -> LocalWeights:
-    """The adapters in the one file that rank zero writes, as `export.local_weights` gives a whole
-    model's.
+    """The adapters, in the one file that rank zero writes, as `export.local_weights` gives a whole
+    model.
     """
-    tensors = state_dict(model)
-    size_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    return LocalWeights({ADAPTER: sorted(tensors)}, size_bytes, tensors)
+    found = export.named_tensors(filter_lora_params(model), PREFIX)
+    return weight_shards.local_weights(found, {ADAPTER: sorted(found)})
 
 
 def save(tensors: Mapping[str, np.ndarray], form: AdapterFormat, directory: Path) -> None:
@@ -104,7 +104,13 @@ def save(tensors: Mapping[str, np.ndarray], form: AdapterFormat, directory: Path
     OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    export.write_tensors(directory / ADAPTER, {name: tensors[name] for name in sorted(tensors)})
+    shapes = {name: tensors[name].shape for name in sorted(tensors)}
+    write_tensors(directory / ADAPTER, shapes, tensors.__getitem__)
+    write_config(form, directory)
+
+
+def write_config(form: AdapterFormat, directory: Path) -> None:
+    """Write what there is beside the adapter's tensors. Raises OSError."""
     config = json.dumps(peft_config(form), indent=1, sort_keys=True)
     (directory / ADAPTER_CONFIG).write_text(config + "\n")
 

@@ -81,26 +81,31 @@ def barrier(what: str) -> None:
         sync_global_devices(what)
 
 
-def report_to_rank_zero(what: str, report: str) -> None:
-    """Tell rank zero how something ended in this process. `what` names it, and is used once.
+def report(what: str, said: str) -> None:
+    """Tell the other processes how something ended in this one. `what` names it, and is used once.
 
     Unlike a barrier this is no computation on the devices, so any thread may call it while another
     one trains.
     """
-    _client().key_value_set(f"{what}/{jax.process_index()}", report)
+    _client().key_value_set(f"{what}/{jax.process_index()}", said)
 
 
 def wait_for_report(what: str, process: int, timeout_s: float) -> str:
-    """What the other process reports. Any thread of rank zero may call this. Raises WeightError
-    after `timeout_s`.
+    """What another process reports. Any thread may wait for it. Raises WeightError when `timeout_s`
+    are over.
     """
     try:
         return _client().blocking_key_value_get(f"{what}/{process}", int(timeout_s * 1_000))
     except RuntimeError as error:
         raise WeightError(
-            f"process {process} of the learner did not write its files of {what} within"
+            f"process {process} of the learner did not write its part of {what} within"
             f" {timeout_s:g} s ({one_line(error)}); its own log says more"
         ) from None
+
+
+def forget_reports(what: str) -> None:
+    """Forget the reports below a name, once nobody waits for them any more."""
+    _client().key_value_delete(what)
 
 
 def _client() -> Any:

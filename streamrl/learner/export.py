@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +18,10 @@ from haliax.jax_utils import is_jax_array_like
 from haliax.state_dict import flatten_modules_for_export, to_state_dict
 from jax.experimental.multihost_utils import process_allgather
 
+from streamrl.learner import weight_shards
 from streamrl.learner.distributed import is_rank_zero
+from streamrl.learner.tensor_files import ITEM_BYTES, write_tensors
+from streamrl.learner.weight_shards import LocalWeights
 from streamrl.weights.manifest import CONFIG, INDEX, TOKENIZER_FILES, parallel_map
 
 WEIGHTS = "model.safetensors"
@@ -27,8 +30,6 @@ EMBEDDING = "model.embed_tokens.weight"
 # files that a large model is at most, and what each has at least
 SHARDS = 8
 SHARD_BYTES = 16 << 20
-DTYPES = {"float32": "F32"}  # a policy is trained in this
-ITEM_BYTES = 4
 HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
 
 
@@ -48,63 +49,28 @@ def named_tensors(model: Any, prefix: str | None = None) -> dict[str, jax.Array]
     }
 
 
-class LocalWeights(NamedTuple):
-    """Weights to be exported. Each process of a learner holds those of the files that it writes."""
-
-    files: Mapping[str, Sequence[str]]  # The names of the tensors in each file of the export.
-    size_bytes: int  # Of the tensors of all files.
-    tensors: Mapping[str, np.ndarray]  # float32, those of this process's files.
-
-    @property
-    def own_files(self) -> list[str]:
-        """The files that this process writes."""
-        return [file for file, names in self.files.items() if names[0] in self.tensors]
-
-
 def state_dict(model: Any, prefix: str | None = None) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names, in float32 and in memory of their own. All processes of
-    a learner call this together, because each has only its shards. Rank zero gets the tensors; the
-    others get none, and hold one at a time. `prefix` is put before each name.
-    """
-    found = named_tensors(model, prefix)
-    return _gathered(found, found if is_rank_zero() else ())
-
-
-def local_weights(model: Any, head: bool = True) -> LocalWeights:
-    """The weights of a model in memory of their own, as this process writes them. All processes of
-    a learner call this together: each gets the tensors of its own files, and holds one of the
-    others at a time. `head`: as for `save_weights`.
-    """
-    found = named_tensors(model)
-    sources = {name: name for name in found}
-    if head:
-        sources.setdefault(HEAD, EMBEDDING)
-    sizes = {name: found[sources[name]].size * ITEM_BYTES for name in sorted(sources)}
-    files = split_into_files(sizes)
-    own = [
-        name
-        for file in files_of_process(files, jax.process_index(), jax.process_count())
-        for name in files[file]
-    ]
-    whole = _gathered(found, {sources[name] for name in own})
-    return LocalWeights(files, sum(sizes.values()), {name: whole[sources[name]] for name in own})
-
-
-def _gathered(tensors: Mapping[str, jax.Array], wanted: Container[str]) -> dict[str, np.ndarray]:
-    """Those of the tensors that this process wants, in float32. All processes gather all of them,
-    one at a time.
+    """Tensors by their Hugging Face names, in float32 and in memory of their own, for what is small
+    or has one process. All processes of a learner call this together. Rank zero gets the tensors;
+    the others get none, and hold one at a time. `prefix` is put before each name.
     """
     found = dict[str, np.ndarray]()
-    for name, tensor in tensors.items():
+    for name, tensor in named_tensors(model, prefix).items():
         whole = process_allgather(tensor, tiled=True)
-        if name in wanted:
+        if is_rank_zero():
             found[name] = np.asarray(whole).astype(np.float32, copy=False)
     return found
 
 
-def files_of_process(files: Iterable[str], process: int, processes: int) -> list[str]:
-    """The files of an export that one of a learner's processes writes: every n-th of them."""
-    return list(files)[process::processes]
+def local_weights(model: Any, head: bool = True) -> LocalWeights:
+    """The weights of a model, of which this process has copied its shards. All processes of a
+    learner call this together. `head`: as for `save_weights`.
+    """
+    found = named_tensors(model)
+    sources = {HEAD: EMBEDDING} if head and HEAD not in found else {}
+    sizes = {name: found[sources.get(name, name)].size * ITEM_BYTES for name in [*found, *sources]}
+    files = split_into_files({name: sizes[name] for name in sorted(sizes)})
+    return weight_shards.local_weights(found, files, sources)
 
 
 def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> None:
@@ -116,29 +82,25 @@ def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool 
     """
     if head and HEAD not in tensors:
         tensors = {**tensors, HEAD: tensors[EMBEDDING]}
-    sizes = {name: tensors[name].nbytes for name in sorted(tensors)}
-    weights = LocalWeights(split_into_files(sizes), sum(sizes.values()), tensors)
-    _write_files(weights, directory)
-    _write_index(weights, directory)
-
-
-def _write_files(weights: LocalWeights, directory: Path) -> None:
-    """Write this process's files."""
+    files = split_into_files({name: tensors[name].nbytes for name in sorted(tensors)})
     parallel_map(
         lambda file: write_tensors(
-            directory / file, {name: weights.tensors[name] for name in weights.files[file]}
+            directory / file,
+            {name: tensors[name].shape for name in files[file]},
+            tensors.__getitem__,
         ),
-        weights.own_files,
+        files,
     )
+    _write_index(files, sum(tensor.nbytes for tensor in tensors.values()), directory)
 
 
-def _write_index(weights: LocalWeights, directory: Path) -> None:
-    """Write which tensor is in which file, if there are several."""
-    if len(weights.files) == 1:
+def _write_index(files: Mapping[str, Sequence[str]], size_bytes: int, directory: Path) -> None:
+    """Write which tensor is in which file, if there are several. `size_bytes`: of all tensors."""
+    if len(files) == 1:
         return
     index = {
-        "metadata": {"total_size": weights.size_bytes},
-        "weight_map": {name: file for file, names in weights.files.items() for name in names},
+        "metadata": {"total_size": size_bytes},
+        "weight_map": {name: file for file, names in files.items() for name in names},
     }
     (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
 
@@ -168,29 +130,6 @@ def split_into_files(sizes: Mapping[str, int]) -> dict[str, list[str]]:
     )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write a safetensors file with the bytes that `safetensors.numpy.save_file` would write. That
-    function first copies every tensor to a bytes object, which would be a second copy of the whole
-    model in memory. Raises OSError.
-    """
-    described = dict[str, Any]({"__metadata__": {"format": "pt"}})
-    end = 0
-    for name, tensor in tensors.items():
-        start = end
-        end = end + tensor.nbytes
-        described[name] = {
-            "dtype": DTYPES[tensor.dtype.name],
-            "shape": tensor.shape,
-            "data_offsets": (start, end),
-        }
-    header = json.dumps(described, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for tensor in tensors.values():
-            file.write(np.ascontiguousarray(tensor).data)
-
-
 def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> None:
     """Write weights, config and tokenizer: a directory that a server can load. Raises OSError.
 
@@ -202,17 +141,11 @@ def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> No
     save_weights(tensors, directory, head=has_head(origin))
 
 
-def save_local(weights: LocalWeights, origin: Path, directory: Path) -> None:
-    """Write what this process has to write of an export: its files of weights and, if it is rank
-    zero, everything else. Raises OSError.
-
-    `weights`: from `local_weights`, with a head if `has_head(origin)`.
-    """
+def save_settings(weights: LocalWeights, origin: Path, directory: Path) -> None:
+    """Write what there is beside the weights. `origin`: as for `save`. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    if is_rank_zero():
-        _write_settings(origin, directory)
-        _write_index(weights, directory)
-    _write_files(weights, directory)
+    _write_settings(origin, directory)
+    _write_index(weights.files, weights.size_bytes, directory)
 
 
 def has_head(origin: Path) -> bool:

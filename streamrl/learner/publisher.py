@@ -248,6 +248,7 @@ class VersionPublisher:
     def _write_weights(self, version: PendingVersion) -> None:
         """Put the version into the store, if it has to be there."""
         snapshot = version.snapshot
+        snapshot.exchange()
         if self._is_to_be_written(version):
             version.export = snapshot.write(self.store)
         if snapshot.staged is not None:

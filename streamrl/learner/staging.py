@@ -1,6 +1,7 @@
-"""How several processes of a learner write a model together. Into a directory that all processes
-see, each writes its own files. A version may be wanted elsewhere: rank zero writes its files there,
-and links or copies those of the others from the directory that all see.
+"""How several processes of a learner write a model together. Each writes its own files into a
+directory that all processes see. The shards of these files that others have, it finds in a second
+directory, beside that one. A version may be wanted elsewhere: rank zero writes its files there, and
+links or copies those of the others from the directory that all see.
 
 A file is written by one process as a whole, because on a network file system two machines that
 write to one file may overwrite what the other has written beside it.
@@ -10,63 +11,79 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from streamrl.errors import WeightError, describe_error
 from streamrl.learner.checkpoints import TEMPORARY, WRITE_TIMEOUT_S
-from streamrl.learner.distributed import (
-    is_rank_zero,
-    report_to_rank_zero,
-    shared_token,
-    wait_for_report,
-)
-from streamrl.learner.export import files_of_process
+from streamrl.learner.distributed import forget_reports, report, shared_token, wait_for_report
+from streamrl.learner.weight_shards import LocalWeights
 from streamrl.weights.store import version_name
 
 DONE = "done"
 
 
 class StagedFiles(NamedTuple):
-    """The files of one model that the other processes write for rank zero."""
+    """The files of one model that all processes write together. Any thread of a process may do its
+    part of that, while another one trains.
+    """
 
     directory: Path  # All processes see it.
-    files: Sequence[str]  # The names of all files of the model that have tensors.
+    weights: LocalWeights
+
+    @property
+    def shards(self) -> Path:
+        """The directory of the shards that processes hand over to each other."""
+        return shards_beside(self.directory)
 
     @property
     def _name(self) -> str:
         """The directory's name and its parent's. A process gives each directory another one."""
         return "/".join(self.directory.parts[-2:])
 
-    def write(self, write_own: Callable[[Path], None]) -> None:
-        """Write all files to the directory, in all processes together. When rank zero returns, all
-        are there. `write_own`: as for `hand_over`. Raises WeightError and OSError.
+    def exchange(self) -> None:
+        """Hand over the shards of other processes' files, and wait for those of one's own. Raises
+        WeightError.
         """
-        if is_rank_zero():
-            write_own(self.directory)
-            self._wait_for_others()
-        else:
-            self.hand_over(write_own)
-
-    def hand_over(self, write_own: Callable[[Path], None]) -> None:
-        """Call `write_own` with the directory, in a process other than rank zero, which writes this
-        process's files there, and tell rank zero. Raises WeightError.
-        """
-        if not files_of_process(self.files, jax.process_index(), jax.process_count()):
+        if self.weights.processes == 1:
             return
+        name = f"{self._name}/shards"
         try:
-            write_own(self.directory)
+            self.weights.write_shards(self.shards)
         except OSError as error:
-            failure = (
-                f"{self.directory} cannot be written ({describe_error(error)}); free some space in"
-                " the directory of the run"
-            )
-            report_to_rank_zero(self._name, failure)
-            raise WeightError(failure) from None
-        report_to_rank_zero(self._name, DONE)
+            report(name, self._failure(error))
+            raise WeightError(self._failure(error)) from None
+        report(name, DONE)
+        for holder in self.weights.holders_for(self.weights.process):
+            _wait_for(name, holder)
+
+    def write(self) -> None:
+        """Write all files to the directory, in all processes together. When rank zero returns, all
+        are there. Raises WeightError and OSError.
+        """
+        if self.weights.process != 0:
+            self.hand_over()
+            return
+        self.exchange()
+        self.weights.write_files(self.directory, self.shards)
+        self._wait_for_others()
+        self._remove_shards()
+
+    def hand_over(self) -> None:
+        """Write this process's files to the directory and tell rank zero, in another process. All
+        others hand theirs over, too. Raises WeightError.
+        """
+        name = f"{self._name}/files"
+        try:
+            self.exchange()
+            self.weights.write_files(self.directory, self.shards)
+        except WeightError as error:
+            report(name, str(error))
+            raise
+        except OSError as error:
+            report(name, self._failure(error))
+            raise WeightError(self._failure(error)) from None
+        report(name, DONE)
 
     def collect(self, directory: Path) -> None:
         """Wait in rank zero for the files of all others, and put them into another directory.
@@ -78,19 +95,37 @@ class StagedFiles(NamedTuple):
     def _wait_for_others(self) -> list[str]:
         """Wait for the files of all others. Returns their names."""
         found = list[str]()
-        for process in range(1, jax.process_count()):
-            files = files_of_process(self.files, process, jax.process_count())
-            if not files:
-                break
-            report = wait_for_report(self._name, process, WRITE_TIMEOUT_S)
-            if report != DONE:
-                raise WeightError(report)
-            found += files
+        for process in range(1, self.weights.processes):
+            _wait_for(f"{self._name}/files", process)
+            found += self.weights.files_of(process)
         return found
 
     def remove(self) -> None:
-        """Remove the directory, once rank zero has collected the files."""
+        """Remove the directories, once rank zero has collected the files."""
         shutil.rmtree(self.directory, ignore_errors=True)
+        self._remove_shards()
+
+    def _remove_shards(self) -> None:
+        shutil.rmtree(self.shards, ignore_errors=True)
+        if self.weights.processes > 1:
+            forget_reports(self._name)
+
+    def _failure(self, error: OSError) -> str:
+        return (
+            f"{self.directory} cannot be written ({describe_error(error)}); free some space in the"
+            " directory of the run"
+        )
+
+
+def _wait_for(what: str, process: int) -> None:
+    found = wait_for_report(what, process, WRITE_TIMEOUT_S)
+    if found != DONE:
+        raise WeightError(found)
+
+
+def shards_beside(directory: Path) -> Path:
+    """The directory of the shards of the files in a directory."""
+    return directory.with_name(f"{directory.name}-shards")
 
 
 def staging_directory(checkpoints: Path, version: int) -> Path:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ from streamrl.learner.checkpoint_copies import CheckpointCopies
 from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
 from streamrl.learner.distributed import barrier, is_rank_zero, rank_zero_first, shared_token
 from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
-from streamrl.learner.export import LocalWeights
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.masking import mask_untrainable
@@ -42,8 +40,9 @@ from streamrl.learner.reference import (
     static_reference_dir,
     trainable_vocab_size,
 )
-from streamrl.learner.staging import StagedFiles, staging_directory
+from streamrl.learner.staging import StagedFiles, shards_beside, staging_directory
 from streamrl.learner.update import Updater
+from streamrl.learner.weight_shards import LocalWeights
 from streamrl.records import Batch, Probe, Scores
 from streamrl.weights.manifest import WeightRef, describe
 from streamrl.weights.store import Store, version_name
@@ -67,8 +66,8 @@ class ExportResult(NamedTuple):
 
 
 class WeightsSnapshot(NamedTuple):
-    """A copy of a version's weights, of which each process has those that it writes. Training may
-    continue while it is written.
+    """A copy of a version's weights, of which each process has its shards. Training may continue
+    while it is written.
     """
 
     position: TrainingPosition  # its sha256 is not known yet
@@ -80,25 +79,39 @@ class WeightsSnapshot(NamedTuple):
     adapter: AdapterFormat | None = None
     staged: StagedFiles | None = None  # What the other processes hand over, if they do.
 
+    def exchange(self) -> None:
+        """Exchange shards with the learner's other processes, before anything is saved. Raises
+        WeightError.
+        """
+        if self.staged is not None:
+            self.staged.exchange()
+
     def save(self, directory: Path) -> None:
         """Write a directory that a server can load: a Hugging Face model, or an adapter. Raises
         WeightError and OSError.
         """
-        self.save_own(directory)
-        if self.staged is not None:
+        if self.staged is None:
+            self.save_own(directory, directory)
+        else:
+            self.save_own(directory, self.staged.shards)
             self.staged.collect(directory)
 
-    def save_own(self, directory: Path) -> None:
-        """Write what this process has to write of that directory. Raises OSError."""
-        if self.adapter is None:
-            export.save_local(self.weights, self.initial_model_dir, directory)
-        elif is_rank_zero():
-            adapters.save(self.weights.tensors, self.adapter, directory)
+    def save_own(self, directory: Path, shards: Path) -> None:
+        """Write what this process has to write of that directory. `shards`: the directory of the
+        shards that processes have handed over to each other. Raises OSError.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        if is_rank_zero():
+            if self.adapter is None:
+                export.save_settings(self.weights, self.initial_model_dir, directory)
+            else:
+                adapters.write_config(self.adapter, directory)
+        self.weights.write_files(directory, shards)
 
     def hand_over(self) -> None:
-        """Write it for rank zero, in another process. Raises WeightError."""
+        """Write this process's files for rank zero, in another process. Raises WeightError."""
         assert self.staged is not None, "taken for publishing"
-        self.staged.hand_over(self.save_own)
+        self.staged.hand_over()
 
     def sha256(self) -> str:
         """The hash that the version is announced with."""
@@ -315,18 +328,22 @@ class PolicyTrainer:
         snapshot = self.snapshot()
         root = Path(tempfile.gettempdir()) if jax.process_count() == 1 else self.run.directory
         directory = root / f".exported-{shared_token()}"
+        shards = shards_beside(directory)
         try:
-            snapshot.save_own(directory)
+            snapshot.weights.write_shards(shards)
+            barrier("shards")
+            snapshot.save_own(directory, shards)
             barrier("exported")
             yield directory
             barrier("read")
         finally:
             if is_rank_zero():
                 shutil.rmtree(directory, ignore_errors=True)
+                shutil.rmtree(shards, ignore_errors=True)
 
     def snapshot(self, checkpoint_dir: Path | None = None) -> WeightsSnapshot:
-        """A copy of the current weights, of which each process gets those that it writes. All
-        processes of a learner call this together.
+        """A copy of the current weights, of which each process gets its shards. All processes of a
+        learner call this together.
 
         `checkpoint_dir`: the directory of the learner's checkpoints, beside which the other
         processes are to hand over their files to rank zero.
@@ -339,7 +356,7 @@ class PolicyTrainer:
         staged = None
         if checkpoint_dir is not None:
             directory = staging_directory(checkpoint_dir, self.version)
-            staged = StagedFiles(directory, list(weights.files))
+            staged = StagedFiles(directory, weights)
         return WeightsSnapshot(
             position=self.position,
             initial_model_dir=self.initial_model_dir,
@@ -388,8 +405,9 @@ class PolicyTrainer:
 
         def write(checkpoint: Path) -> None:
             directory = checkpoint / reference_dir_name(version)
-            shared = StagedFiles(directory, list(weights.files))
-            shared.write(partial(export.save_local, weights, origin))
+            if is_rank_zero():
+                export.save_settings(weights, origin, directory)
+            StagedFiles(directory, weights).write()
 
         return write
 

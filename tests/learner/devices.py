@@ -58,7 +58,7 @@ def run_on_two_by_four(
                 )
         for process, path in zip(processes, written, strict=True):
             code = process.wait(patience(LIMIT_S))
-            assert code == 0, path.read_text()[-3000:]
+            assert code == 0, f"exit code {code}: {path.read_text()[-3000:]}"
     finally:
         for process in processes:
             process.kill()

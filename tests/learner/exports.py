@@ -2,17 +2,15 @@
 
     python -m tests.learner.exports MODEL DIRECTORY FILE_BYTES COORDINATOR PROCESS
 
-The first process writes DIRECTORY/0, with what the second hands over. Each writes what it held to
-DIRECTORY/PROCESS.json.
+The first process writes DIRECTORY/0, with what the second hands over. Each says in
+DIRECTORY/PROCESS.json what it held, and the first one which shards were handed over.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import weakref
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -28,39 +26,24 @@ def main(origin: str, directory: str, file_bytes: str, coordinator: str, process
     jax.distributed.initialize(coordinator, 2, int(process))
     assert jax.device_count() == 8
     export.SHARD_BYTES = int(file_bytes)
-    gather = export.process_allgather
-    gathered: list[weakref.ref[Any]] = []
-    most = 0
-
-    def counted(tensor: Any, tiled: bool) -> Any:
-        nonlocal most
-        found = gather(tensor, tiled=tiled)
-        gathered.append(weakref.ref(found))
-        most = max(most, sum(each() is not None for each in gathered))
-        return found
-
-    export.process_allgather = counted
     settings = Learner()
     with Updater(settings, 8).training():
         weights = export.local_weights(model.load(Path(origin), CONTEXT, settings))
     out = Path(directory)
-    staged = StagedFiles(staging_directory(out, version=1), list(weights.files))
-
-    def write(target: Path) -> None:
-        export.save_local(weights, Path(origin), target)
-
+    staged = StagedFiles(staging_directory(out, version=1), weights)
+    said = {
+        "files": weights.files_of(int(process)),
+        "bytes": sum(copy.nbytes for copy in weights.copies.values()),
+    }
     if process == "0":
-        write(out / "0")
+        staged.exchange()
+        export.save_settings(weights, Path(origin), out / "0")
+        weights.write_files(out / "0", staged.shards)
         staged.collect(out / "0")
+        said["handed_over"] = sorted(path.name for path in staged.shards.iterdir())
         staged.remove()
     else:
-        staged.hand_over(write)
-    said = {
-        "own": weights.own_files,
-        "tensors": len(weights.tensors),
-        "bytes": sum(tensor.nbytes for tensor in weights.tensors.values()),
-        "held": most,
-    }
+        staged.hand_over()
     (out / f"{process}.json").write_text(json.dumps(said))
 
 

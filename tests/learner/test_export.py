@@ -5,7 +5,6 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -72,21 +71,6 @@ def test_the_size_is_known_beforehand(tiny: Path):
     assert size_bytes == sum(tensor.nbytes for tensor in load_file(tiny / export.WEIGHTS).values())
 
 
-def test_files_are_those_that_the_library_writes(tmp_path: Path):
-    tensors = {
-        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "b.c": np.float32([7]),
-        "transposed": np.arange(4, dtype=np.float32).reshape(2, 2).T,
-    }
-    export.write_tensors(tmp_path / "ours", tensors)
-    save_file(
-        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
-        tmp_path / "theirs",
-        metadata={"format": "pt"},
-    )
-    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-
-
 def test_a_large_model_is_several_files_of_about_the_same_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "SHARD_BYTES", 100)
     assert export.split_into_files({"a": 150, "b": 49}) == {"model.safetensors": ["a", "b"]}
@@ -124,35 +108,3 @@ def test_a_full_disk_is_an_oserror(tiny: Path, tmp_path: Path):
     with use_mesh(), pytest.raises(OSError, match="No space left on device") as caught:
         export.save_weights(export.state_dict(model.load(tiny, CONTEXT)), tmp_path)
     assert caught.value.errno == errno.ENOSPC
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 20])
-def test_the_files_of_several_processes_are_those_of_one(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
-):
-    """The head is tied, so two files need the tensor of the embedding."""
-    monkeypatch.setattr(export, "SHARD_BYTES", 10_000)
-    with use_mesh():
-        loaded = model.load(tiny, CONTEXT)
-        tensors = export.state_dict(loaded)
-        del tensors[export.HEAD]
-        export.save(tensors, tiny, tmp_path / "one")
-        monkeypatch.setattr(export, "named_tensors", lambda _: tensors)
-        monkeypatch.setattr(export, "process_allgather", lambda tensor, tiled: tensor)
-        monkeypatch.setattr(jax, "process_count", lambda: processes)
-        held = list[export.LocalWeights]()
-        for process in range(processes):
-            monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-            held.append(export.local_weights(loaded))
-            export.save_local(held[-1], tiny, tmp_path / "several")
-    one = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-    assert one == {path.name: path.read_bytes() for path in (tmp_path / "several").iterdir()}
-
-    files = held[0].files
-    assert len(files) > 3 and len({weights.size_bytes for weights in held}) == 1
-    written = [file for weights in held for file in weights.own_files]
-    assert sorted(written) == sorted(files)
-    for weights in held:
-        assert len(weights.own_files) <= -(-len(files) // processes)
-        own = [name for file in weights.own_files for name in files[file]]
-        assert list(weights.tensors) == own

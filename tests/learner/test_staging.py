@@ -4,6 +4,7 @@ test, which has two real ones.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -12,12 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from streamrl.errors import WeightError
 from streamrl.learner import distributed, export, model
 from streamrl.learner.mesh import use_mesh
-from streamrl.learner.staging import StagedFiles, staging_directory
+from streamrl.learner.staging import StagedFiles, shards_beside, staging_directory
+from streamrl.learner.weight_shards import LocalWeights, TensorShard
 from tests.learner.conftest import CONTEXT
 from tests.learner.devices import run_on_two_by_four
 from tests.support.waiting import patience
@@ -44,6 +48,11 @@ class Reports:
             raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
         return self._reports[key]
 
+    def key_value_delete(self, key: str) -> None:
+        with self._changed:
+            for name in [name for name in self._reports if name.startswith(f"{key}/")]:
+                del self._reports[name]
+
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], list[object]]:
@@ -69,15 +78,37 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None
     return run
 
 
-def staged_in(directory: Path, files: list[str] = FILES) -> StagedFiles:
-    return StagedFiles(directory / ".tmp-v000001-ab", files)
+def staged_in(directory: Path, files: int = 5, at: str = ".tmp-v000001-ab") -> StagedFiles:
+    """Files with one tensor each, as this process has them: a number that the first process has,
+    and a second one that the last process has.
+    """
+    process = jax.process_index()
+    names = FILES[:files]
+    numbers = {0: 0, 2: 1}
+    weights = LocalWeights(
+        process=process,
+        processes=3,
+        files={name: [f"tensor-{name}"] for name in names},
+        shapes={f"tensor-{name}": (2,) for name in names},
+        shards={
+            f"tensor-{name}": [TensorShard(((0, 1),), 0), TensorShard(((1, 2),), 2)]
+            for name in names
+        },
+        copies={
+            (f"tensor-{name}", numbers[process]): np.array([10 * i + process], np.float32)
+            for i, name in enumerate(names)
+            if process in numbers
+        },
+    )
+    return StagedFiles(directory / at, weights)
 
 
-def write_own(directory: Path) -> None:
-    """This process's files, each with its name."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in export.files_of_process(FILES, jax.process_index(), 3):
-        (directory / name).write_text(name)
+def numbers_in(directory: Path) -> list[list[float]]:
+    """The tensor of each file in a directory. There is nothing else."""
+    return [load_file(path)[f"tensor-{path.name}"].tolist() for path in sorted(directory.iterdir())]
+
+
+EXPECTED = [[10 * i, 10 * i + 2] for i in range(5)]
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -88,7 +119,6 @@ def test_rank_zero_has_the_files_of_all(
     links: bool,
 ):
     """It may collect them twice: to hash them, and to put them into the store."""
-    staged = staged_in(tmp_path)
 
     def refuse(source: Path, target: Path) -> None:
         raise OSError("another file system")
@@ -97,68 +127,73 @@ def test_rank_zero_has_the_files_of_all(
         monkeypatch.setattr(os, "link", refuse)
 
     def work(process: int) -> None:
+        staged = staged_in(tmp_path)
         if process:
-            staged.hand_over(write_own)
+            staged.hand_over()
             return
+        staged.exchange()
         for name in ("one", "two"):
-            write_own(tmp_path / name)
+            staged.weights.write_files(tmp_path / name, staged.shards)
             staged.collect(tmp_path / name)
+            seen.append((tmp_path / name / FILES[1]).stat().st_nlink)
+        staged.remove()
 
+    seen = list[int]()
     assert processes(work) == [None, None, None]
-    for name in ("one", "two"):
-        found = {path.name: path.read_text() for path in (tmp_path / name).iterdir()}
-        assert found == dict(zip(FILES, FILES, strict=True))
-    assert (tmp_path / "one" / FILES[1]).stat().st_nlink == (3 if links else 1)
-    staged.remove()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert numbers_in(tmp_path / "one") == numbers_in(tmp_path / "two") == EXPECTED
+    assert seen == ([2, 3] if links else [1, 1])
 
 
 def test_when_rank_zero_has_written_all_have(
     processes: Callable[[Callable[[int], None]], list[object]], tmp_path: Path
 ):
-    """A reference goes into a checkpoint so, and may go into the next one, too."""
-    seen = list[list[str]]()
+    """A reference goes into a checkpoint so, and may go into the next one, too. The same names may
+    come again after a restart from an earlier version.
+    """
+    seen = list[list[list[float]]]()
 
     def work(process: int) -> None:
         for checkpoint in ("000002", "000003"):
-            staged_in(tmp_path / checkpoint).write(write_own)
+            staged_in(tmp_path / checkpoint, at="reference").write()
             if process == 0:
-                written = (tmp_path / checkpoint / ".tmp-v000001-ab").iterdir()
-                seen.append(sorted(path.name for path in written))
+                seen.append(numbers_in(tmp_path / checkpoint / "reference"))
 
-    assert processes(work) == [None, None, None] and seen == [FILES, FILES]
+    assert processes(work) == [None, None, None] and seen == [EXPECTED, EXPECTED]
+    assert [path.name for path in (tmp_path / "000002").iterdir()] == ["reference"]
 
 
-def test_a_process_without_files_does_nothing(
+def test_a_process_without_files_hands_over_its_shards(
     processes: Callable[[Callable[[int], None]], list[object]], tmp_path: Path
 ):
-    staged = staged_in(tmp_path, FILES[:1])
-
     def work(process: int) -> None:
-        if process:
-            staged.hand_over(write_own)
-        else:
-            staged.collect(tmp_path)
+        staged_in(tmp_path, files=1, at="model").write()
 
-    assert processes(work) == [None, None, None] and not list(tmp_path.iterdir())
+    assert processes(work) == [None, None, None]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert numbers_in(tmp_path / "model") == EXPECTED[:1]
 
 
-def test_what_one_process_could_not_write_is_said_by_both(
-    processes: Callable[[Callable[[int], None]], list[object]], tmp_path: Path
+@pytest.mark.parametrize("failing", ["write_files", "write_shards"])
+def test_what_one_process_could_not_write_is_said_by_all_that_wait_for_it(
+    processes: Callable[[Callable[[int], None]], list[object]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
 ):
-    (tmp_path / "file").touch()
-    staged = staged_in(tmp_path / "file")
+    """The last process has shards for both of the others."""
+    write = getattr(LocalWeights, failing)
 
-    def work(process: int) -> None:
-        if process == 1:
-            staged.hand_over(write_own)
-        elif process == 0:
-            staged.collect(tmp_path)
+    def on_a_full_disk(weights: LocalWeights, *directories: Path) -> None:
+        if weights.process == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(weights, *directories)
 
-    zero, one, two = processes(work)
-    assert two is None and isinstance(zero, WeightError) and isinstance(one, WeightError)
-    assert str(zero) == str(one)
-    assert "/.tmp-v000001-ab cannot be written (" in str(zero) and "free some space" in str(zero)
+    monkeypatch.setattr(LocalWeights, failing, on_a_full_disk)
+    zero, one, two = processes(lambda _: staged_in(tmp_path, at="model").write())
+    assert isinstance(two, WeightError) and str(zero) == str(two)
+    assert "/model cannot be written (" in str(two) and "free some space" in str(two)
+    assert str(one) == str(two) if failing == "write_shards" else one is None
 
 
 def test_a_process_that_reports_nothing_is_named(
@@ -170,19 +205,20 @@ def test_a_process_that_reports_nothing_is_named(
 
     def work(process: int) -> None:
         if process == 0:
-            staged_in(tmp_path).collect(tmp_path)
+            staged_in(tmp_path).exchange()
 
     zero = processes(work)[0]
     assert isinstance(zero, WeightError)
     assert str(zero) == (
-        f"process 1 of the learner did not write its files of {tmp_path.name}/.tmp-v000001-ab"
+        f"process 2 of the learner did not write its part of {tmp_path.name}/.tmp-v000001-ab/shards"
         " within 0.01 s (DEADLINE_EXCEEDED); its own log says more"
     )
 
 
-def test_the_directory_is_one_that_a_learner_clears_at_its_start(tmp_path: Path):
+def test_the_directories_are_some_that_a_learner_clears_at_its_start(tmp_path: Path):
     directory = staging_directory(tmp_path, version=12)
     assert directory.parent == tmp_path and directory.name.startswith(".tmp-v000012-")
+    assert shards_beside(directory).name.startswith(".tmp-")
 
 
 @pytest.mark.slow
@@ -198,14 +234,16 @@ def test_two_processes_write_the_files_of_one_and_each_holds_its_own(
     monkeypatch.setattr(export, "SHARD_BYTES", file_bytes)
     with use_mesh():
         weights = export.local_weights(model.load(tiny, CONTEXT))
-        export.save_local(weights, tiny, tmp_path / "one")
+        export.save_settings(weights, tiny, tmp_path / "one")
+        weights.write_files(tmp_path / "one", tmp_path)
     one = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert one == {path.name: path.read_bytes() for path in (tmp_path / "0").iterdir()}
 
     held = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
-    assert [found["own"] for found in held] == [weights.own_files[i::2] for i in range(2)]
-    assert sum(found["tensors"] for found in held) == len(weights.tensors)
-    for found in held:
-        assert found["held"] <= found["tensors"] + 2  # one that comes, and the one before it
-        assert found["bytes"] < 0.7 * weights.size_bytes
+    files = list(weights.files)
+    assert [found["files"] for found in held] == [files[0::2], files[1::2]]
+    assert sum(found["bytes"] for found in held) == weights.size_bytes
+    assert max(found["bytes"] for found in held) < 0.6 * weights.size_bytes
+    handed_over = {name.split("-")[0] for name in held[0]["handed_over"]}
+    assert handed_over == {"0", "1"}
     assert not list(tmp_path.glob(".tmp-*"))
