@@ -34,7 +34,7 @@ class CallTree:
 
     def __init__(self) -> None:
         self.calls: dict[str, ModelCall] = {}
-        self._answers: dict[tuple[str, int], str] = {}  # request and choice -> call
+        self._answers: dict[str, dict[int, str]] = {}  # request -> number of the answer -> call
         self._conversations: dict[bytes, str] = {}  # digest of a conversation -> call that ends it
         self._digests: dict[str, bytes] = {}  # call -> digest of its conversation
         self._contexts: dict[bytes, str] = {}  # digest of all tokens up to an answer -> call
@@ -47,7 +47,7 @@ class CallTree:
 
         Raises InvalidCall where it goes on from a call that is not there.
         """
-        if call.call in self.calls or (call.request, call.choice) in self._answers:
+        if call.call in self.calls or call.choice in self._answers.get(call.request, ()):
             return False
         if call.continues and call.continues not in self.calls:
             raise InvalidCall(
@@ -55,14 +55,13 @@ class CallTree:
             )
         self.calls[call.call] = call
         if call.request:
-            self._answers[call.request, call.choice] = call.call
+            self._answers.setdefault(call.request, {})[call.choice] = call.call
         self._not_indexed.append(call)
         return True
 
     def answers(self, request: str) -> list[ModelCall]:
         """The answers that a request has had, by their numbers."""
-        numbers = sorted(choice for name, choice in self._answers if name == request)
-        return [self.calls[self._answers[request, number]] for number in numbers]
+        return [self.calls[call] for _, call in sorted(self._answers.get(request, {}).items())]
 
     def place(self, conversation: Sequence[Message]) -> Place:
         """Where a request with these canonical messages goes on: at the call with the longest
