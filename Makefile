@@ -27,7 +27,7 @@ LIVE_FILES = $$(grep -rl 'mark\.live' tests --include='test_*.py')
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets real-size lock sbom clean
+.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets real-size lock manifests sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -118,6 +118,13 @@ lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit sta
 	$(COMPILE) requirements/inference-gpu.in -o requirements/inference-gpu.txt
 	$(COMPILE) requirements/agents.in -o requirements/agents.txt
 	$(COMPILE) requirements/verifiers.in -o requirements/verifiers.txt
+
+manifests: $(ENV)/.installed ## topics and users of the Kubernetes overlays, written again from their run files
+	@for file in deploy/kubernetes/overlays/*/run.yaml; do \
+		here=$$(dirname $$file); \
+		$(ENV)/bin/streamrl topics render $$file > $$here/topics.yaml.new || exit 1; \
+		$(ENV)/bin/streamrl topics acls --render $$file > $$here/users.yaml.new || exit 1; \
+		mv $$here/topics.yaml.new $$here/topics.yaml; mv $$here/users.yaml.new $$here/users.yaml; done
 
 sbom: $(ENV)/.installed ## what each list in requirements/ is made of, as CycloneDX, in build/sbom
 	@mkdir -p build/sbom

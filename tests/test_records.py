@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import msgpack
@@ -377,9 +378,23 @@ def test_the_documentation_says_what_lies_in_every_topic():
         assert not missing, f"docs/records.md: the row of `{kind.name}` lacks {', '.join(missing)}"
 
 
-if __name__ == "__main__":  # after a deliberate, additive change: python -m tests.test_records
+def write_golden(may_change: bool) -> None:
+    """Write the golden bytes of records that have none. Those of others are written again only if
+    they may change: after a field with a default was added.
+    """
+    changed = list[str]()
     for file, make in MADE.items():
-        (GOLDEN / file).write_text(
-            json.dumps({name: encode(record).hex() for name, record in make().items()}, indent=1)
-            + "\n"
-        )
+        before = golden(file)
+        after = {name: encode(record) for name, record in make().items()}
+        changed += [f"{file}: {name}" for name in before if before[name] != after.get(name)]
+        if changed and not may_change:
+            raise SystemExit(
+                f"nothing is written: the bytes of {', '.join(changed)} would change; after an"
+                " additive change run `python -m tests.test_records --change`"
+            )
+        text = json.dumps({name: data.hex() for name, data in after.items()}, indent=1)
+        (GOLDEN / file).write_text(text + "\n")
+
+
+if __name__ == "__main__":  # python -m tests.test_records [--change]
+    write_golden(may_change="--change" in sys.argv[1:])

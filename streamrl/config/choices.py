@@ -35,7 +35,9 @@ class AdvantageChoice(NamedTuple):
 class LossChoice(NamedTuple):
     """What the run file's checks know of a shipped `learner.loss`."""
 
-    ratio: bool  # Has importance sampling in it.
+    # exp(current - old) occurs in it, as a factor or as a weight, so that `correction.weights`
+    # would apply it twice unless `correction.old_policy` is `decoupled`.
+    ratio: bool
     average: str  # What `learner.average` is where it is empty, as the loss's source has it.
 
 

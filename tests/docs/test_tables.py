@@ -51,12 +51,16 @@ def kinds_in(cell: str) -> set[str]:
 )
 def test_the_page_of_losses_has_every_name(header: str, named: list[str]):
     on_page = [cells[0].strip("`") for cells in rows("docs/losses.md", header)]
-    assert on_page == named, "docs/losses.md and streamrl/config/choices.py differ"
+    assert on_page == named, (
+        f"the table {header!r} of docs/losses.md has other rows than streamrl/config/choices.py"
+        " has names, or another order"
+    )
 
 
 def test_the_page_of_losses_says_how_each_is_averaged():
     for cells in rows("docs/losses.md", "| name | loss | averaged over | source |"):
         name = cells[0].strip("`")
+        assert name in choices.AVERAGE_OF, f"docs/losses.md: no loss is called {name}"
         assert cells[2] == choices.AVERAGE_OF[name], f"docs/losses.md: average of {name}"
 
 
@@ -101,7 +105,8 @@ def test_the_page_of_models_has_the_defaults_of_a_pretrained_one():
 
 def test_the_page_of_envs_names_every_env_and_reward():
     page = (ROOT / "docs" / "add-an-env.md").read_text()
-    assert [name for name in (*ENVS, *REWARDS) if f"`{name}`" not in page] == []
+    missing = [name for name in (*ENVS, *REWARDS) if f"`{name}`" not in page]
+    assert missing == [], f"docs/add-an-env.md: add to its tables {', '.join(missing)}"
 
 
 # ---- roles and topics ----------------------------------------------------------------------------
@@ -127,9 +132,11 @@ def test_the_table_of_rooms_is_that_of_the_roles(role: Role):
     rooms = {cells[0].strip("`/"): cells for cells in rows("docs/architecture.md", header)}
     assert role.room in rooms, f"docs/architecture.md: add a row for {role.room}/"
     _, consumed, produced, _ = rooms[role.room]
-    where = f"docs/architecture.md, {role.room}/"
-    assert kinds_in(consumed) == set(role.consumes), f"{where}: in"
-    assert kinds_in(produced) == set(role.produces) - OF_EVERY_PART, f"{where}: out"
+    where = f"docs/architecture.md, the row of {role.room}/ has to name"
+    consumes = set(role.consumes)
+    assert kinds_in(consumed) == consumes, f"{where} under `in` {sorted(consumes)}"
+    produces = set(role.produces) - OF_EVERY_PART
+    assert kinds_in(produced) == produces, f"{where} under `out` {sorted(produces)}"
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
@@ -158,6 +165,12 @@ def test_the_number_of_topics_is_that_of_the_plan():
     sizing = rows("docs/operations.md", "| | formula | value |")
     (formula,) = (cells[1] for cells in sizing if cells[0].startswith("topics, and"))
     per_env, fixed = (int(number) for number in re.findall(r"\d+", formula))
-    for count in (1, 3):
-        run = parse({"run": "r", "envs": {f"env-{i}": {} for i in range(count)}})
-        assert len(topics.plan(run)) == per_env * count + fixed, f"docs/operations.md: {formula}"
+    planned = [
+        len(topics.plan(parse({"run": "r", "envs": {f"env-{i}": {} for i in range(count)}})))
+        for count in (1, 2)
+    ]
+    each = planned[1] - planned[0]
+    rest = planned[0] - each
+    assert (per_env, fixed) == (each, rest), (
+        f"docs/operations.md, number of topics: write {each} E + {rest}, and the value beside it"
+    )

@@ -28,7 +28,8 @@ def run_file(name: str = "r", **settings: Any) -> RunFile:
 
 
 def test_a_run_has_these_topics():
-    assert {topic.name.removeprefix("r.") for topic in topics.plan(run_file())} == {
+    planned = {topic.name.removeprefix("r.") for topic in topics.plan(run_file())}
+    expected = {
         *("rollouts.a", "rollouts.b", "groups.a", "groups.b"),
         *(
             "batches",
@@ -56,6 +57,10 @@ def test_a_run_has_these_topics():
         ),
         *("dead-letters.batches", "dead-letters.policy-versions"),
     }
+    assert planned == expected, (
+        f"planned, and not in this list: {sorted(planned - expected)}; in this list, and not"
+        f" planned: {sorted(expected - planned)}"
+    )
     assert all(topic.name.startswith("r.") for topic in topics.plan(run_file()))
 
 
@@ -107,7 +112,12 @@ def test_the_constants_are_the_templates():
     constants = {
         value for name, value in vars(topology).items() if name.isupper() and isinstance(value, str)
     }
-    assert set(topics.kinds()) == constants - {topology.GENERATION, topology.RESCORER}
+    kinds = set(topics.kinds())
+    expected = constants - {topology.GENERATION, topology.RESCORER}
+    assert kinds == expected, (
+        f"topics/ has no template for {sorted(expected - kinds)}; streamrl/config/topology.py has"
+        f" no constant for {sorted(kinds - expected)}"
+    )
     assert (topology.rollouts("a"), topology.groups("a")) == ("rollouts.a", "groups.a")
     assert topology.journal(topology.env_part("a", 1)) == "journal.env-a-1"
     assert topology.dead_letters(topology.BATCHES) == "dead-letters.batches"
@@ -156,12 +166,12 @@ def test_what_is_kept_how_long():
     latest_only = {
         name for name, settings in planned.items() if settings["cleanup.policy"] == "compact"
     }
-    assert for_ever == {name for name in planned if name.startswith("journal.")} | {
-        "config",
-        "policy-versions",
-        "evals",
-    }
-    assert latest_only == {"demand", "servers"}
+    journals = {name for name in planned if name.startswith("journal.")}
+    elsewhere = "; say it in docs/operations.md, Cost of retention, too"
+    assert for_ever == journals | {"config", "policy-versions", "evals"}, (
+        f"kept for ever{elsewhere}: {sorted(for_ever - journals)}"
+    )
+    assert latest_only == {"demand", "servers"}, f"compacted{elsewhere}: {sorted(latest_only)}"
     assert {
         settings["retention.ms"]
         for name, settings in planned.items()
