@@ -12,7 +12,6 @@ from streamrl.gateway.requests import (
     ChatRequest,
     Dialect,
     RequestRefused,
-    Told,
     arguments_of,
     canonical_messages,
     function_tool,
@@ -23,7 +22,7 @@ from streamrl.gateway.requests import (
     string,
     tool_objects,
 )
-from streamrl.sessions.call_tree import told_text
+from streamrl.sessions.call_tree import CallTree, visible_text
 from streamrl.sessions.messages import Message
 
 NEUTRAL = {
@@ -43,7 +42,7 @@ ERRORS = {
 }
 
 
-def parse(body: Body, told: Told) -> ChatRequest:
+def parse(body: Body, tree: CallTree) -> ChatRequest:
     refuse_fields(body, NEUTRAL)
     string(body, "model")
     choice = body.get("tool_choice") or {"type": "auto"}
@@ -111,7 +110,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
 
 def response(body: Body, answer: Answer) -> dict[str, Any]:
     (call,) = answer.calls
-    text = told_text(call)
+    text = visible_text(call)
     content = list[dict[str, Any]]()
     if text or not call.tool_calls:
         content.append({"type": "text", "text": text})

@@ -19,13 +19,13 @@ from streamrl.config.run_file import RunFile
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SessionName
 from streamrl.gateway.recorder import Recorder, limited
-from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused, Told
-from streamrl.gateway.sampling import CallSampler, place_of, told
+from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused
+from streamrl.gateway.sampling import CallSampler, continuation_of
 from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.inference.client import ContextFull, RequestDenied, SamplingFailed
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
-from streamrl.sessions.call_tree import CallTree, Place
+from streamrl.sessions.call_tree import CallTree, Continuation
 
 
 async def never() -> bool:
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     request: ChatRequest
     body: str  # its digest
     ordinal: int  # among the requests with this body
-    place: Place
+    continuation: Continuation
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class Calls:
     async def answer(
         self,
         name: SessionName,
-        parse: Callable[[Told], ChatRequest],
+        parse: Callable[[CallTree], ChatRequest],
         idempotency_key: str = "",
         is_retry: bool = False,
         is_gone: Callable[[], Awaitable[bool]] = never,
@@ -131,7 +131,7 @@ class Calls:
         return await self.answer(name, parse, is_gone=is_gone)
 
     def _sample_early(
-        self, name: SessionName, parse: Callable[[Told], ChatRequest]
+        self, name: SessionName, parse: Callable[[CallTree], ChatRequest]
     ) -> Early | None:
         """Begin to sample while the log is asked for what other replicas have written. Most often
         there is nothing that matters here, because an agent stays with a replica.
@@ -154,13 +154,13 @@ class Calls:
     def _asked(
         self,
         name: SessionName,
-        parse: Callable[[Told], ChatRequest],
+        parse: Callable[[CallTree], ChatRequest],
         idempotency_key: str,
         is_new: bool,
     ) -> Asked:
         """The request as it stands by what is known of its session. Raises RequestRefused."""
         session = self.open_session(name)
-        request = parse(lambda call: told(session.tree, call))
+        request = parse(session.tree)
         body = request.digest()
         if idempotency_key:
             body = xxhash.xxh3_128_hexdigest(f"{body} {idempotency_key}".encode())
@@ -172,12 +172,12 @@ class Calls:
             request=request,
             body=body,
             ordinal=ordinal,
-            place=place_of(session.tree, request),
+            continuation=continuation_of(session.tree, request),
         )
 
     def _sampling(self, asked: Asked) -> asyncio.Task[list[ModelCall]]:
         task = asyncio.create_task(
-            self._sampler.sample(asked.session, asked.request, asked.place, asked.name)
+            self._sampler.sample(asked.session, asked.request, asked.continuation, asked.name)
         )
         # It may fail when nobody waits for it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())

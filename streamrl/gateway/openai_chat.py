@@ -14,7 +14,6 @@ from streamrl.gateway.requests import (
     Body,
     ChatRequest,
     Dialect,
-    Told,
     canonical_messages,
     function_tool,
     integer,
@@ -26,7 +25,7 @@ from streamrl.gateway.requests import (
     tool_objects,
 )
 from streamrl.records import ModelCall
-from streamrl.sessions.call_tree import told_text
+from streamrl.sessions.call_tree import CallTree, visible_text
 
 NEUTRAL = {
     "logit_bias": ({},),
@@ -47,7 +46,7 @@ NEUTRAL = {
 }
 
 
-def parse(body: Body, told: Told) -> ChatRequest:
+def parse(body: Body, tree: CallTree) -> ChatRequest:
     refuse_fields(body, NEUTRAL)
     string(body, "model")
     limit = integer(body, "max_tokens", 0)
@@ -117,7 +116,7 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
 
 
 def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
-    content = told_text(call)
+    content = visible_text(call)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     reason = call.inference_metadata.finish_reason
     if call.tool_calls:

@@ -16,7 +16,6 @@ from streamrl.gateway.requests import (
     ChatRequest,
     Dialect,
     RequestRefused,
-    Told,
     canonical_messages,
     function_tool,
     integer,
@@ -28,7 +27,7 @@ from streamrl.gateway.requests import (
     tool_objects,
 )
 from streamrl.records import ModelCall
-from streamrl.sessions.call_tree import told_text
+from streamrl.sessions.call_tree import CallTree, visible_text
 from streamrl.sessions.messages import Message
 
 NEUTRAL = {
@@ -43,14 +42,14 @@ NEUTRAL = {
 ID = "resp_"
 
 
-def parse(body: Body, told: Told) -> ChatRequest:
+def parse(body: Body, tree: CallTree) -> ChatRequest:
     refuse_fields(body, NEUTRAL)
     string(body, "model")
     text = body.get("text")
     if isinstance(text, dict) and text.get("format") not in (None, {"type": "text"}):
         raise refuse("text.format", "the policy is trained on what it samples, which is text")
     return ChatRequest(
-        messages=canonical_messages(_conversation(body, told), "input"),
+        messages=canonical_messages(_conversation(body, tree), "input"),
         tools=_tools(body),
         reads_tool_calls=body.get("tool_choice") != "none",
         parallel_tool_calls=body.get("parallel_tool_calls") is not False,
@@ -58,7 +57,7 @@ def parse(body: Body, told: Told) -> ChatRequest:
     )
 
 
-def _conversation(body: Body, told: Told) -> list[Message]:
+def _conversation(body: Body, tree: CallTree) -> list[Message]:
     instructions = string(body, "instructions", limit=1 << 30)
     system: list[Message] = []
     if instructions:
@@ -66,15 +65,15 @@ def _conversation(body: Body, told: Told) -> list[Message]:
     earlier: list[Message] = []
     previous = string(body, "previous_response_id")
     if previous:
-        found = told(previous.removeprefix(ID))
-        if found is None:
+        call = previous.removeprefix(ID)
+        if call not in tree.calls:
             raise RequestRefused(
                 400,
                 f"previous_response_id: this session has no response {previous}",
                 "previous_response_id",
                 "previous_response_not_found",
             )
-        earlier = found
+        earlier = tree.visible_conversation(call)
         if system and earlier[0]["role"] == "system":
             earlier = earlier[1:]
     given = body.get("input")
@@ -160,7 +159,7 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
 
 def _items(call: ModelCall, status: str) -> list[dict[str, Any]]:
     """The text of an answer as a message, then its calls of functions."""
-    text = told_text(call)
+    text = visible_text(call)
     found = list[dict[str, Any]]()
     if text or not call.tool_calls:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

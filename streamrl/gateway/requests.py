@@ -18,6 +18,7 @@ import xxhash
 
 from streamrl.errors import one_line
 from streamrl.records import ModelCall
+from streamrl.sessions.call_tree import CallTree
 from streamrl.sessions.messages import Message, canonical
 
 Body = Mapping[str, Any]
@@ -72,14 +73,10 @@ class Answer(NamedTuple):
         return sum(len(call.tokens) for call in self.calls)
 
 
-Told = Callable[[str], list[Message] | None]
-"""The conversation up to a call's answer as the agent was told it; None: there is no such call."""
-
-
 class Dialect(NamedTuple):
     """An API that agents speak. Each is a module of pure functions."""
 
-    parse: Callable[[Body, Told], ChatRequest]
+    parse: Callable[[Body, CallTree], ChatRequest]
     response: Callable[[Body, Answer], dict[str, Any]]
     # The events of a stream, made of the finished response: (name or nothing, data)
     events: Callable[[Body, dict[str, Any]], list[tuple[str, Any]]]

@@ -16,9 +16,9 @@ from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import Client
 from streamrl.records import ModelCall
-from streamrl.sessions.call_tree import CallTree, Place, answer_message
+from streamrl.sessions.call_tree import CallTree, Continuation
 from streamrl.sessions.messages import Message, canonical_call
-from streamrl.sessions.model_calls import location, prefix_of, to_call
+from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call
 
 SYNTAXES: tuple[CallSyntax, ...] = ("json", "brackets")
 
@@ -38,9 +38,9 @@ class CallSampler:
         self._clients = clients
 
     async def sample(
-        self, session: LiveSession, request: ChatRequest, place: Place, name: str
+        self, session: LiveSession, request: ChatRequest, continuation: Continuation, name: str
     ) -> list[ModelCall]:
-        """One call for each of the request's answers. `name`: of the request. Raises
+        """Sample one call for each of the request's answers. `name`: of the request. Raises
         SamplingFailed.
         """
         settings = self._run.envs[session.env]
@@ -50,15 +50,15 @@ class CallSampler:
             variables = {**settings.chat_template_kwargs, **request.chat_template_kwargs}
             settings = settings.model_copy(update={"chat_template_kwargs": variables})
         tree = session.tree
-        prefix = prefix_of(tree, place)
-        asked: list[Message] = []
+        prefix = prefix_of(tree, continuation)
+        messages: list[Message] = []
         if request.messages:
-            asked = [*tree.conversation(place.continues), *place.new_messages]
+            messages = [*tree.conversation(continuation.call), *continuation.new_messages]
         else:
             prefix = replace(prefix, tokens=request.token_ids)
         client = self._clients[settings.pool]
-        answers = await client.sample(asked, request.n, settings, request.tools, prefix)
-        located = location(tree, request.messages, place, answers[0])
+        answers = await client.sample(messages, request.n, settings, request.tools, prefix)
+        position = locate_answer(tree, request.messages, continuation, answers[0])
         first = secrets.token_hex(12)
         syntax = cast(CallSyntax, settings.tool_syntax)
         calls = list[ModelCall]()
@@ -70,7 +70,7 @@ class CallSampler:
                     session.start.session,
                     call,
                     name,
-                    located,
+                    position,
                     answer,
                     choice=choice,
                     tool_calls=reading.tool_calls,
@@ -80,11 +80,11 @@ class CallSampler:
         return calls
 
 
-def place_of(tree: CallTree, request: ChatRequest) -> Place:
-    """Where a request goes on, by its messages or else by its tokens."""
+def continuation_of(tree: CallTree, request: ChatRequest) -> Continuation:
+    """How a request continues the tree, by its messages or else by its tokens."""
     if request.messages:
-        return tree.place(request.messages)
-    return Place(tree.place_of_tokens(np.array(request.token_ids, np.uint32)), [])
+        return tree.find_continuation(request.messages)
+    return Continuation(tree.find_call_by_tokens(np.array(request.token_ids, np.uint32)), [])
 
 
 def read_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) -> Reading:
@@ -112,17 +112,3 @@ def read_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) 
     ]
     content = TOOL_CALL.sub("", text).strip() if syntax == "json" else ""
     return Reading(tool_calls, content)
-
-
-def told(tree: CallTree, call: str) -> list[Message] | None:
-    """The conversation up to a call's answer as the agent was told it; None: there is no such
-    call.
-    """
-    if call not in tree.calls:
-        return None
-    found = list[list[Message]]()
-    while call:
-        at = tree.calls[call]
-        found.append([*at.messages, answer_message(at)])
-        call = at.continues
-    return [message for part in reversed(found) for message in part]

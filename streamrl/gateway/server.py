@@ -126,7 +126,7 @@ class HttpApi:
                 raise refuse("stream", "it is true or false")
             answer = await self._calls.answer(
                 name,
-                lambda told: dialect.parse(body, told),
+                lambda tree: dialect.parse(body, tree),
                 request.headers.get("idempotency-key", "")[:1_000],
                 is_retry(request),
                 request.is_disconnected,

@@ -12,13 +12,13 @@ from streamrl.gateway.requests import (
     Body,
     ChatRequest,
     Dialect,
-    Told,
     integer,
     openai_error,
     refuse,
     refuse_fields,
 )
 from streamrl.records import ModelCall
+from streamrl.sessions.call_tree import CallTree
 
 NEUTRAL = {
     "stop": ([], ""),
@@ -37,7 +37,7 @@ NEUTRAL = {
 MAX_ID = (1 << 32) - 1
 
 
-def parse(body: Body, told: Told) -> ChatRequest:
+def parse(body: Body, tree: CallTree) -> ChatRequest:
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, Mapping):
         raise refuse("sampling_params", "they are an object")

@@ -1,13 +1,13 @@
 """The model calls of a session as a tree, and the sequences that it is trained as.
 
-Each call goes on from the conversation of an earlier call, or begins one. The gateway looks up
-where a new call goes on (`CallTree`). The assembler makes the fewest training sequences of all
+Each call continues the conversation of an earlier call, or begins one. The gateway looks up which
+call a new request continues (`CallTree`). The assembler makes the fewest training sequences of all
 calls (`sequences`), in which each sampled token stands once as a sampled one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from streamrl.sessions import messages
 from streamrl.sessions.messages import EMPTY, Message
 
 
-class Place(NamedTuple):
-    """Where a request stands in the tree."""
+class Continuation(NamedTuple):
+    """How a request continues the tree."""
 
-    continues: str  # the call whose conversation it goes on from; empty: it begins one
+    call: str  # the call whose conversation it continues; empty: it begins one
     new_messages: list[Message]  # those after that call's answer
 
 
@@ -30,7 +30,7 @@ class InvalidCall(ValueError):
 
 
 class CallTree:
-    """The calls of one session in the order of the log, and where a new request goes on."""
+    """The calls of one session in the order of the log. Finds the call that a request continues."""
 
     def __init__(self) -> None:
         self.calls: dict[str, ModelCall] = {}
@@ -45,7 +45,7 @@ class CallTree:
         """Add the next call of the log. False: its request already has this answer, or another, so
         the call does not count.
 
-        Raises InvalidCall where it goes on from a call that is not there.
+        Raises InvalidCall if it continues a call that is not in the tree.
         """
         if call.call in self.calls or call.choice in self._answers.get(call.request, ()):
             return False
@@ -63,40 +63,40 @@ class CallTree:
         """The answers that a request has had, by their numbers."""
         return [self.calls[call] for _, call in sorted(self._answers.get(request, {}).items())]
 
-    def place(self, conversation: Sequence[Message]) -> Place:
-        """Where a request with these canonical messages goes on: at the call with the longest
-        conversation that the request begins with.
+    def find_continuation(self, conversation: Sequence[Message]) -> Continuation:
+        """How a request with these canonical messages continues the tree. It continues the call
+        with the longest conversation that the request begins with.
         """
-        found = Place("", list(conversation))
+        continuation = Continuation("", list(conversation))
         if not self.calls:
-            return found
+            return continuation
         self._index()
         before = EMPTY
         for index, message in enumerate(conversation):
             before = messages.digest(before, [message])
             call = self._conversations.get(before)
             if call is not None and index + 1 < len(conversation):
-                found = Place(call, list(conversation[index + 1 :]))
-        return found
+                continuation = Continuation(call, list(conversation[index + 1 :]))
+        return continuation
 
-    def place_of_tokens(self, prompt: np.ndarray) -> str:
+    def find_call_by_tokens(self, prompt: np.ndarray) -> str:
         """The call with the most tokens that this prompt begins with; empty if there is none.
 
         `prompt`: (p,) ids of any integer type.
         """
-        found = ""
         if not self.calls:
-            return found
+            return ""
         self._index()
+        longest_call = ""
         longest = 0
         ids = prompt.astype(np.uint32)
         for length in sorted(set(self._context_lengths.values())):
             if longest < length < len(ids):
                 call = self._contexts.get(xxhash.xxh3_128_digest(ids[:length].tobytes()))
                 if call is not None:
-                    found = call
+                    longest_call = call
                     longest = length
-        return found
+        return longest_call
 
     def context(self, call: str) -> np.ndarray:
         """All tokens up to the end of the call's answer: (n,) uint32."""
@@ -106,16 +106,15 @@ class CallTree:
         """All messages up to the call's answer. Answers are as the policy wrote them, so that a
         chat template writes them again as they were sampled.
         """
-        found = list[list[Message]]()
-        while call:
-            at = self.calls[call]
-            found.append([*at.messages, {"role": "assistant", "content": at.text}])
-            call = at.continues
-        return [message for part in reversed(found) for message in part]
+        return self._conversation(call, lambda at: {"role": "assistant", "content": at.text})
+
+    def visible_conversation(self, call: str) -> list[Message]:
+        """All messages up to the call's answer. Answers are as the agent has received them."""
+        return self._conversation(call, visible_message)
 
     def cause_of_fork(self, conversation: Sequence[Message]) -> str:
-        """Why a request with these canonical messages, which goes on from no call, begins a
-        conversation of its own, where there have been others.
+        """Why a request with these canonical messages, which continues no call, begins a
+        conversation of its own although there have been others.
         """
         firsts = [call for call in self.calls.values() if not call.continues]
         if not firsts or any(call.messages == list(conversation) for call in firsts):
@@ -125,14 +124,22 @@ class CallTree:
         longest = max(self._length(call) for call in self.calls)
         return "compaction" if len(conversation) < longest else "edit"
 
+    def _conversation(self, call: str, to_message: Callable[[ModelCall], Message]) -> list[Message]:
+        """All messages up to the call's answer. `to_message`: writes an answer as a message."""
+        parts = list[list[Message]]()
+        while call:
+            at = self.calls[call]
+            parts.append([*at.messages, to_message(at)])
+            call = at.continues
+        return [message for part in reversed(parts) for message in part]
+
     def _index(self) -> None:
-        """Find each new call by the digests of its conversation and of its tokens."""
+        """Index each new call by the digests of its conversation and of its tokens."""
         for call in self._not_indexed:
             before = self._digests[call.continues] if call.continues else EMPTY
-            asked = messages.digest(before, call.messages)
-            said = messages.digest(asked, [answer_message(call)])
-            self._digests[call.call] = said
-            self._conversations.setdefault(said, call.call)
+            digest = messages.digest(before, [*call.messages, visible_message(call)])
+            self._digests[call.call] = digest
+            self._conversations.setdefault(digest, call.call)
             tokens = self.context(call.call)
             self._contexts.setdefault(xxhash.xxh3_128_digest(tokens.tobytes()), call.call)
             self._context_lengths[call.call] = len(tokens)
@@ -147,16 +154,16 @@ class CallTree:
         return count
 
 
-def answer_message(call: ModelCall) -> Message:
-    """The answer as the agent was told it, in canonical form."""
-    message: Message = {"role": "assistant", "content": told_text(call)}
+def visible_message(call: ModelCall) -> Message:
+    """The answer as the agent has received it, in canonical form."""
+    message: Message = {"role": "assistant", "content": visible_text(call)}
     if call.tool_calls:
         message["tool_calls"] = [messages.canonical_call(tool) for tool in call.tool_calls]
     return message
 
 
-def told_text(call: ModelCall) -> str:
-    """The text of the answer as the agent was told it: without calls of tools."""
+def visible_text(call: ModelCall) -> str:
+    """The text of the answer as the agent has received it: without calls of tools."""
     return call.text if call.content is None else call.content
 
 
@@ -171,21 +178,21 @@ def context(calls: Mapping[str, ModelCall], call: str) -> np.ndarray:
 
 
 def sequences(calls: Iterable[ModelCall]) -> list[list[ModelCall]]:
-    """The calls of a session as the fewest sequences such that the tokens of each call go on from
+    """The calls of a session as the fewest sequences such that the tokens of each call continue
     those of the call before it in its sequence.
 
-    The first sequence begins with the first call. Of several calls that go on from the same tokens
-    the first stays in its sequence. Each other begins a sequence, whose prompt is all tokens
+    The first sequence begins with the first call. Of several calls that continue the same tokens
+    the first stays in their sequence. Each other begins a sequence, whose prompt is all tokens
     before it. So each call is in one sequence, and there are as many sequences as calls that no
-    other goes on from.
+    other continues.
     """
-    found = list[list[ModelCall]]()
+    result = list[list[ModelCall]]()
     ends = dict[str, int]()  # the call that a sequence ends with -> the sequence
     for call in calls:
         number = None if call.fork else ends.pop(call.continues, None)
         if number is None:
-            number = len(found)
-            found.append([])
-        found[number].append(call)
+            number = len(result)
+            result.append([])
+        result[number].append(call)
         ends[call.call] = number
-    return found
+    return result

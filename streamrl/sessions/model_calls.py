@@ -1,4 +1,4 @@
-"""Model calls: made of what a server answers, and recorded ones as if a server had answered."""
+"""What a server has answered as a model call, and a recorded call as what a server has answered."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 from streamrl.inference.client import Sampled
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.records import ModelCall
-from streamrl.sessions.call_tree import CallTree, Place
+from streamrl.sessions.call_tree import CallTree, Continuation
 from streamrl.sessions.messages import Message
 
 Fork = Literal["", "template", "edit", "compaction", "sub-agent"]
 
 
-def prefix_of(tree: CallTree, place: Place) -> Prefix:
-    """What the prompt of a request at this place goes on from."""
-    if not place.continues:
+def prefix_of(tree: CallTree, continuation: Continuation) -> Prefix:
+    """What the prompt of a request goes on from."""
+    if not continuation.call:
         return NO_PREFIX
     return Prefix(
-        tokens=tree.context(place.continues).tolist(),
-        server=tree.calls[place.continues].inference_metadata.server,
-        new_messages=len(place.new_messages),
+        tokens=tree.context(continuation.call).tolist(),
+        server=tree.calls[continuation.call].inference_metadata.server,
+        new_messages=len(continuation.new_messages),
     )
 
 
-class Location(NamedTuple):
-    """Where an answer stands in the tree, and what it adds to the conversation before it."""
+class AnswerPosition(NamedTuple):
+    """Which call an answer continues, and what its request adds to that call's conversation."""
 
     continues: str
     fork: Fork
@@ -36,43 +36,51 @@ class Location(NamedTuple):
     prompt: np.ndarray  # (p,) unsigned
 
 
-def location(tree: CallTree, asked: list[Message], place: Place, sampled: Sampled) -> Location:
-    """Where an answer stands once it is known what prompt the server has made. `asked`: the
-    canonical messages of the request; empty for one of tokens.
+def locate_answer(
+    tree: CallTree, conversation: list[Message], continuation: Continuation, sampled: Sampled
+) -> AnswerPosition:
+    """The position of an answer, which depends on the prompt that the server has made.
+    `conversation`: the canonical messages of the request; empty if it consists of tokens.
 
     A prompt that does not keep the tokens before it may still begin with those of a call: a chat
     template often drops the same spaces as the agent. Only otherwise it is a fork.
     """
     prompt = sampled.prompt_tokens
+    call, new_messages = continuation
     if sampled.prefix_tokens:
-        return Location(place.continues, "", place.new_messages, prompt[sampled.prefix_tokens :])
-    same_tokens = tree.place_of_tokens(prompt)
+        return AnswerPosition(call, "", new_messages, prompt[sampled.prefix_tokens :])
+    same_tokens = tree.find_call_by_tokens(prompt)
     if same_tokens:
-        said = len(tree.conversation(same_tokens))
-        if said < len(asked) or not asked:
-            after = prompt[len(tree.context(same_tokens)) :]
-            return Location(same_tokens, "", asked[said:], after)
-    if place.continues:
-        return Location(place.continues, "template", place.new_messages, prompt)
-    cause = tree.cause_of_fork(asked) if asked else ""
-    return Location("", cast(Fork, cause), asked, prompt)
+        known = len(tree.conversation(same_tokens))
+        if known < len(conversation) or not conversation:
+            new_tokens = prompt[len(tree.context(same_tokens)) :]
+            return AnswerPosition(same_tokens, "", conversation[known:], new_tokens)
+    if call:
+        return AnswerPosition(call, "template", new_messages, prompt)
+    cause = tree.cause_of_fork(conversation) if conversation else ""
+    return AnswerPosition("", cast(Fork, cause), conversation, prompt)
 
 
 def to_call(
-    session: str, call: str, request: str, located: Location, sampled: Sampled, **fields: Any
+    session: str,
+    call: str,
+    request: str,
+    position: AnswerPosition,
+    sampled: Sampled,
+    **fields: Any,
 ) -> ModelCall:
-    """The record of an answer. `call`: its id; `request`: the name of what was asked."""
+    """The record of an answer. `call`: its id; `request`: the name of its request."""
     experts = sampled.routed_experts
     if experts is not None:
-        experts = experts[len(sampled.prompt_tokens) - len(located.prompt) :]
+        experts = experts[len(sampled.prompt_tokens) - len(position.prompt) :]
     return ModelCall(
         session=session,
         call=call,
-        continues=located.continues,
-        fork=located.fork,
+        continues=position.continues,
+        fork=position.fork,
         request=request,
-        messages=located.messages,
-        prompt=located.prompt,
+        messages=position.messages,
+        prompt=position.prompt,
         tokens=sampled.tokens,
         logprobs=sampled.logprobs,
         text=sampled.text,
@@ -92,20 +100,20 @@ def to_sampled(tree: CallTree, call: ModelCall) -> Sampled:
     if experts is not None:
         unknown = np.zeros((len(before), *experts.shape[1:]), experts.dtype)
         experts = np.concatenate([unknown, experts])
-    how = call.inference_metadata
+    metadata = call.inference_metadata
     return Sampled(
-        server_id=how.server,
+        server_id=metadata.server,
         prompt_tokens=np.concatenate([before, call.prompt.astype(call.tokens.dtype)]),
         tokens=call.tokens,
         logprobs=call.logprobs,
         text=call.text,
-        finish_reason=how.finish_reason,
-        version_spans=how.version_spans,
-        latency_s=how.latency_s,
-        temperature=how.temperature,
-        top_p=how.top_p,
-        top_k=how.top_k,
-        max_tokens=how.max_tokens,
+        finish_reason=metadata.finish_reason,
+        version_spans=metadata.version_spans,
+        latency_s=metadata.latency_s,
+        temperature=metadata.temperature,
+        top_p=metadata.top_p,
+        top_k=metadata.top_k,
+        max_tokens=metadata.max_tokens,
         prefix_tokens=len(before),
         routed_experts=experts,
     )

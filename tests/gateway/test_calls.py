@@ -11,10 +11,11 @@ import pytest
 
 from streamrl.gateway.calls import Calls
 from streamrl.gateway.keys import SessionName
-from streamrl.gateway.requests import ChatRequest, RequestRefused, Told
+from streamrl.gateway.requests import ChatRequest, RequestRefused
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall, Record, SessionEnd
+from streamrl.sessions.call_tree import CallTree
 from tests.gateway.test_session_index import START, call
 from tests.support.gateways import ENV, run_of
 
@@ -45,8 +46,10 @@ class Log:
             self.index.apply(ENV, output.record)  # pyright: ignore[reportArgumentType]
         assert is_applied()
 
-    async def sample(self, session: Any, request: Any, place: Any, name: str) -> list[ModelCall]:
-        self.asked.append(place.continues)
+    async def sample(
+        self, session: Any, request: Any, continuation: Any, name: str
+    ) -> list[ModelCall]:
+        self.asked.append(continuation.call)
         number = len(self.asked)
         try:
             while not self.caught_up:
@@ -54,7 +57,7 @@ class Log:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return [call(f"own-{number}", place.continues, name)]
+        return [call(f"own-{number}", continuation.call, name)]
 
 
 def answered(log: Log, path: Path, *said: tuple[str, str], **fields: Any) -> str:
@@ -62,7 +65,7 @@ def answered(log: Log, path: Path, *said: tuple[str, str], **fields: Any) -> str
     calls = Calls(run_of(path), log.index, log, log, log)  # pyright: ignore[reportArgumentType]
     messages = [{"role": role, "content": text} for role, text in said]
 
-    def parse(told: Told) -> ChatRequest:
+    def parse(tree: CallTree) -> ChatRequest:
         log.parsed += 1
         return ChatRequest(messages=messages)
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from streamrl.gateway.requests import ChatRequest, RequestRefused
 from streamrl.gateway.server import DIALECTS
+from streamrl.sessions.call_tree import CallTree
+from tests.support.sessions import call
 
 WORDS = (
     "role", "user", "assistant", "tool", "content", "text", "type", "function", "name", "id",
@@ -36,15 +38,16 @@ bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6)
 @given(body=bodies)
 def test_no_body_breaks_a_dialect(path: str, body: dict[str, Any]):
     dialect = DIALECTS[path]
-    told = {"known": [{"role": "user", "content": "q"}]}
+    tree = CallTree()
+    tree.add(call("known", [1], [2]))
     try:
-        request = dialect.parse(body, told.get)
+        request = dialect.parse(body, tree)
     except RequestRefused as refused:
         assert 400 <= refused.status < 500 and str(refused)
         assert dialect.error(refused)
     else:
         assert request.messages or request.token_ids
-        assert request.digest() == dialect.parse(body, told.get).digest()
+        assert request.digest() == dialect.parse(body, tree).digest()
 
 
 @pytest.mark.parametrize("properties", [5, [5], "text"])
@@ -55,7 +58,7 @@ def test_a_tool_whose_arguments_cannot_be_named_is_refused_before_it_is_sampled_
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
     body = {"messages": [{"role": "user", "content": "q"}], "tools": [tool]}
     with pytest.raises(RequestRefused, match="the parameters of 'add' are a JSON schema"):
-        DIALECTS["/v1/chat/completions"].parse(body, {}.get)
+        DIALECTS["/v1/chat/completions"].parse(body, CallTree())
 
 
 def test_requests_that_ask_for_the_same_have_the_same_digest():

@@ -11,7 +11,7 @@ import pytest
 
 from streamrl.config.run_file import Env
 from streamrl.gateway.requests import ChatRequest
-from streamrl.gateway.sampling import CallSampler, Reading, place_of, read_answer
+from streamrl.gateway.sampling import CallSampler, Reading, continuation_of, read_answer
 from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import Sampled
 from streamrl.inference.prefix import Prefix
@@ -186,8 +186,8 @@ async def test_the_200th_call_of_a_session_takes_no_more_of_the_log_than_the_fir
     for turn in range(200):
         conversation.append({"role": "user", "content": f"question {turn:3}"})
         request = ChatRequest(messages=list(conversation))
-        place = place_of(session.tree, request)
-        (call,) = await sampler.sample(session, request, place, f"{request.digest()}#0")
+        continuation = continuation_of(session.tree, request)
+        (call,) = await sampler.sample(session, request, continuation, f"{request.digest()}#0")
         sizes.append(len(encode(call)))
         session.add(call)
         conversation.append({"role": "assistant", "content": call.text})

@@ -127,6 +127,6 @@ def test_every_replica_has_the_same_tree(calls: Sequence[ModelCall], data: st.Da
     for made in one.tree.calls.values():
         assert not made.continues or made.continues in one.tree.calls
         asked = one.tree.conversation(made.call)
-        assert other.tree.place([*asked, {"role": "user", "content": "?"}]) == one.tree.place(
+        assert other.tree.find_continuation(
             [*asked, {"role": "user", "content": "?"}]
-        )
+        ) == one.tree.find_continuation([*asked, {"role": "user", "content": "?"}])

@@ -37,27 +37,27 @@ SECOND = call("b", [4], [5, 6], "a", asked="more", said="yes")
 def test_a_conversation_goes_on_from_the_last_answer_that_it_has():
     tree = tree_of(FIRST, SECOND)
     said = [user("hi"), assistant("hello"), user("more"), assistant("yes"), user("and?")]
-    assert tree.place(said) == ("b", [user("and?")])
-    assert tree.place(said[:3]) == ("a", [user("more")])
-    assert tree.place([user("hi"), assistant("another"), user("more")]).continues == ""
+    assert tree.find_continuation(said) == ("b", [user("and?")])
+    assert tree.find_continuation(said[:3]) == ("a", [user("more")])
+    assert tree.find_continuation([user("hi"), assistant("another"), user("more")]).call == ""
     assert tree.conversation("b") == said[:4]
     assert tree.context("b").tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_prompt_of_tokens_goes_on_from_the_longest_context_that_it_begins_with():
     tree = tree_of(FIRST, SECOND)
-    assert tree.place_of_tokens(np.array([1, 2, 3, 4, 5, 6, 7])) == "b"
-    assert tree.place_of_tokens(np.array([1, 2, 3, 4, 5, 6])) == "a"
-    assert tree.place_of_tokens(np.array([1, 2, 9])) == ""
+    assert tree.find_call_by_tokens(np.array([1, 2, 3, 4, 5, 6, 7])) == "b"
+    assert tree.find_call_by_tokens(np.array([1, 2, 3, 4, 5, 6])) == "a"
+    assert tree.find_call_by_tokens(np.array([1, 2, 9])) == ""
 
 
-def test_an_answer_with_tools_is_found_as_the_agent_was_told_it():
+def test_an_answer_with_tools_is_found_as_the_agent_has_received_it():
     tools = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
     raw = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     tree = tree_of(call("a", [1], [2], asked="hi", said=raw, tool_calls=tools, content=""))
-    told = {"role": "assistant", "content": "", "tool_calls": tools}
+    received = {"role": "assistant", "content": "", "tool_calls": tools}
     result = {"role": "tool", "content": "3", "tool_call_id": "c1"}
-    assert tree.place([user("hi"), told, result]) == ("a", [result])
+    assert tree.find_continuation([user("hi"), received, result]) == ("a", [result])
     assert tree.conversation("a")[-1] == assistant(raw)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from streamrl.inference.client import Sampled
 from streamrl.records import VersionSpan
-from streamrl.sessions.call_tree import CallTree, Place
-from streamrl.sessions.model_calls import location, to_call, to_sampled
+from streamrl.sessions.call_tree import CallTree, Continuation
+from streamrl.sessions.model_calls import locate_answer, to_call, to_sampled
 from streamrl.sessions.rollouts import to_turns
 from tests.support.sessions import call
 
@@ -43,31 +43,33 @@ def tree() -> CallTree:
 
 
 ASKED = [user("hi"), {"role": "assistant", "content": "hello"}, user("more")]
-PLACE = Place("a", [user("more")])
+CONTINUATION = Continuation("a", [user("more")])
 
 
 def test_a_prompt_that_keeps_the_tokens_goes_on_and_has_only_the_new_ones():
-    found = location(tree(), ASKED, PLACE, sampled([1, 2, 3, 4, 5], kept=3))
-    assert (found.continues, found.fork, found.messages) == ("a", "", [user("more")])
-    assert found.prompt.tolist() == [4, 5]
+    position = locate_answer(tree(), ASKED, CONTINUATION, sampled([1, 2, 3, 4, 5], kept=3))
+    assert (position.continues, position.fork, position.messages) == ("a", "", [user("more")])
+    assert position.prompt.tolist() == [4, 5]
 
 
 def test_so_does_one_that_begins_with_the_same_tokens_by_itself():
-    found = location(tree(), ASKED, Place("", ASKED), sampled([1, 2, 3, 4]))
-    assert (found.continues, found.messages, found.prompt.tolist()) == ("a", [user("more")], [4])
+    position = locate_answer(tree(), ASKED, Continuation("", ASKED), sampled([1, 2, 3, 4]))
+    assert (position.continues, position.messages) == ("a", [user("more")])
+    assert position.prompt.tolist() == [4]
 
 
 def test_any_other_is_a_fork_that_says_why():
-    found = location(tree(), ASKED, PLACE, sampled([1, 9, 4]))
-    assert (found.continues, found.fork, found.prompt.tolist()) == ("a", "template", [1, 9, 4])
+    position = locate_answer(tree(), ASKED, CONTINUATION, sampled([1, 9, 4]))
+    assert (position.continues, position.fork) == ("a", "template")
+    assert position.prompt.tolist() == [1, 9, 4]
     other = [user("another")]
-    assert location(tree(), other, Place("", other), sampled([5])).fork == "sub-agent"
+    assert locate_answer(tree(), other, Continuation("", other), sampled([5])).fork == "sub-agent"
 
 
 def test_a_recorded_answer_is_the_one_that_the_server_gave():
     calls = tree()
     answer = sampled([1, 2, 3, 4], kept=3)
-    recorded = to_call("s", "b", "r#0", location(calls, ASKED, PLACE, answer), answer)
+    recorded = to_call("s", "b", "r#0", locate_answer(calls, ASKED, CONTINUATION, answer), answer)
     again = to_sampled(calls, recorded)
     for name, one, other in zip(Sampled._fields, answer, again, strict=True):
         if isinstance(one, np.ndarray):
@@ -81,8 +83,8 @@ def test_the_routed_experts_of_a_call_are_those_of_its_own_tokens():
     """Of five tokens of the prompt, three are the conversation before; two are sampled."""
     experts = np.arange(1, 8, dtype=np.uint8).reshape(7, 1, 1)
     answer = sampled([1, 2, 3, 4, 5], kept=3)._replace(routed_experts=experts)
-    located = location(tree(), ASKED, PLACE, answer)
-    made = to_call("s", "b", "r", located, answer)
+    position = locate_answer(tree(), ASKED, CONTINUATION, answer)
+    made = to_call("s", "b", "r", position, answer)
     assert made.routed_experts is not None
     assert made.routed_experts.reshape(-1).tolist() == [4, 5, 6, 7]
     again = to_sampled(tree(), made).routed_experts

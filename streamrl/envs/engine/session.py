@@ -29,9 +29,9 @@ from streamrl.envs.engine.time_limits import (
 from streamrl.envs.engine.transcript import Transcript
 from streamrl.errors import describe_error
 from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
-from streamrl.sessions.call_tree import Place
+from streamrl.sessions.call_tree import Continuation
 from streamrl.sessions.messages import canonical_if_possible
-from streamrl.sessions.model_calls import location, prefix_of, to_call, to_sampled
+from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call, to_sampled
 
 MAX_STATE_BYTES = 65_536
 
@@ -166,18 +166,19 @@ class RolloutSession:
             return to_sampled(tree, call)
         state = self._state()
         await self.recording.committed()
-        place = tree.place(asked)
-        before = place
-        if tree.calls and not place.continues:
+        continuation = tree.find_continuation(asked)
+        hint = continuation
+        if tree.calls and not continuation.call:
             # The server finds out whether the text goes on from the last answer all the same.
-            before = Place(self.transcript.calls[-1].call, asked)
-        sampled = await self._sample(messages, tools, before, demonstration)
-        located = location(tree, asked, before if sampled.prefix_tokens else place, sampled)
+            hint = Continuation(self.transcript.calls[-1].call, asked)
+        sampled = await self._sample(messages, tools, hint, demonstration)
+        if sampled.prefix_tokens:
+            continuation = hint
         call = to_call(
             self.recording.name,
             secrets.token_hex(12),
             request,
-            located,
+            locate_answer(tree, asked, continuation, sampled),
             sampled,
             state=state,
             **_as_asked_again(demonstration),
@@ -203,16 +204,16 @@ class RolloutSession:
         self,
         messages: list[Message],
         tools: list[Tool],
-        before: Place,
+        hint: Continuation,
         demonstration: Message | None,
     ) -> Sampled:
-        """Have an answer sampled, or a demonstrated one scored, that goes on from the call of
-        `before`.
+        """Have an answer sampled, or a demonstrated one scored. `hint`: the call that the prompt
+        probably continues.
         """
         tree = self.transcript.tree
         first = self.first_request
         problem = first.problem
-        prefix = prefix_of(tree, before)
+        prefix = prefix_of(tree, hint)
         if demonstration is not None:
             (shown,) = await self.sampler.sample(
                 messages, 1, self.settings, tools, prefix, demonstration
