@@ -14,7 +14,7 @@ from streamrl.gateway.requests import (
     RequestRefused,
     arguments_of,
     canonical_messages,
-    function_tool,
+    chat_tool,
     integer,
     objects,
     refuse,
@@ -103,7 +103,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
         if tool.get("type", "custom") not in ("custom", None):
             raise refuse("tools", f"{tool['type']!r} is Anthropic's own; give tools with a schema")
     return [
-        function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), "tools")
+        chat_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
         for tool in tools
     ]
 

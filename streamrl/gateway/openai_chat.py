@@ -15,7 +15,7 @@ from streamrl.gateway.requests import (
     ChatRequest,
     Dialect,
     canonical_messages,
-    function_tool,
+    chat_tool,
     integer,
     objects,
     openai_error,
@@ -89,9 +89,7 @@ def tools_of(body: Body) -> list[dict[str, Any]]:
         if tool.get("type", "function") != "function" or not isinstance(function, dict):
             raise refuse("tools", "each is of type function")
         name = function.get("name")
-        found.append(
-            function_tool(name, function.get("description"), function.get("parameters"), "tools")
-        )
+        found.append(chat_tool(name, function.get("description"), function.get("parameters")))
     return found
 
 

@@ -17,7 +17,7 @@ from streamrl.gateway.requests import (
     Dialect,
     RequestRefused,
     canonical_messages,
-    function_tool,
+    chat_tool,
     integer,
     objects,
     openai_error,
@@ -112,7 +112,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
         if tool.get("type") != "function":
             raise refuse("tools", f"{tool.get('type')!r} is run by OpenAI; give functions")
     return [
-        function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), "tools")
+        chat_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
         for tool in tools
     ]
 

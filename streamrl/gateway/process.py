@@ -19,9 +19,9 @@ from streamrl.errors import ConfigError, StreamrlError
 from streamrl.gateway.listening import listening, url_of
 from streamrl.gateway.replica import GatewayReplica
 from streamrl.gateway.reporter import Reporter
-from streamrl.gateway.sampling import SYNTAXES
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
+from streamrl.sessions.tool_calls import SYNTAXES
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from streamrl.errors import one_line
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree
 from streamrl.sessions.messages import Message, canonical
+from streamrl.sessions.tool_calls import function_tool
 
 Body = Mapping[str, Any]
 MAX_CHOICES = 128
@@ -155,17 +156,15 @@ def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> lis
     return found
 
 
-def function_tool(name: Any, description: Any, parameters: Any, field: str) -> dict[str, Any]:
-    """A tool as an OpenAI chat tool. Raises RequestRefused."""
+def chat_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
+    """A tool of the body as an OpenAI chat tool. Raises RequestRefused."""
     if not isinstance(name, str) or not name:
-        raise refuse(field, "each tool has a name")
-    function: dict[str, Any] = {"name": name}
-    if isinstance(description, str):
-        function["description"] = description
+        raise refuse("tools", "each tool has a name")
+    if not isinstance(description, str):
+        description = None
     if parameters is not None and not is_schema(parameters):
-        raise refuse(field, f"the parameters of {name!r} are a JSON schema")
-    function["parameters"] = parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
+        raise refuse("tools", f"the parameters of {name!r} are a JSON schema")
+    return function_tool(name, description, parameters or {"type": "object", "properties": {}})
 
 
 def is_schema(parameters: Any) -> bool:

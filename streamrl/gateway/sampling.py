@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from streamrl.config.run_file import RunFile
-from streamrl.envs.shipped.tools import TOOL_CALL, CallSyntax, parse_calls
 from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import Client
@@ -19,12 +18,11 @@ from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Continuation
 from streamrl.sessions.messages import Message, canonical_call
 from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call
+from streamrl.sessions.tool_calls import TOOL_CALL, CallSyntax, ToolCall, parse_calls
 
-SYNTAXES: tuple[CallSyntax, ...] = ("json", "brackets")
 
-
-class Reading(NamedTuple):
-    """What the agent is told of an answer: the calls of tools in it, and the text without them."""
+class ParsedAnswer(NamedTuple):
+    """An answer as the agent receives it: its calls of tools, and the text without them."""
 
     tool_calls: list[dict[str, Any]]
     content: str | None  # None: all of the text
@@ -64,7 +62,7 @@ class CallSampler:
         calls = list[ModelCall]()
         for choice, answer in enumerate(answers):
             call = f"{first}-{choice}" if choice else first
-            reading = read_answer(answer.text, request, syntax, call)
+            parsed = parse_answer(answer.text, request, syntax, call)
             calls.append(
                 to_call(
                     session.start.session,
@@ -73,8 +71,8 @@ class CallSampler:
                     position,
                     answer,
                     choice=choice,
-                    tool_calls=reading.tool_calls,
-                    content=reading.content,
+                    tool_calls=parsed.tool_calls,
+                    content=parsed.content,
                 )
             )
         return calls
@@ -87,28 +85,23 @@ def continuation_of(tree: CallTree, request: ChatRequest) -> Continuation:
     return Continuation(tree.find_call_by_tokens(np.array(request.token_ids, np.uint32)), [])
 
 
-def read_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) -> Reading:
-    """The calls of tools in an answer. If one of them cannot be read, all of it is text.
-
-    In brackets there is one tool, the first one, with one argument, its first.
+def parse_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) -> ParsedAnswer:
+    """An answer as the agent receives it. If one of its calls of tools cannot be read, all of it is
+    text. `call`: the id of the model call.
     """
-    if not (request.tools and request.reads_tool_calls):
-        return Reading([], None)
-    function = request.tools[0]["function"]
-    argument = next(iter(function["parameters"].get("properties") or {}), "")
-    found = parse_calls(text, syntax, function["name"], argument)
-    if not found or any(tool_call.error for tool_call in found):
-        return Reading([], None)
+    tool_calls = parse_calls(text, syntax, request.tools) if request.reads_tool_calls else []
+    if not tool_calls or any(tool_call.error for tool_call in tool_calls):
+        return ParsedAnswer([], None)
     if not request.parallel_tool_calls:
-        found = found[:1]
-    tool_calls = [
-        canonical_call(
-            {
-                "id": f"call_{call}_{index}",
-                "function": {"name": made.name, "arguments": json.dumps(dict(made.arguments))},
-            }
-        )
-        for index, made in enumerate(found)
-    ]
+        tool_calls = tool_calls[:1]
     content = TOOL_CALL.sub("", text).strip() if syntax == "json" else ""
-    return Reading(tool_calls, content)
+    return ParsedAnswer(
+        [_chat_tool_call(f"call_{call}_{i}", made) for i, made in enumerate(tool_calls)], content
+    )
+
+
+def _chat_tool_call(identity: str, tool_call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(dict(tool_call.arguments))
+    return canonical_call(
+        {"id": identity, "function": {"name": tool_call.name, "arguments": arguments}}
+    )

@@ -15,13 +15,13 @@ import pytest
 from streamrl.config.sections.envs import Env
 from streamrl.config.sections.learner import TinyModel
 from streamrl.config.sections.serving import Inference
-from streamrl.envs.shipped.tools import function_tool
 from streamrl.inference import vllm_server
 from streamrl.inference.client import Client
 from streamrl.inference.engine import Engine
 from streamrl.inference.openai_context import InferenceContext
 from streamrl.inference.prefix import Prefix
 from streamrl.records import Server
+from streamrl.sessions.tool_calls import function_tool
 from tests.support.bpe import bpe, letters
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -235,7 +235,9 @@ async def test_tools_are_told_to_the_template_of_a_server_without_a_parser(
 ):
     api, _ = serving
     client = Client(heartbeat_s=60.0)
-    tool = function_tool("add", "Adds", {"numbers": "what to add"})
+    properties = {"numbers": {"type": "string", "description": "what to add"}}
+    parameters = {"type": "object", "properties": properties, "required": ["numbers"]}
+    tool = function_tool("add", "Adds", parameters)
     client.on_server(
         "a",
         Server(

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
 from streamrl.envs.shipped import arithmetic
 from streamrl.envs.shipped.copy_digits import positions_right
-from streamrl.envs.shipped.tools import (
+from streamrl.sessions.tool_calls import (
+    SYNTAXES,
     CallSyntax,
     ToolCall,
     function_tool,
@@ -21,7 +22,16 @@ from streamrl.envs.shipped.tools import (
 TOOL = function_tool(
     "calculator",
     "What an expression of whole numbers comes to",
-    {"expression": "with + - * and brackets, as 3*(4+5)"},
+    {
+        "type": "object",
+        "properties": {
+            "expression": {
+                "type": "string",
+                "description": "with + - * and brackets, as 3*(4+5)",
+            }
+        },
+        "required": ["expression"],
+    },
 )
 
 
@@ -41,7 +51,7 @@ class Calculator(MultiTurnEnv):
             raise ValueError(
                 f"digits is {digits}, operators {operators!r}; at least 1, and some of + - *"
             )
-        if syntax not in ("json", "brackets"):
+        if syntax not in SYNTAXES:
             raise ValueError(f"syntax is {syntax!r}; json or brackets")
         self.seed = seed
         self.digits = digits
@@ -95,7 +105,7 @@ class Calculator(MultiTurnEnv):
         return RewardBreakdown({"answer": answer}, [{"call": call}, *later])
 
     def _calls(self, text: str) -> list[ToolCall]:
-        return parse_calls(text, self.syntax, "calculator", "expression")
+        return parse_calls(text, self.syntax, [TOOL])
 
     def _result(self, call: ToolCall) -> str:
         """What the tool says, or why the call cannot be made."""

@@ -37,9 +37,9 @@ from streamrl.envs.api import (
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.engine.time_limits import in_thread, is_coroutine
 from streamrl.envs.loading import construct, load
-from streamrl.envs.shipped.tools import ToolCall, parse_calls
 from streamrl.errors import ConfigError, describe_error
 from streamrl.inference.client import ContextFull, Sampled
+from streamrl.sessions.tool_calls import ToolCall, function_tool, parse_calls
 
 RUBRIC = "rubric"  # the named reward that trains: what the rubric makes of its functions
 ENTRY = "load_environment"
@@ -332,19 +332,13 @@ def in_json(text: str, functions: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     """The syntax `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them, as
     Qwen and Hermes write it.
     """
-    calls = parse_calls(text, "json", "", "") if functions else []
-    if not calls:
-        return text, []
-    return text.partition("<tool_call>")[0], calls
+    calls = parse_calls(text, "json", functions)
+    return (text.partition("<tool_call>")[0], calls) if calls else (text, [])
 
 
 def in_brackets(text: str, functions: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     """The syntax `[3*4]` and nothing else: the first argument of the first tool."""
-    if not functions:
-        return text, []
-    first = functions[0]["function"]
-    argument = next(iter(first["parameters"].get("properties", {})), "")
-    calls = parse_calls(text, "brackets", first["name"], argument)
+    calls = parse_calls(text, "brackets", functions)
     return ("", calls) if calls else (text, [])
 
 
@@ -352,15 +346,11 @@ SYNTAXES: dict[str, ToolSyntax] = {"json": in_json, "brackets": in_brackets}
 
 
 def _function_tool(tool: Any) -> dict[str, Any]:
-    """A tool of the library as an OpenAI function."""
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-    }
+    """A tool of the library as an OpenAI chat tool."""
+    described = function_tool(tool.name, tool.description, tool.parameters)
     if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+        described["function"]["strict"] = tool.strict
+    return described
 
 
 def _without_missing(message: Mapping[str, Any]) -> Message:
