@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamrl.config import topology
-from streamrl.envs.api import RewardBreakdown
-from streamrl.envs.engine.rewards import apply_weights, with_rewards
 from streamrl.errors import describe_error
 from streamrl.records import ModelCall, Reward, Rollout, SessionEnd, SessionStart
 from streamrl.sessions import rollouts
 from streamrl.sessions.call_tree import CallTree, InvalidCall
+from streamrl.sessions.rewards import RewardBreakdown, apply_weights, with_rewards
 from streamrl.sessions.rollouts import RolloutName, in_order_of_turns, sampled_versions, to_turns
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from streamrl.envs.dataset_order import DatasetIndex
+from streamrl.sessions.rewards import RewardBreakdown as RewardBreakdown
 
 if TYPE_CHECKING:
     from streamrl.inference.client import Sampled
@@ -63,21 +64,6 @@ class Completion(NamedTuple):
     turns: Sequence[PolicyTurn] = ()  # every turn of the policy
     messages: Sequence[Message] = ()  # the whole conversation
     truncation: str = ""  # the limit: length, turns, context, time, tool-time or tool-error
-
-
-class RewardBreakdown(NamedTuple):
-    """Named rewards at three levels. The total of a name over all levels is what its metric shows
-    and what its weight multiplies.
-    """
-
-    rollout: Mapping[str, float] = {}  # rewards of the whole rollout
-    # One map for each turn of the policy: rewards of what was said up to the end of that turn.
-    turns: Sequence[Mapping[str, float]] = ()
-    # One map for each turn, with one number for each sampled token: rewards of what was said up to
-    # that token.
-    tokens: Sequence[Mapping[str, Sequence[float]]] = ()
-    # The weights of names to which the run file gives none. A name without any weight counts 1.
-    weights: Mapping[str, float] = {}
 
 
 RewardResult = Mapping[str, float] | RewardBreakdown

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from streamrl.config import topology
-from streamrl.envs.api import RewardBreakdown
-from streamrl.envs.engine.rewards import apply_weights, with_rewards
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.log.protocol import Log
 from streamrl.log.records_of import records_of
 from streamrl.recordings.rescore import rewards_of_scorer
 from streamrl.records import Reward, Rollout
+from streamrl.sessions.rewards import RewardBreakdown, apply_weights, with_rewards
 
 STOP_FIRST = "stop the run, let `streamrl rescore` go on, and fork it again"
 RewardsByUid = Mapping[str, Sequence[Reward]]

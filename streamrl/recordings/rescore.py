@@ -34,7 +34,6 @@ from streamrl.envs.api import (
 )
 from streamrl.envs.catalog import make_env, make_reward
 from streamrl.envs.engine.problems import make_problem
-from streamrl.envs.engine.rewards import apply_weights, normalize
 from streamrl.envs.engine.time_limits import call, reward_threads
 from streamrl.errors import ConfigError, StreamrlError, describe_error
 from streamrl.log.codec import to_message
@@ -43,6 +42,7 @@ from streamrl.log.records_of import records_of
 from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import Reward, Rollout
 from streamrl.sessions.messages import joined_text
+from streamrl.sessions.rewards import apply_weights, normalize
 
 ATTEMPTS = 3
 PORTION = 256  # rollouts that are judged at once, and whose rewards are written together

@@ -19,7 +19,6 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, changed
 from streamrl.config.sections.operation import Fork
 from streamrl.envs.api import Problem
-from streamrl.envs.engine.rewards import apply_weights, normalize
 from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import encode, to_message
@@ -49,6 +48,7 @@ from streamrl.records import (
     Rollout,
     VersionSpan,
 )
+from streamrl.sessions.rewards import apply_weights, normalize
 from tests.support.build import rollout, tokens
 from tests.support.data_path import (
     RUN,

@@ -17,18 +17,18 @@ from streamrl.envs.api import AgentLoopEnv, BaseEnv, RewardFunction, RewardResul
 from streamrl.envs.engine import time_limits
 from streamrl.envs.engine.first_request import FirstRequest, Sampler
 from streamrl.envs.engine.recording import SessionRecording, TurnRecorder
-from streamrl.envs.engine.rewards import (
+from streamrl.envs.engine.session import RolloutSession
+from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
+from streamrl.errors import describe_error
+from streamrl.inference.client import SamplingFailed
+from streamrl.records import Rollout, SessionStart
+from streamrl.sessions.rewards import (
     WeightedRewards,
     apply_weights,
     merge,
     normalize,
     totals,
 )
-from streamrl.envs.engine.session import RolloutSession
-from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
-from streamrl.errors import describe_error
-from streamrl.inference.client import SamplingFailed
-from streamrl.records import Rollout, SessionStart
 from streamrl.sessions.rollouts import failed_rollout
 
 

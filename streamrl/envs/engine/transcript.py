@@ -12,10 +12,10 @@ from streamrl.envs.api import (
     PolicyTurn,
     Problem,
 )
-from streamrl.envs.engine.rewards import WeightedRewards, with_rewards
 from streamrl.records import ModelCall, Rollout
 from streamrl.sessions import rollouts
 from streamrl.sessions.call_tree import CallTree
+from streamrl.sessions.rewards import WeightedRewards, with_rewards
 from streamrl.sessions.rollouts import RolloutName, in_order_of_turns, sampled_versions, to_turns
 
 

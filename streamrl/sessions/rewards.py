@@ -1,5 +1,5 @@
-"""Many named rewards make one scalar, and what each turn and each token has earned. The weights are
-those of the run file.
+"""Named rewards of a rollout, of its turns and of its tokens, and the weighted sums that train. The
+weights are those of the run file.
 """
 
 from __future__ import annotations
@@ -10,10 +10,24 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from msgspec import structs
 
-from streamrl.envs.api import RewardBreakdown, RewardResult
 from streamrl.records import Turn
 
 T = TypeVar("T")
+
+
+class RewardBreakdown(NamedTuple):
+    """Named rewards at three levels. The total of a name over all levels is what its metric shows
+    and what its weight multiplies.
+    """
+
+    rollout: Mapping[str, float] = {}  # rewards of the whole rollout
+    # One map for each turn of the policy: rewards of what was said up to the end of that turn.
+    turns: Sequence[Mapping[str, float]] = ()
+    # One map for each turn, with one number for each sampled token: rewards of what was said up to
+    # that token.
+    tokens: Sequence[Mapping[str, Sequence[float]]] = ()
+    # The weights of names to which the run file gives none. A name without any weight counts 1.
+    weights: Mapping[str, float] = {}
 
 
 class WeightedRewards(NamedTuple):
@@ -36,7 +50,9 @@ class WeightedRewards(NamedTuple):
         )
 
 
-def normalize(result: float | RewardResult, name: str = "") -> RewardBreakdown:
+def normalize(
+    result: float | Mapping[str, float] | RewardBreakdown, name: str = ""
+) -> RewardBreakdown:
     """Whatever a reward function may return, as a breakdown. A number goes by `name`."""
     if isinstance(result, RewardBreakdown):
         return result
@@ -47,14 +63,14 @@ def normalize(result: float | RewardResult, name: str = "") -> RewardBreakdown:
 
 def totals(rewards: RewardBreakdown) -> dict[str, float]:
     """The sum of each name over all levels: rewards of turns and tokens count for the rollout."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for by_name in (rewards.rollout, *rewards.turns):
         for name, value in by_name.items():
-            found[name] = found.get(name, 0.0) + float(value)
+            sums[name] = sums.get(name, 0.0) + float(value)
     for by_name in rewards.tokens:
         for name, values in by_name.items():
-            found[name] = found.get(name, 0.0) + float(np.sum(np.asarray(values, np.float64)))
-    return found
+            sums[name] = sums.get(name, 0.0) + float(np.sum(np.asarray(values, np.float64)))
+    return sums
 
 
 def merge(one: RewardBreakdown, other: RewardBreakdown) -> RewardBreakdown:
@@ -109,15 +125,15 @@ def apply_weights(
 
 
 def with_rewards(turns: Sequence[Turn], rewards: WeightedRewards) -> list[Turn]:
-    """The turns, each of the policy's with what it earned. A turn that is the only one of the
-    policy has earned all that the rollout has.
+    """The turns, each of the policy's with what it earned. If the policy had only one turn, that
+    turn has earned all that the rollout has.
     """
-    found: list[Turn] = []
+    rewarded: list[Turn] = []
     number = 0  # of the policy's turn
     is_only_turn = len(rewards.turn_rewards) == 1
     for turn in turns:
         if turn.logprobs is None:
-            found.append(turn)
+            rewarded.append(turn)
             continue
         token_rewards = rewards.token_rewards[number]
         by_tokens = 0.0 if token_rewards is None else float(token_rewards.sum(dtype="f8"))
@@ -127,11 +143,11 @@ def with_rewards(turns: Sequence[Turn], rewards: WeightedRewards) -> list[Turn]:
             reward = rewards.reward - by_tokens
             if token_rewards is None:
                 by_name = rewards.totals
-        found.append(
+        rewarded.append(
             structs.replace(turn, rewards=by_name, token_rewards=token_rewards, reward=reward)
         )
         number += 1
-    return found
+    return rewarded
 
 
 def _weighted_sum(values: Mapping[str, float], weights: Mapping[str, float]) -> float:

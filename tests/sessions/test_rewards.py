@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.envs.api import RewardBreakdown
-from streamrl.envs.engine.rewards import apply_weights, merge, normalize, totals
+from streamrl.sessions.rewards import RewardBreakdown, apply_weights, merge, normalize, totals
 
 MIXED = RewardBreakdown(
     {"answer": 1.0},
