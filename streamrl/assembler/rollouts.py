@@ -19,7 +19,7 @@ class NoRollout(Exception):
     """There is nothing to train on; the message says why."""
 
 
-def to_rollout(
+def assemble_rollout(
     start: SessionStart,
     group_id: str,
     calls: Sequence[ModelCall],
@@ -38,18 +38,20 @@ def to_rollout(
     try:
         if end is not None and end.failure:
             raise NoRollout(end.failure)
-        return _trained(start, group_id, counted, rewards, end, weights)
+        return _assemble_trainable(start, group_id, counted, rewards, end, weights)
     except (NoRollout, InvalidCall) as error:
         cause = str(error)
     except Exception as error:  # an agent may send anything
         cause = describe_error(error)
     oldest = max(min(sampled_versions(counted), default=0), 0)
-    return failed_rollout(start, group_id, cause, oldest)
+    return assemble_failed_rollout(start, group_id, cause, oldest)
 
 
-def failed_rollout(start: SessionStart, group_id: str, cause: str, version: int) -> Rollout:
+def assemble_failed_rollout(
+    start: SessionStart, group_id: str, cause: str, version: int
+) -> Rollout:
     """A rollout without turns, which says why there are none."""
-    return rollouts.failed_rollout(_name(start, group_id), cause, version)
+    return rollouts.build_failed_rollout(_name(start, group_id), cause, version)
 
 
 def valid_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
@@ -92,7 +94,7 @@ def last_of_each(rewards: Sequence[Reward]) -> list[Reward]:
     return list({(reward.name, reward.call): reward for reward in rewards}.values())
 
 
-def _trained(
+def _assemble_trainable(
     start: SessionStart,
     group_id: str,
     calls: Sequence[ModelCall],
@@ -111,7 +113,7 @@ def _trained(
     truncation = _truncation(calls, end)
     if truncation:
         metadata["truncation"] = truncation
-    return rollouts.to_rollout(
+    return rollouts.build_rollout(
         name=_name(start, group_id),
         calls=calls,
         turns=with_rewards(to_turns(calls), weighted),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamrl.assembler.rollouts import failed_rollout, last_of_each, to_rollout
+from streamrl.assembler.rollouts import assemble_failed_rollout, assemble_rollout, last_of_each
 from streamrl.assembler.state import (
     AssemblerConfig,
     AssemblerState,
@@ -153,7 +153,7 @@ class SessionAssembler:
         sessions = self.state.envs.pop(env)
         for name, session in sessions.open.items():
             start = start_of(session)
-            failed = failed_rollout(start, session.group_id, ENV_REMOVED, 0)
+            failed = assemble_failed_rollout(start, session.group_id, ENV_REMOVED, 0)
             self._write(env, name, failed)
         for unclaimed in sessions.unclaimed.values():
             for event in unclaimed.rewards:
@@ -176,7 +176,7 @@ class SessionAssembler:
                 del sessions.open[name]
                 start = SessionStart(session=name, environment=env, problem_id=session.problem_id)
                 cause = "retention has deleted records of the session; raise topics.retention_hours"
-                self._write(env, name, failed_rollout(start, session.group_id, cause, 0))
+                self._write(env, name, assemble_failed_rollout(start, session.group_id, cause, 0))
         for name, unclaimed in list(sessions.unclaimed.items()):
             unclaimed.rewards = [event for event in unclaimed.rewards if not is_gone(event)]
             if not unclaimed.rewards:
@@ -221,7 +221,7 @@ class SessionAssembler:
 
     def _publish(self, env: str, name: str, session: OpenSession) -> None:
         end = session.end.record if session.end is not None else None
-        rollout = to_rollout(
+        rollout = assemble_rollout(
             start_of(session),
             session.group_id,
             [event.record for event in session.calls if isinstance(event.record, ModelCall)],
@@ -234,7 +234,9 @@ class SessionAssembler:
 
     def _fail(self, env: str, name: str, session: OpenSession, cause: str) -> None:
         del self.state.envs[env].open[name]
-        self._write(env, name, failed_rollout(start_of(session), session.group_id, cause, 0))
+        self._write(
+            env, name, assemble_failed_rollout(start_of(session), session.group_id, cause, 0)
+        )
 
     def _write(self, env: str, name: str, rollout: Rollout) -> None:
         self.outputs.append(Output(topology.rollouts(env), rollout.group_id, rollout))

@@ -15,7 +15,7 @@ from streamrl.envs.api import Problem
 from streamrl.envs.difficulty_filter import ProblemStats
 from streamrl.envs.engine.problems import ProblemError, make_problem
 from streamrl.envs.engine.runner import RolloutRunner
-from streamrl.envs.engine.transcript import Task, failed_rollouts
+from streamrl.envs.engine.transcript import Task, failed_group
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import problem_fingerprint
 from streamrl.envs.open_sessions import OpenSince
@@ -242,5 +242,5 @@ class Replica:
             task = task._replace(problem=make_problem(self.runner.env, number))
             rollouts = await self.runner.run_group(task, self.group_size)
         except (ProblemError, SamplingFailed) as error:
-            rollouts = failed_rollouts(task, self.group_size, str(error), self.version)
+            rollouts = failed_group(task, self.group_size, str(error), self.version)
         return RolloutGroup(number, rollouts)

@@ -104,7 +104,7 @@ def with_new_rewards(
     values = dict[str, float]()
     for reward in rewards:
         if reward.failure:
-            return _failed(rollout, f"reward {reward.name!r}: {reward.failure}")
+            return as_failed(rollout, f"reward {reward.name!r}: {reward.failure}")
         if reward.name in values:
             raise ConfigError(f"--rewards: two scorers give {reward.name!r}; take one of them")
         values[reward.name] = reward.value
@@ -119,7 +119,7 @@ def with_new_rewards(
     )
 
 
-def _failed(rollout: Rollout, failure: str) -> Rollout:
+def as_failed(rollout: Rollout, failure: str) -> Rollout:
     """The rollout as one that has failed, as the engine makes it: without turns and rewards."""
     return msgspec.structs.replace(
         rollout,

@@ -30,7 +30,7 @@ class RolloutName(NamedTuple):
     producer: str
 
 
-def to_rollout(
+def build_rollout(
     name: RolloutName,
     calls: Sequence[ModelCall],
     turns: Sequence[Turn],
@@ -40,7 +40,7 @@ def to_rollout(
     is_truncated: bool,
 ) -> Rollout:
     """The rollout of these calls, at least one. `turns`: those of `to_turns`, each with what it
-    earned. Raises ValueError, or whatever msgspec raises, if a reader would refuse it.
+    earned. Raises ValueError, or whatever msgspec raises, if a reader would refuse the rollout.
     """
     versions = sampled_versions(calls)
     temperatures = {call.inference_metadata.temperature for call in calls}
@@ -69,7 +69,7 @@ def to_rollout(
     return rollout
 
 
-def failed_rollout(name: RolloutName, cause: str, version: int) -> Rollout:
+def build_failed_rollout(name: RolloutName, cause: str, version: int) -> Rollout:
     """A rollout without turns, which says why there are none."""
     return Rollout(
         environment=name.environment,
@@ -95,56 +95,56 @@ def in_order_of_turns(calls: Sequence[ModelCall]) -> list[ModelCall]:
 
 
 def to_turns(calls: Sequence[ModelCall]) -> list[Turn]:
-    """The turns of all sequences, one sequence after another. Each call is two turns: what was
-    asked, with the tokens that nobody sampled, and what the policy said.
+    """The turns of all sequences, one sequence after another. Each call is two turns: the request,
+    whose tokens nobody sampled, and the answer.
     """
     by_id = {call.call: call for call in calls}
     turns = list[Turn]()
     for sequence in sequences(calls):
-        for place, call in enumerate(sequence):
-            begins = place == 0
+        for index, call in enumerate(sequence):
+            is_first = index == 0
             prompt = call.prompt
-            if begins and call.continues and not call.fork:
+            if is_first and call.continues and not call.fork:
                 before = context(by_id, call.continues)
                 prompt = np.concatenate([before, call.prompt.astype(np.uint32)])
-            turns += _turns_of(call, prompt, fork=begins and bool(turns))
+            turns += _turns_of(call, prompt, fork=is_first and bool(turns))
     return turns
 
 
 def _turns_of(call: ModelCall, prompt: np.ndarray, fork: bool) -> list[Turn]:
-    how = call.inference_metadata
+    metadata = call.inference_metadata
     if prompt.dtype != SMALLEST or call.tokens.dtype != SMALLEST:
         largest = int(max(prompt.max(initial=0), call.tokens.max()))
         prompt = prompt.astype(token_dtype(largest + 1))
-    asked_experts, said_experts = _experts_of(call, len(prompt))
-    asked = Turn(
+    prompt_experts, answer_experts = _experts_of(call, len(prompt))
+    request = Turn(
         message=joined_text(call.messages),
         role=str(call.messages[-1]["role"]) if call.messages else "user",
         tokens=prompt,
         fork=fork,
-        timestamp=call.time_s - how.latency_s,
-        routed_experts=asked_experts,
+        timestamp=call.time_s - metadata.latency_s,
+        routed_experts=prompt_experts,
     )
-    said = Turn(
+    answer = Turn(
         message=call.text,
         role="assistant",
         tokens=call.tokens,
         logprobs=call.logprobs,
         entropies=call.entropies,
-        inference_metadata=how,
+        inference_metadata=metadata,
         timestamp=call.time_s,
-        routed_experts=said_experts,
+        routed_experts=answer_experts,
     )
-    return [asked, said]
+    return [request, answer]
 
 
-def _experts_of(call: ModelCall, asked: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The routed experts of what was asked, `asked` tokens, and of what the policy said. Those of
-    tokens before the call's own prompt are not known: 0.
+def _experts_of(call: ModelCall, prompt_tokens: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The routed experts of the request, which has `prompt_tokens` tokens, and of the answer. Those
+    of tokens before the call's own prompt are not known: 0.
     """
     experts = call.routed_experts
     if experts is None:
         return None, None
-    before = np.zeros((asked - len(call.prompt), *experts.shape[1:]), experts.dtype)
+    before = np.zeros((prompt_tokens - len(call.prompt), *experts.shape[1:]), experts.dtype)
     own = len(call.prompt)
     return np.concatenate([before, experts[:own]]), experts[own:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.assembler.rollouts import to_rollout, valid_calls
+from streamrl.assembler.rollouts import assemble_rollout, valid_calls
 from streamrl.records import ModelCall, Reward, Rollout, SessionEnd
 from tests.support.sessions import call, end, reward, start
 
@@ -21,7 +21,7 @@ def rollout(
     ended: SessionEnd | None = end("s"),  # noqa: B008  # a record cannot change
     weights: dict[str, float] | None = None,
 ) -> Rollout:
-    return to_rollout(start("s"), "g", calls, rewards, ended, weights or {})
+    return assemble_rollout(start("s"), "g", calls, rewards, ended, weights or {})
 
 
 def tokens(rollout: Rollout) -> list[tuple[list[int], bool, bool]]:

@@ -19,7 +19,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, changed
 from streamrl.config.sections.operation import Fork
 from streamrl.envs.api import Problem
-from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
+from streamrl.envs.engine.transcript import Task, Transcript, transcript_to_rollout
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import encode, to_message
 from streamrl.log.memory import MemoryLog
@@ -149,7 +149,7 @@ def made(
     """The rollout as the engine publishes it, with one named reward."""
     given = normalize({name: value(f"{task.group_id}-{index}")})
     weights = run.envs[task.environment].reward_weights
-    return to_rollout(
+    return transcript_to_rollout(
         task, index, transcript, apply_weights(given, weights, transcript.turn_lengths)
     )
 

@@ -13,9 +13,9 @@ from streamrl.buffer.groups import split_sequences
 from streamrl.records import ModelCall, Rollout
 from streamrl.sessions.rollouts import (
     RolloutName,
-    failed_rollout,
+    build_failed_rollout,
+    build_rollout,
     in_order_of_turns,
-    to_rollout,
     to_turns,
 )
 from tests.sessions.test_call_tree import sessions
@@ -26,7 +26,7 @@ NAME = RolloutName("agents", "p", "s", "g", "agents-0")
 
 def made(calls: list[ModelCall], **fields: Any) -> Rollout:
     earned: dict[str, Any] = {"reward": 1.0, "rewards": {}, **fields}
-    return to_rollout(NAME, calls, to_turns(calls), metadata={}, is_truncated=False, **earned)
+    return build_rollout(NAME, calls, to_turns(calls), metadata={}, is_truncated=False, **earned)
 
 
 @given(sessions())
@@ -61,6 +61,6 @@ def test_what_no_reader_would_accept_is_found_here():
 
 
 def test_a_failed_rollout_says_why_in_text_that_can_be_written():
-    failed = failed_rollout(NAME, "a half \ud83d of a character", 3)
+    failed = build_failed_rollout(NAME, "a half \ud83d of a character", 3)
     assert (failed.failure, failed.policy_version) == ("a half ? of a character", 3)
     assert (failed.rollout_uid, failed.producer) == ("s", "agents-0")

@@ -18,7 +18,7 @@ from streamrl.envs.engine import time_limits
 from streamrl.envs.engine.first_request import FirstRequest, Sampler
 from streamrl.envs.engine.recording import SessionRecording, TurnRecorder
 from streamrl.envs.engine.session import RolloutSession
-from streamrl.envs.engine.transcript import Task, Transcript, to_rollout
+from streamrl.envs.engine.transcript import Task, Transcript, transcript_to_rollout
 from streamrl.errors import describe_error
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Rollout, SessionStart
@@ -29,7 +29,7 @@ from streamrl.sessions.rewards import (
     normalize,
     totals,
 )
-from streamrl.sessions.rollouts import failed_rollout
+from streamrl.sessions.rollouts import build_failed_rollout
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,12 @@ class RolloutRunner:
             if isinstance(result, Exception):
                 raise result
             rewards = await self._weighted(session.transcript, result)
-            return to_rollout(task, session.index, session.transcript, rewards)
+            return transcript_to_rollout(task, session.index, session.transcript, rewards)
         except SamplingFailed as error:
             cause = str(error)
         except Exception as error:
             cause = describe_error(error)
-        return failed_rollout(task.name(session.index), cause, oldest_version)
+        return build_failed_rollout(task.name(session.index), cause, oldest_version)
 
     async def _weighted(self, transcript: Transcript, result: RewardResult) -> WeightedRewards:
         """The rewards of the env and of the functions of the run file, weighted."""

@@ -89,9 +89,11 @@ class Transcript:
         return sampled_versions(self.calls)
 
 
-def to_rollout(task: Task, index: int, transcript: Transcript, rewards: WeightedRewards) -> Rollout:
+def transcript_to_rollout(
+    task: Task, index: int, transcript: Transcript, rewards: WeightedRewards
+) -> Rollout:
     """The record of a rollout. Raises ValueError, or whatever msgspec raises, if a reader would
-    refuse it.
+    refuse the record.
     """
     metadata = {**task.problem.metadata}
     if transcript.truncation:
@@ -100,9 +102,9 @@ def to_rollout(task: Task, index: int, transcript: Transcript, rewards: Weighted
             metadata["cause"] = transcript.note
     calls = transcript.calls
     if len(calls) > 1:
-        made = [call.call for call in calls]
-        rewards = rewards.in_order([made.index(each.call) for each in in_order_of_turns(calls)])
-    return rollouts.to_rollout(
+        ids = [call.call for call in calls]
+        rewards = rewards.in_order([ids.index(call.call) for call in in_order_of_turns(calls)])
+    return rollouts.build_rollout(
         name=task.name(index),
         calls=calls,
         turns=with_rewards(to_turns(calls), rewards),
@@ -113,8 +115,9 @@ def to_rollout(task: Task, index: int, transcript: Transcript, rewards: Weighted
     )
 
 
-def failed_rollouts(task: Task, count: int, cause: str, policy_version: int) -> list[Rollout]:
+def failed_group(task: Task, count: int, cause: str, policy_version: int) -> list[Rollout]:
     """The rollouts of a group that could not be generated. With them the group can close."""
     return [
-        rollouts.failed_rollout(task.name(index), cause, policy_version) for index in range(count)
+        rollouts.build_failed_rollout(task.name(index), cause, policy_version)
+        for index in range(count)
     ]

@@ -8,7 +8,7 @@ import pytest
 from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
-from streamrl.envs.engine.transcript import Task, failed_rollouts
+from streamrl.envs.engine.transcript import Task, failed_group
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, VersionSpan
@@ -139,6 +139,6 @@ def test_metadata_that_no_reader_could_read_is_that_rollouts_failure(metadata: d
 
 
 def test_a_generation_that_failed_is_a_whole_group_of_failures():
-    made = failed_rollouts(TASK, 3, "server gone", policy_version=4)
+    made = failed_group(TASK, 3, "server gone", policy_version=4)
     assert [r.rollout_uid for r in made] == ["copy-7-0", "copy-7-1", "copy-7-2"]
     assert {(r.failure, r.policy_version) for r in made} == {("server gone", 4)}
