@@ -7,7 +7,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from streamrl.assembler.session_assembler import SessionAssembler, counts, is_check_due
+from streamrl.assembler.session_assembler import (
+    SessionAssembler,
+    counts,
+    expire_removed,
+    is_check_due,
+    remove_env,
+)
 from streamrl.assembler.state import AssemblerConfig, AssemblerState, SessionRules
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -63,8 +69,13 @@ def step(
     config: AssemblerConfig, state: AssemblerState, events: Iterable[Event], time_s: float
 ) -> tuple[AssemblerState, list[Output]]:
     """Fold the events in, one by one. How a poll was cut does not matter."""
-    assembler = SessionAssembler(config, state, time_s)
+    outputs = list[Output]()
+    assemblers = {
+        env: SessionAssembler(env, rules, state, time_s, outputs)
+        for env, rules in config.envs.items()
+    }
     for event in events:
+        assembler = assemblers[topology.subject_of(event.topic)]
         match event.record:
             case SessionStart() as start:
                 assembler.on_start(event, start)
@@ -76,22 +87,26 @@ def step(
                 assembler.on_reward(event, reward)
             case _:
                 pass
-    assembler.check_time_limits()
-    return state, assembler.outputs
+    if is_check_due(state, time_s):
+        state.checked_s = time_s
+        for env in state.envs:
+            if env in assemblers:
+                assemblers[env].check_time_limits()
+    return state, outputs
 
 
 def reconcile(
     config: AssemblerConfig, state: AssemblerState, removed: Offsets, time_s: float
 ) -> tuple[AssemblerState, list[Output]]:
-    """Bring the state in line with this configuration, and let go of what retention has deleted:
+    """Bring the state in line with this configuration and with what retention has deleted:
     everything below the offsets of `removed`.
     """
-    assembler = SessionAssembler(config, state, time_s)
-    for env in list(state.envs):
-        assembler.expire_removed(env, removed)
+    outputs = list[Output]()
+    for env, sessions in list(state.envs.items()):
+        outputs += expire_removed(env, sessions, removed)
         if env not in config.envs:
-            assembler.remove_env(env)
-    return state, assembler.outputs
+            outputs += remove_env(env, state.envs.pop(env))
+    return state, outputs
 
 
 def report(config: AssemblerConfig, state: AssemblerState, time_s: float) -> ProcessorReport:
@@ -106,6 +121,6 @@ def report(config: AssemblerConfig, state: AssemblerState, time_s: float) -> Pro
 
 
 def due(config: AssemblerConfig, state: AssemblerState, time_s: float) -> bool:
-    """Is there something open whose limits of time are to be looked at?"""
+    """Whether something is open whose time limits are to be checked."""
     is_empty = not any(s.open or s.unclaimed or s.groups for s in state.envs.values())
     return not is_empty and is_check_due(state, time_s)

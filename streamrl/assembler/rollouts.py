@@ -27,36 +27,36 @@ def assemble_rollout(
     end: SessionEnd | None,
     weights: Mapping[str, float],
 ) -> Rollout:
-    """The rollout of a session. It is a failed one where the session or a reward has failed, or
-    where no reader would accept it.
+    """The rollout of a session. It is a failed one if the session or a reward has failed, or if no
+    reader would accept it.
 
     `calls` and `rewards` are in the order of the log. Of several rewards of one name for the same
     call, or for the whole rollout, the last counts. Without an `end` the session was ended because
     nothing happened any more.
     """
-    counted = valid_calls(calls)
+    valid = valid_calls(calls)
     try:
         if end is not None and end.failure:
             raise NoRollout(end.failure)
-        return _assemble_trainable(start, group_id, counted, rewards, end, weights)
+        return _assemble_trainable(start, group_id, valid, rewards, end, weights)
     except (NoRollout, InvalidCall) as error:
         cause = str(error)
     except Exception as error:  # an agent may send anything
         cause = describe_error(error)
-    oldest = max(min(sampled_versions(counted), default=0), 0)
+    oldest = max(min(sampled_versions(valid), default=0), 0)
     return assemble_failed_rollout(start, group_id, cause, oldest)
 
 
 def assemble_failed_rollout(
-    start: SessionStart, group_id: str, cause: str, version: int
+    start: SessionStart, group_id: str, cause: str, version: int = 0
 ) -> Rollout:
     """A rollout without turns, which says why there are none."""
     return rollouts.build_failed_rollout(_name(start, group_id), cause, version)
 
 
 def valid_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """The calls that count, in their order: the first answer to each request, and none that goes on
-    from a call that is not there.
+    """The calls that count, in their order: the first answer to each request, and none that
+    continues a call which does not exist.
     """
     tree = CallTree()
     for call in calls:
@@ -70,7 +70,7 @@ def valid_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
 def breakdown(calls: Sequence[ModelCall], rewards: Sequence[Reward]) -> RewardBreakdown:
     """The rewards by name, of the whole rollout and of each call in the order of the turns.
 
-    Raises NoRollout for a reward that has failed, or is of a call that is not there.
+    Raises NoRollout for a reward that has failed, or is of a call that does not exist.
     """
     order = [call.call for call in in_order_of_turns(calls)]
     of_rollout = dict[str, float]()

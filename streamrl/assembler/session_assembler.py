@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from streamrl.assembler.rollouts import assemble_failed_rollout, assemble_rollout, last_of_each
 from streamrl.assembler.state import (
-    AssemblerConfig,
     AssemblerState,
     EnvSessions,
     OpenSession,
@@ -21,205 +20,163 @@ from streamrl.log.dead_letters import to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import ModelCall, Reward, Rollout, SessionEnd, SessionStart
 
-CHECK_S = 1.0  # between two looks at limits of time
+CHECK_S = 1.0  # between two checks of the time limits
 MAX_CALLS = 16_384  # of a session; a gateway allows `gateway.max_calls`
 MAX_REWARDS = 65_536  # of a session; an agent may give some for each call, again and again
 ENV_REMOVED = "its env was taken out of the run"
 
 
 class SessionAssembler:
-    """One step of the assembler: it changes the state and collects the outputs."""
+    """The sessions of one env in one step. It changes the state and adds to `outputs`."""
 
-    def __init__(self, config: AssemblerConfig, state: AssemblerState, time_s: float) -> None:
-        self.config = config
-        self.state = state
-        self.time_s = time_s
-        self.outputs = list[Output]()
+    def __init__(
+        self,
+        env: str,
+        rules: SessionRules,
+        state: AssemblerState,
+        time_s: float,
+        outputs: list[Output],
+    ) -> None:
+        self._env = env
+        self._rules = rules
+        self._state = state
+        self._time_s = time_s
+        self._outputs = outputs
+
+    @property
+    def _sessions(self) -> EnvSessions:
+        return self._state.envs.setdefault(self._env, EnvSessions())
 
     # ---- events ------------------------------------------------------------------------------
 
     def on_start(self, event: Event, start: SessionStart) -> None:
         """A session begins. A session that has begun already goes on (its agent was restarted)."""
-        env = topology.subject_of(event.topic)
-        if start.environment != env or event.key != start.session:
-            cause = f"a session of {start.environment!r} with key {event.key!r} in turns.{env}"
-            self.outputs += to_dead_letter(event, f"{cause}; its key is {start.session!r}")
+        if start.environment != self._env or event.key != start.session:
+            cause = (
+                f"a session of {start.environment!r} with key {event.key!r} in turns.{self._env}"
+            )
+            self._put_aside(event, f"{cause}; its key is {start.session!r}")
             return
-        sessions = self._sessions_of(event)
-        known = sessions.open.get(start.session)
+        known = self._sessions.open.get(start.session)
         if known is not None:
-            known.last_s = self.time_s
+            known.last_s = self._time_s
             return
-        early = sessions.unclaimed.pop(start.session, None)
-        sessions.open[start.session] = OpenSession(
+        early = self._sessions.unclaimed.pop(start.session, None)
+        self._sessions.open[start.session] = OpenSession(
             start=event,
             problem_id=start.problem_id,
-            group_id=start.group_id or self._next_group(event, start),
-            last_s=self.time_s,
+            group_id=start.group_id or self._next_group(start),
+            last_s=self._time_s,
             rewards=early.rewards if early is not None else [],
         )
 
     def on_call(self, event: Event, call: ModelCall) -> None:
-        session = self._open_session(event, call.session)
+        session = self._sessions.open.get(call.session)
         if session is None:
-            return
-        cause = ""
-        if session.end is not None:
-            cause = f"session {call.session!r} has ended"
+            self._put_aside(event, f"there is no open session {call.session!r}")
+        elif session.end is not None:
+            self._put_aside(event, f"session {call.session!r} has ended")
         elif len(session.calls) >= MAX_CALLS:
-            cause = f"session {call.session!r} has {MAX_CALLS:,} calls, which is the most"
-        if cause:
-            self.outputs += to_dead_letter(event, cause)
-            return
-        session.calls.append(event)
-        session.last_s = self.time_s
+            self._put_aside(
+                event, f"session {call.session!r} has {MAX_CALLS:,} calls, which is the most"
+            )
+        else:
+            session.calls.append(event)
+            session.last_s = self._time_s
 
     def on_end(self, event: Event, end: SessionEnd) -> None:
         """A session ends. If it is over already, this changes nothing: it may be our own record."""
-        session = self._sessions_of(event).open.get(end.session)
+        session = self._sessions.open.get(end.session)
         if session is None or session.end is not None:
             return
         session.end = event
-        session.last_s = self.time_s
-        self._maybe_publish(event, end.session, session)
+        session.last_s = self._time_s
+        self._publish_if_complete(end.session, session)
 
     def on_reward(self, event: Event, reward: Reward) -> None:
         if reward.rescored:
             return
-        sessions = self._sessions_of(event)
-        session = sessions.open.get(reward.rollout)
-        held = session or sessions.unclaimed.setdefault(
-            reward.rollout, UnclaimedRewards(since_s=self.time_s)
+        session = self._sessions.open.get(reward.rollout)
+        holder = session or self._sessions.unclaimed.setdefault(
+            reward.rollout, UnclaimedRewards(since_s=self._time_s)
         )
-        if len(held.rewards) >= MAX_REWARDS:
-            cause = f"session {reward.rollout!r} has {MAX_REWARDS:,} rewards, which is the most"
-            self.outputs += to_dead_letter(event, cause)
+        if len(holder.rewards) >= MAX_REWARDS:
+            self._put_aside(
+                event, f"session {reward.rollout!r} has {MAX_REWARDS:,} rewards, which is the most"
+            )
             return
-        held.rewards.append(event)
-        if session is None:
-            return
-        session.last_s = self.time_s
-        self._maybe_publish(event, reward.rollout, session)
+        holder.rewards.append(event)
+        if session is not None:
+            session.last_s = self._time_s
+            self._publish_if_complete(reward.rollout, session)
 
     # ---- time --------------------------------------------------------------------------------
 
     def check_time_limits(self) -> None:
         """End the sessions that have waited for too long, and put aside what nobody waits for."""
-        if not is_check_due(self.state, self.time_s):
-            return
-        self.state.checked_s = self.time_s
-        for env, sessions in self.state.envs.items():
-            rules = self.config.envs.get(env)
-            if rules is None:
-                continue
-            for name, session in list(sessions.open.items()):
-                self._check_session(env, rules, name, session)
-            for name, unclaimed in list(sessions.unclaimed.items()):
-                if self._waited(unclaimed.since_s, rules.reward_wait_s):
-                    del sessions.unclaimed[name]
-                    for event in unclaimed.rewards:
-                        cause = f"no session {name!r} waits for this reward"
-                        self.outputs += to_dead_letter(event, cause)
-            for problem, group in list(sessions.groups.items()):
-                if self._waited(group.last_s, rules.idle_s + rules.reward_wait_s):
-                    del sessions.groups[problem]
+        rules = self._rules
+        sessions = self._sessions
+        for name, session in list(sessions.open.items()):
+            self._check_session(name, session)
+        for name, unclaimed in list(sessions.unclaimed.items()):
+            if self._waited(unclaimed.since_s, rules.reward_wait_s):
+                del sessions.unclaimed[name]
+                for event in unclaimed.rewards:
+                    self._put_aside(event, f"no session {name!r} waits for this reward")
+        for problem, group in list(sessions.groups.items()):
+            if self._waited(group.last_s, rules.idle_s + rules.reward_wait_s):
+                del sessions.groups[problem]
 
-    def _check_session(
-        self, env: str, rules: SessionRules, name: str, session: OpenSession
-    ) -> None:
+    def _check_session(self, name: str, session: OpenSession) -> None:
+        rules = self._rules
         if session.end is not None:
             if self._waited(session.last_s, rules.reward_wait_s):
-                waited = f"its rewards did not come within {rules.reward_wait_s:g} s"
-                self._fail(env, name, session, waited)
+                self._fail(
+                    name, session, f"its rewards did not come within {rules.reward_wait_s:g} s"
+                )
             return
         if not self._waited(session.last_s, rules.idle_s):
             return
         # The gateway must know, or it would answer calls that belong to no rollout.
-        end = SessionEnd(session=name, truncation="time", time_s=self.time_s)
-        self.outputs.append(Output(topology.turns(env), name, end))
+        end = SessionEnd(session=name, truncation="time", time_s=self._time_s)
+        self._outputs.append(Output(topology.turns(self._env), name, end))
         if has_rewards(rules, session):
-            self._publish(env, name, session)
+            self._publish(name, session)
         else:
-            idle = f"nobody ended it, and nothing happened for {rules.idle_s:g} s"
-            self._fail(env, name, session, idle)
+            self._fail(
+                name, session, f"nobody ended it, and nothing happened for {rules.idle_s:g} s"
+            )
 
     def _waited(self, since_s: float, limit_s: float) -> bool:
-        return self.time_s - since_s >= limit_s
-
-    # ---- settings and retention --------------------------------------------------------------
-
-    def remove_env(self, env: str) -> None:
-        """Let go of the sessions of an env that is not in the run any more."""
-        sessions = self.state.envs.pop(env)
-        for name, session in sessions.open.items():
-            start = start_of(session)
-            failed = assemble_failed_rollout(start, session.group_id, ENV_REMOVED, 0)
-            self._write(env, name, failed)
-        for unclaimed in sessions.unclaimed.values():
-            for event in unclaimed.rewards:
-                self.outputs += to_dead_letter(event, ENV_REMOVED)
-
-    def expire_removed(self, env: str, removed: Offsets) -> None:
-        """Let go of sessions of which retention has deleted a record: all that is below the offsets
-        of `removed`.
-        """
-        sessions = self.state.envs[env]
-
-        def is_gone(event: Event) -> bool:
-            return event.offset < removed.get((event.topic, event.partition), 0)
-
-        for name, session in list(sessions.open.items()):
-            held = [session.start, *session.calls, *session.rewards]
-            if session.end is not None:
-                held.append(session.end)
-            if any(map(is_gone, held)):
-                del sessions.open[name]
-                start = SessionStart(session=name, environment=env, problem_id=session.problem_id)
-                cause = "retention has deleted records of the session; raise topics.retention_hours"
-                self._write(env, name, assemble_failed_rollout(start, session.group_id, cause, 0))
-        for name, unclaimed in list(sessions.unclaimed.items()):
-            unclaimed.rewards = [event for event in unclaimed.rewards if not is_gone(event)]
-            if not unclaimed.rewards:
-                del sessions.unclaimed[name]
+        return self._time_s - since_s >= limit_s
 
     # ---- inside ------------------------------------------------------------------------------
 
-    def _sessions_of(self, event: Event) -> EnvSessions:
-        env = topology.subject_of(event.topic)
-        return self.state.envs.setdefault(env, EnvSessions())
-
-    def _open_session(self, event: Event, name: str) -> OpenSession | None:
-        session = self._sessions_of(event).open.get(name)
-        if session is None:
-            self.outputs += to_dead_letter(event, f"there is no open session {name!r}")
-        return session
-
-    def _next_group(self, event: Event, start: SessionStart) -> str:
+    def _next_group(self, start: SessionStart) -> str:
         """The group of the next session of a problem, where nobody has said it. A group is named
         after its first session.
         """
-        sessions = self._sessions_of(event)
-        rules = self.config.envs[topology.subject_of(event.topic)]
-        group = sessions.groups.get(start.problem_id)
+        groups = self._sessions.groups
+        group = groups.get(start.problem_id)
         if group is None:
-            group = PartialGroup(f"{start.problem_id}:{start.session}", 0, self.time_s)
-            sessions.groups[start.problem_id] = group
+            group = PartialGroup(f"{start.problem_id}:{start.session}", 0, self._time_s)
+            groups[start.problem_id] = group
         group.sessions += 1
-        group.last_s = self.time_s
-        if group.sessions >= rules.group_size:
-            del sessions.groups[start.problem_id]
+        group.last_s = self._time_s
+        if group.sessions >= self._rules.group_size:
+            del groups[start.problem_id]
         return group.group_id
 
-    def _maybe_publish(self, event: Event, name: str, session: OpenSession) -> None:
-        env = topology.subject_of(event.topic)
+    def _publish_if_complete(self, name: str, session: OpenSession) -> None:
+        """Publish the session's rollout if it has ended and waits for no reward."""
         if session.end is None:
             return
         end = session.end.record
-        failed = isinstance(end, SessionEnd) and bool(end.failure)
-        if failed or has_rewards(self.config.envs[env], session):
-            self._publish(env, name, session)
+        has_failed = isinstance(end, SessionEnd) and bool(end.failure)
+        if has_failed or has_rewards(self._rules, session):
+            self._publish(name, session)
 
-    def _publish(self, env: str, name: str, session: OpenSession) -> None:
+    def _publish(self, name: str, session: OpenSession) -> None:
         end = session.end.record if session.end is not None else None
         rollout = assemble_rollout(
             start_of(session),
@@ -227,23 +184,70 @@ class SessionAssembler:
             [event.record for event in session.calls if isinstance(event.record, ModelCall)],
             rewards_of(session),
             end if isinstance(end, SessionEnd) else None,
-            self.config.envs[env].reward_weights,
+            self._rules.reward_weights,
         )
-        del self.state.envs[env].open[name]
-        self._write(env, name, rollout)
+        del self._sessions.open[name]
+        self._outputs.append(rollout_output(self._env, rollout))
 
-    def _fail(self, env: str, name: str, session: OpenSession, cause: str) -> None:
-        del self.state.envs[env].open[name]
-        self._write(
-            env, name, assemble_failed_rollout(start_of(session), session.group_id, cause, 0)
-        )
+    def _fail(self, name: str, session: OpenSession, cause: str) -> None:
+        del self._sessions.open[name]
+        failed = assemble_failed_rollout(start_of(session), session.group_id, cause)
+        self._outputs.append(rollout_output(self._env, failed))
 
-    def _write(self, env: str, name: str, rollout: Rollout) -> None:
-        self.outputs.append(Output(topology.rollouts(env), rollout.group_id, rollout))
+    def _put_aside(self, event: Event, cause: str) -> None:
+        self._outputs.extend(to_dead_letter(event, cause))
+
+
+# ---- settings and retention ----------------------------------------------------------------------
+
+
+def remove_env(env: str, sessions: EnvSessions) -> list[Output]:
+    """Fail the sessions of an env that is not in the run any more."""
+    outputs = list[Output]()
+    for session in sessions.open.values():
+        failed = assemble_failed_rollout(start_of(session), session.group_id, ENV_REMOVED)
+        outputs.append(rollout_output(env, failed))
+    for unclaimed in sessions.unclaimed.values():
+        for event in unclaimed.rewards:
+            outputs += to_dead_letter(event, ENV_REMOVED)
+    return outputs
+
+
+def expire_removed(env: str, sessions: EnvSessions, removed: Offsets) -> list[Output]:
+    """Fail the sessions of which retention has deleted a record, and forget rewards that it has
+    deleted: everything below the offsets of `removed`.
+    """
+    outputs = list[Output]()
+
+    def is_gone(event: Event) -> bool:
+        return event.offset < removed.get((event.topic, event.partition), 0)
+
+    for name, session in list(sessions.open.items()):
+        events = [session.start, *session.calls, *session.rewards]
+        if session.end is not None:
+            events.append(session.end)
+        if any(map(is_gone, events)):
+            del sessions.open[name]
+            start = SessionStart(session=name, environment=env, problem_id=session.problem_id)
+            cause = "retention has deleted records of the session; raise topics.retention_hours"
+            failed = assemble_failed_rollout(start, session.group_id, cause)
+            outputs.append(rollout_output(env, failed))
+    for name, unclaimed in list(sessions.unclaimed.items()):
+        unclaimed.rewards = [event for event in unclaimed.rewards if not is_gone(event)]
+        if not unclaimed.rewards:
+            del sessions.unclaimed[name]
+    return outputs
+
+
+# ---- what a session has --------------------------------------------------------------------------
+
+
+def rollout_output(env: str, rollout: Rollout) -> Output:
+    return Output(topology.rollouts(env), rollout.group_id, rollout)
 
 
 def is_check_due(state: AssemblerState, time_s: float) -> bool:
-    """Whether the limits of time are to be looked at again. They are if the clock was set back."""
+    """Whether the time limits are to be checked again. They are if the clock was set back."""
     return abs(time_s - state.checked_s) >= CHECK_S
 
 
@@ -257,12 +261,14 @@ def rewards_of(session: OpenSession) -> list[Reward]:
 
 
 def has_rewards(rules: SessionRules, session: OpenSession) -> bool:
-    """Are all the rewards there that a rollout waits for? One that has failed is there."""
+    """Whether the session has all the rewards that its rollout waits for. It waits for no other
+    once one has failed.
+    """
     rewards = last_of_each(rewards_of(session))
-    given = {reward.name for reward in rewards}
+    names = {reward.name for reward in rewards}
     if any(reward.failure for reward in rewards):
         return True
-    return given.issuperset(rules.rewards) if rules.rewards else bool(given)
+    return names.issuperset(rules.rewards) if rules.rewards else bool(names)
 
 
 def counts(sessions: Mapping[str, OpenSession]) -> tuple[int, int]:

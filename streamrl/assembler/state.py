@@ -1,4 +1,4 @@
-"""What the assembler goes by and what it holds.
+"""The configuration and the state of the assembler.
 
 Journals have AssemblerConfig as JSON and snapshots have AssemblerState, both by the names of the
 fields: a field may be added with a default, and none is renamed.
@@ -18,7 +18,7 @@ class SessionRules:
     """When a session of an env is over, and what it waits for."""
 
     rewards: tuple[str, ...]  # names that a rollout waits for; empty: any one
-    reward_weights: dict[str, float]  # a name that is not there has weight 1
+    reward_weights: dict[str, float]  # any other name has weight 1
     idle_s: float  # a session without a record for so long is ended
     reward_wait_s: float  # a session that has ended fails without its rewards after so long
     group_size: int  # rollouts of a problem that are compared with each other
@@ -60,7 +60,7 @@ class PartialGroup(msgspec.Struct):
 
 
 class EnvSessions(msgspec.Struct):
-    """All that is open of one env."""
+    """The open sessions of one env, and the rewards and groups that wait for sessions."""
 
     open: dict[str, OpenSession] = {}
     unclaimed: dict[str, UnclaimedRewards] = {}
@@ -69,4 +69,4 @@ class EnvSessions(msgspec.Struct):
 
 class AssemblerState(msgspec.Struct):
     envs: dict[str, EnvSessions] = {}
-    checked_s: float = -1.0  # when the sessions were last looked at for their limits of time
+    checked_s: float = -1.0  # when the time limits were last checked
