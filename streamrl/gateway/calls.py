@@ -1,7 +1,9 @@
 """Answers the model calls of agents: from the log, with a request in flight, or by sampling.
 
-A request has a name in its session, and the first answers to it that lie in the log are the answers
-to it. So a request that is repeated, on any replica, is sampled for once as far as anyone can tell.
+A request has a name in its session: the digest of its body, and how many requests with that body
+came before it. The first answers to a request that lie in the log are its answers, whichever
+replica sampled them. So a request that is repeated, on any replica, is sampled for once as far as
+anyone can tell. `ModelCallHandler.answer` keeps this rule.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SessionName
-from streamrl.gateway.recorder import Recorder, limited
+from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused
 from streamrl.gateway.sampling import CallSampler, continuation_of
 from streamrl.gateway.session_index import LiveSession, SessionIndex
@@ -27,16 +29,35 @@ from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Continuation
 
+Sampling = asyncio.Task[list[ModelCall]]
+
 
 async def never() -> bool:
     return False
 
 
-class Asked(NamedTuple):
-    """A request as it stands in its session."""
+class AgentRequest(NamedTuple):
+    """A request as it comes from an agent."""
+
+    session: SessionName
+    parse: Callable[[CallTree], ChatRequest]  # reads the body, with the calls of its session
+    idempotency_key: str = ""
+    is_retry: bool = False
+    is_gone: Callable[[], Awaitable[bool]] = never  # Has the agent left? It may ask elsewhere.
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this is a request of its own, even if its body is an earlier one's. An agent that
+        asks the same twice gets two answers.
+        """
+        return not (self.idempotency_key or self.is_retry)
+
+
+class PendingRequest(NamedTuple):
+    """A request with its name and its position in the session."""
 
     session: LiveSession
-    request: ChatRequest
+    chat: ChatRequest
     body: str  # its digest
     ordinal: int  # among the requests with this body
     continuation: Continuation
@@ -46,16 +67,72 @@ class Asked(NamedTuple):
         """Names the request in its session."""
         return f"{self.body}#{self.ordinal}"
 
+    @property
+    def key(self) -> tuple[SessionName, str]:
+        """Names the request in the run."""
+        return self.session.name, self.name
 
-class Early(NamedTuple):
-    """A request that is sampled for before it is known that nobody has answered it."""
+    @property
+    def is_answered(self) -> bool:
+        """Whether all its answers lie in the log."""
+        return self.session.answer_counts.get(self.name, 0) >= self.chat.n
 
-    asked: Asked
-    changes: int  # of its session, until then
-    sampling: asyncio.Task[list[ModelCall]]
+    def recorded_answer(self) -> Answer:
+        """The answers that lie in the log."""
+        tree = self.session.tree
+        calls = tree.answers(self.name)
+        return Answer(calls, [tree.context(call.call) for call in calls])
 
 
-class Calls:
+class Speculation:
+    """Samples for a request while the log is read, on the guess that the log has nothing that
+    matters for it. At the end of the `with` block sampling is cancelled, unless it was claimed.
+    """
+
+    def __init__(
+        self, request: PendingRequest | None = None, sampling: Sampling | None = None
+    ) -> None:
+        self._request = request
+        self._revision = request.session.revision if request is not None else 0
+        self._sampling = sampling
+
+    def __enter__(self) -> Speculation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()
+
+    def current_request(self, index: SessionIndex) -> PendingRequest | None:
+        """The request, if its session is as it was. Then its body need not be read again."""
+        if self._request is None:
+            return None
+        session = self._request.session
+        is_unchanged = index.is_open(session) and session.revision == self._revision
+        return self._request if is_unchanged else None
+
+    def claim(self, request: PendingRequest) -> Sampling | None:
+        """Take over what is sampled for this request. None: nothing is, or for another request."""
+        if self._request != request:
+            return None
+        sampling = self._sampling
+        self._sampling = None
+        return sampling
+
+
+class CallInFlight(NamedTuple):
+    """A request that this replica samples and records. Repetitions of the request join it."""
+
+    sampling: Sampling
+    recording: asyncio.Task[Answer]  # the answers that the log has in the end
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the answers in the log are those sampled here, and not another replica's."""
+        return self.sampling.result()[0].call == self.recording.result().calls[0].call
+
+
+class ModelCallHandler:
     """The model calls that this replica handles."""
 
     def __init__(
@@ -73,133 +150,65 @@ class Calls:
         self._follower = follower
         self._recorder = recorder
         self._sampler = sampler
-        self._in_flight: dict[tuple[SessionName, str], asyncio.Task[Answer]] = {}
+        self._in_flight: dict[tuple[SessionName, str], CallInFlight] = {}
 
-    async def answer(
-        self,
-        name: SessionName,
-        parse: Callable[[CallTree], ChatRequest],
-        idempotency_key: str = "",
-        is_retry: bool = False,
-        is_gone: Callable[[], Awaitable[bool]] = never,
-    ) -> Answer:
+    async def answer(self, incoming: AgentRequest) -> Answer:
         """The answers to a request of a session. Raises RequestRefused.
 
-        A request without a key that is no retry is a new one, even if its body is an earlier one's:
-        an agent that asks the same twice gets two answers. If it does so at once, on two replicas,
-        one of them finds the other's answers in the log, and asks again. `is_gone`: the agent has
-        left, and may have asked elsewhere.
+        Once the log is read up to its end, a request that the log answers gets that answer, and a
+        request that is in flight here is joined. For any other this replica samples, writes what it
+        has sampled, and returns the first answers that the log then has. It speculates that it will
+        have to sample, and begins before the log is read.
         """
-        began_s = time.monotonic()
-        is_new = not (idempotency_key or is_retry)
-        early = self._sample_early(name, parse) if is_new else None
-        sampling: asyncio.Task[list[ModelCall]] | None = None
-        try:
-            async with limited(self._run.envs[name.env].timeout_s):
-                await self._follower.catch_up()
-            if early is not None and self._is_current(name, early):
-                asked = early.asked
-            else:
-                asked = self._asked(name, parse, idempotency_key, is_new)
-            session = asked.session
-            if session.answered.get(asked.name, 0) >= asked.request.n:
-                session.note_asked(asked.body, asked.ordinal)
-                self.counts["repeated"] += 1
-                return answers_to(session.tree, asked.name)
-            task = self._in_flight.get((name, asked.name))
-            if task is None:
-                self._refuse_too_many(session, asked.request)
-                if early is None or early.asked != asked:
-                    sampling = self._sampling(asked)
-                else:
-                    sampling = early.sampling
-                    early = None
-                task = self._started(name, asked, sampling, began_s)
-            else:
-                self.counts["repeated"] += 1
-        finally:
-            if early is not None:
-                early.sampling.cancel()
-        try:
-            answer = await asyncio.shield(task)  # a retry may join it when this agent has left
-        except RequestRefused:
-            session.forget_asked(asked.body, asked.ordinal)
-            raise
-        is_own = sampling is None or sampling.result()[0].call == answer.calls[0].call
-        if is_own or not is_new or await is_gone():
-            return answer
-        return await self.answer(name, parse, is_gone=is_gone)
+        while True:
+            began_s = time.monotonic()
+            with self._speculate(incoming) as speculation:
+                async with log_timeout(self._run.envs[incoming.session.env].timeout_s):
+                    await self._follower.catch_up()
+                request = speculation.current_request(self._index) or self._locate_request(incoming)
+                if request.is_answered:
+                    return self._repeat_answer(request)
+                joined = self._join(request)
+                call = joined or self._start(request, speculation, began_s)
+            answer = await self._await_answer(request, call)
+            if joined or call.is_first or not incoming.is_new or await incoming.is_gone():
+                return answer
+            # The agent has asked the same at once on another replica, which was answered first.
+            # So this is one more request with the same body, with a name of its own.
 
-    def _sample_early(
-        self, name: SessionName, parse: Callable[[CallTree], ChatRequest]
-    ) -> Early | None:
-        """Begin to sample while the log is asked for what other replicas have written. Most often
-        there is nothing that matters here, because an agent stays with a replica.
+    # ---- which request it is -----------------------------------------------------------------
+
+    def _speculate(self, incoming: AgentRequest) -> Speculation:
+        """Begin to sample while the log is asked what other replicas have written. Most often they
+        have written nothing that matters here, because an agent stays with a replica.
         """
-        if name not in self._index.sessions:
-            return None
+        if not incoming.is_new:
+            return Speculation()
         try:
-            asked = self._asked(name, parse, "", is_new=True)
+            request = self._locate_request(incoming)
         except RequestRefused:  # it may be answered once more is known
-            return None
-        if asked.session.answered.get(asked.name, 0) or (name, asked.name) in self._in_flight:
-            return None
-        return Early(asked, asked.session.changes, self._sampling(asked))
+            return Speculation()
+        if request.name in request.session.answer_counts or request.key in self._in_flight:
+            return Speculation()
+        return Speculation(request, self._start_sampling(request))
 
-    def _is_current(self, name: SessionName, early: Early) -> bool:
-        """Whether the request stands where it did, so that its messages need not be read again."""
-        session = early.asked.session
-        return self._index.sessions.get(name) is session and session.changes == early.changes
-
-    def _asked(
-        self,
-        name: SessionName,
-        parse: Callable[[CallTree], ChatRequest],
-        idempotency_key: str,
-        is_new: bool,
-    ) -> Asked:
-        """The request as it stands by what is known of its session. Raises RequestRefused."""
-        session = self.open_session(name)
-        request = parse(session.tree)
-        body = request.digest()
-        if idempotency_key:
-            body = xxhash.xxh3_128_hexdigest(f"{body} {idempotency_key}".encode())
+    def _locate_request(self, incoming: AgentRequest) -> PendingRequest:
+        """Name the request, and find what it continues, by what is known of its session. Raises
+        RequestRefused.
+        """
+        session = self._open_session(incoming.session)
+        chat = incoming.parse(session.tree)
+        body = chat.digest()
+        if incoming.idempotency_key:
+            body = xxhash.xxh3_128_hexdigest(f"{body} {incoming.idempotency_key}".encode())
         ordinal = session.next_ordinal(body)
-        if ordinal and not is_new:
+        if ordinal and not incoming.is_new:
             ordinal -= 1
-        return Asked(
-            session=session,
-            request=request,
-            body=body,
-            ordinal=ordinal,
-            continuation=continuation_of(session.tree, request),
-        )
+        return PendingRequest(session, chat, body, ordinal, continuation_of(session.tree, chat))
 
-    def _sampling(self, asked: Asked) -> asyncio.Task[list[ModelCall]]:
-        task = asyncio.create_task(
-            self._sampler.sample(asked.session, asked.request, asked.continuation, asked.name)
-        )
-        # It may fail when nobody waits for it.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
-
-    def _started(
-        self,
-        name: SessionName,
-        asked: Asked,
-        sampling: asyncio.Task[list[ModelCall]],
-        began_s: float,
-    ) -> asyncio.Task[Answer]:
-        """The request in flight, which others may join."""
-        asked.session.note_asked(asked.body, asked.ordinal)
-        task = asyncio.create_task(self._make(name, asked, sampling, began_s))
-        self._in_flight[name, asked.name] = task
-        task.add_done_callback(lambda _: self._in_flight.pop((name, asked.name), None))
-        return task
-
-    def open_session(self, name: SessionName) -> LiveSession:
+    def _open_session(self, name: SessionName) -> LiveSession:
         """The session, if calls of it are answered. Raises RequestRefused."""
-        if self._index.has_ended(*name):
+        if self._index.has_ended(name):
             raise RequestRefused(409, f"session {name.session} has ended; start another one")
         session = self._index.sessions.get(name)
         if session is None:
@@ -208,24 +217,68 @@ class Calls:
             )
         return session
 
-    def _refuse_too_many(self, session: LiveSession, request: ChatRequest) -> None:
+    # ---- how it is answered ------------------------------------------------------------------
+
+    def _repeat_answer(self, request: PendingRequest) -> Answer:
+        """The answers that the log has had before."""
+        request.session.reserve_ordinal(request.body, request.ordinal)
+        self.counts["repeated"] += 1
+        return request.recorded_answer()
+
+    def _join(self, request: PendingRequest) -> CallInFlight | None:
+        """The same request, if it is in flight."""
+        call = self._in_flight.get(request.key)
+        if call is not None:
+            self.counts["repeated"] += 1
+        return call
+
+    def _start(
+        self, request: PendingRequest, speculation: Speculation, began_s: float
+    ) -> CallInFlight:
+        """Sample and record answers to a request, which is in flight until then. Raises
+        RequestRefused.
+        """
+        self._check_call_limit(request)
+        sampling = speculation.claim(request) or self._start_sampling(request)
+        request.session.reserve_ordinal(request.body, request.ordinal)
+        recording = asyncio.create_task(self._sample_and_record(request, sampling, began_s))
+        call = CallInFlight(sampling, recording)
+        self._in_flight[request.key] = call
+        recording.add_done_callback(lambda _: self._in_flight.pop(request.key, None))
+        return call
+
+    def _check_call_limit(self, request: PendingRequest) -> None:
         limit = self._run.gateway.max_calls
-        if len(session.tree.calls) + request.n > limit:
+        if len(request.session.tree.calls) + request.chat.n > limit:
             raise RequestRefused(
                 400,
                 f"a session has at most {limit} calls (gateway.max_calls), and this one has had"
-                f" {len(session.tree.calls)}; end it",
+                f" {len(request.session.tree.calls)}; end it",
                 code="max_calls",
             )
 
-    async def _make(
-        self,
-        name: SessionName,
-        asked: Asked,
-        sampling: asyncio.Task[list[ModelCall]],
-        began_s: float,
+    def _start_sampling(self, request: PendingRequest) -> Sampling:
+        sampling = asyncio.create_task(
+            self._sampler.sample(request.session, request.chat, request.continuation, request.name)
+        )
+        # It may fail when nobody waits for it.
+        sampling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return sampling
+
+    async def _await_answer(self, request: PendingRequest, call: CallInFlight) -> Answer:
+        try:
+            # A retry may join the call when this agent has left, so that must not cancel it.
+            return await asyncio.shield(call.recording)
+        except RequestRefused:
+            request.session.release_ordinal(request.body, request.ordinal)
+            raise
+
+    async def _sample_and_record(
+        self, request: PendingRequest, sampling: Sampling, began_s: float
     ) -> Answer:
-        """Sample, write, and return what the log then says of the request."""
+        """Wait for the sampled answers, write them, and return the answers that the log then has.
+        Raises RequestRefused.
+        """
         try:
             calls = await sampling
         except ContextFull as error:
@@ -234,25 +287,17 @@ class Calls:
             raise RequestRefused(400, str(error)) from None
         except SamplingFailed as error:
             raise RequestRefused(503, str(error), retry_after_s=1) from None
-        outputs = [Output(topology.turns(name.env), name.session, call) for call in calls]
-        session = asked.session
-        count = asked.request.n
-
-        def is_applied() -> bool:
-            is_open = self._index.sessions.get(name) is session
-            return session.answered.get(asked.name, 0) >= count or not is_open
-
-        async with limited(self._run.envs[name.env].timeout_s):
-            await self._recorder.apply(outputs, is_applied)
-        if session.answered.get(asked.name, 0) < count:
-            self.open_session(name)  # raises: it has ended meanwhile
+        session = request.session
+        env, session_id = session.name
+        outputs = [Output(topology.turns(env), session_id, call) for call in calls]
+        async with log_timeout(self._run.envs[env].timeout_s):
+            await self._recorder.write_and_wait(
+                outputs, lambda: request.is_answered or not self._index.is_open(session)
+            )
+        if not request.is_answered:
+            self._open_session(session.name)  # raises: it has ended meanwhile
         self.counts["calls"] += len(calls)
         self.counts["tokens"] += sum(len(call.tokens) for call in calls)
         self.counts["requests"] += 1
         self.added_s += time.monotonic() - began_s - calls[0].inference_metadata.latency_s
-        return answers_to(session.tree, asked.name)
-
-
-def answers_to(tree: CallTree, request: str) -> Answer:
-    calls = tree.answers(request)
-    return Answer(calls, [tree.context(call.call) for call in calls])
+        return request.recorded_answer()

@@ -21,9 +21,9 @@ MAX_MESSAGES = 500
 RETRY_INTERVAL_S = 0.5
 
 
-class SharedRun(Generic[T]):
-    """Runs a function in a thread for all who ask. Who asks during a run gets the next one, so each
-    result is from after the question.
+class CoalescedCall(Generic[T]):
+    """Calls a function in a thread, once for all who await it meanwhile. Whoever awaits it during a
+    call gets the result of the next call, so no result is older than the wait for it.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -65,7 +65,7 @@ class Follower:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         # records of this replica that are in the log and not yet applied, by their offsets
         self._written: dict[TopicPartition, dict[int, Message]] = {tp: {} for tp in partitions}
-        self._ends = SharedRun(lambda: log.end_offsets(partitions))
+        self._ends = CoalescedCall(lambda: log.end_offsets(partitions))
 
     async def catch_up(self) -> None:
         """Wait until everything is applied that lay in the log when this was called."""

@@ -33,7 +33,9 @@ class Recorder:
                 async with asyncio.timeout(WRITE_AGAIN_S):
                     return await self._send(output)
 
-    async def apply(self, outputs: Sequence[Output], is_applied: Callable[[], bool]) -> None:
+    async def write_and_wait(
+        self, outputs: Sequence[Output], is_applied: Callable[[], bool]
+    ) -> None:
         """Write records, and wait until they are in the log and all before them is applied."""
         while True:
             with suppress(TimeoutError):
@@ -78,7 +80,7 @@ class Recorder:
 
 
 @asynccontextmanager
-async def limited(limit_s: float) -> AsyncIterator[None]:
+async def log_timeout(limit_s: float) -> AsyncIterator[None]:
     """Raises RequestRefused if the log does not answer within this time."""
     try:
         async with asyncio.timeout(limit_s):

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
-from streamrl.gateway.calls import Calls
+from streamrl.gateway.calls import ModelCallHandler
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SessionKeys, local_secret
@@ -54,7 +54,7 @@ class GatewayReplica:
         recorder = Recorder(producer, self._follower)
         sampler = CallSampler(run, self._clients)
         keys = make_keys(run)
-        self._calls = Calls(
+        self._calls = ModelCallHandler(
             run=run, index=self._index, follower=self._follower, recorder=recorder, sampler=sampler
         )
         api = SessionsApi(

@@ -88,7 +88,7 @@ def refuse(field: str, why: str) -> RequestRefused:
     return RequestRefused(400, f"{field}: {why}", field)
 
 
-def parsed(text: bytes) -> dict[str, Any]:
+def parse_body(text: bytes) -> dict[str, Any]:
     """The object of a request's body. Raises RequestRefused."""
     try:
         body = msgspec.json.decode(text or b"{}")

@@ -21,9 +21,9 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import Env
 from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
-from streamrl.gateway.calls import Calls
+from streamrl.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.gateway.keys import SESSION_FIELD, SessionKeys, SessionName, named_session
-from streamrl.gateway.requests import Dialect, RequestRefused, openai_error, parsed, refuse
+from streamrl.gateway.requests import Dialect, RequestRefused, openai_error, parse_body, refuse
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
 
@@ -49,7 +49,7 @@ class HttpApi:
         self,
         run: RunFile,
         keys: SessionKeys,
-        calls: Calls,
+        calls: ModelCallHandler,
         sessions: SessionsApi,
         clients: Mapping[str, Client],
     ) -> None:
@@ -112,7 +112,7 @@ class HttpApi:
             headers = {}
             if refused.retry_after_s:
                 headers["retry-after"] = str(refused.retry_after_s)
-            return answered(shape(refused), refused.status, headers)
+            return json_response(shape(refused), refused.status, headers)
 
         return guarded
 
@@ -124,17 +124,18 @@ class HttpApi:
             is_stream = body.get("stream") or False
             if not isinstance(is_stream, bool):
                 raise refuse("stream", "it is true or false")
-            answer = await self._calls.answer(
-                name,
-                lambda tree: dialect.parse(body, tree),
-                request.headers.get("idempotency-key", "")[:1_000],
-                is_retry(request),
-                request.is_disconnected,
+            incoming = AgentRequest(
+                session=name,
+                parse=lambda tree: dialect.parse(body, tree),
+                idempotency_key=request.headers.get("idempotency-key", "")[:1_000],
+                is_retry=is_retry(request),
+                is_gone=request.is_disconnected,
             )
+            answer = await self._calls.answer(incoming)
             response = dialect.response(body, answer)
             headers = sampling_header(self._run.envs[name.env])
             if not is_stream:
-                return answered(response, 200, headers)
+                return json_response(response, 200, headers)
             events = b"".join(map(event_bytes, dialect.events(body, response)))
             return Response(events, 200, headers, "text/event-stream")
 
@@ -144,19 +145,19 @@ class HttpApi:
         self._check_gateway_key(request)
         body = await self._body_of(request)
         url = str(request.base_url).rstrip("/")
-        return answered(await self._sessions.start(body, url, is_retry(request)))
+        return json_response(await self._sessions.start(body, url, is_retry(request)))
 
     async def _set_reward(self, request: Request) -> Response:
         name = self._session_of(request)
-        return answered(await self._sessions.set_reward(name, await self._body_of(request)))
+        return json_response(await self._sessions.set_reward(name, await self._body_of(request)))
 
     async def _end_session(self, request: Request) -> Response:
         name = self._session_of(request)
-        return answered(await self._sessions.end(name, await self._body_of(request)))
+        return json_response(await self._sessions.end(name, await self._body_of(request)))
 
     async def _end_sessions(self, request: Request) -> Response:
         self._check_gateway_key(request)
-        return answered(await self._sessions.end_left(await self._body_of(request)))
+        return json_response(await self._sessions.end_left(await self._body_of(request)))
 
     async def _models(self, request: Request) -> Response:
         name = self._session_of(request)
@@ -165,10 +166,10 @@ class HttpApi:
         servers = client.servers().values()
         models = sorted({server.model for server in servers if server.pool == pool})
         data = [{"id": model, "object": "model", "owned_by": "streamrl"} for model in models]
-        return answered({"object": "list", "data": data})
+        return json_response({"object": "list", "data": data})
 
     async def _health(self, request: Request) -> Response:
-        return answered({"status": "ok"})
+        return json_response({"status": "ok"})
 
     def _check_gateway_key(self, request: Request) -> None:
         """Raises RequestRefused for a request without the key that opens sessions."""
@@ -177,7 +178,7 @@ class HttpApi:
 
     def _session_of(self, request: Request) -> SessionName:
         """The session that the request's key opens. Raises RequestRefused."""
-        return self._known(self._keys.session_of(key_of(request)), SESSION_KEY)
+        return self._require_session(self._keys.session_of(key_of(request)), SESSION_KEY)
 
     async def _named_call(self, request: Request) -> tuple[SessionName, dict[str, Any]]:
         """The session and the body of a call. A client that has one key for all sessions, which is
@@ -187,10 +188,10 @@ class HttpApi:
         name = self._keys.session_of(key)
         if name is None and self._keys.opens_gateway(key):
             body = await self._body_of(request)
-            return self._known(named_session(body.get("metadata")), SESSION_NAME), body
-        return self._known(name, SESSION_KEY), await self._body_of(request)
+            return self._require_session(named_session(body.get("metadata")), SESSION_NAME), body
+        return self._require_session(name, SESSION_KEY), await self._body_of(request)
 
-    def _known(self, name: SessionName | None, wanted: str) -> SessionName:
+    def _require_session(self, name: SessionName | None, wanted: str) -> SessionName:
         """The session, if agents make rollouts of its env. Raises RequestRefused, which says what
         is `wanted` of the request.
         """
@@ -215,10 +216,12 @@ class HttpApi:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if text and kind != "application/json":
             raise RequestRefused(415, "send JSON, with the header Content-Type: application/json")
-        return parsed(bytes(text))
+        return parse_body(bytes(text))
 
 
-def answered(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 

@@ -1,7 +1,7 @@
-"""What is known of the sessions of a run: a fold of the records of turns.<env>.
+"""The sessions of a run, as the records of turns.<env> tell of them.
 
-Each replica of the gateway has one. They are equal once the replicas have read the same records, so
-any replica can handle any call.
+Each replica of the gateway has such an index. They are equal once the replicas have read the same
+records, so any replica can handle any call.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from streamrl.errors import one_line
+from streamrl.gateway.keys import SessionName
 from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
 from streamrl.sessions.call_tree import CallTree, InvalidCall
 
@@ -25,109 +26,117 @@ class LiveSession:
         self.env = env
         self.start = start
         self.tree = CallTree()
-        self.changes = 0  # how often something has happened that the place of a request hangs on
+        # Increases with each change after which a request may have another name or position.
+        self.revision = 0
         self.starts = 1
         self.started_s = float("-inf")  # when the agent was started again, if it was
-        self.answered: dict[str, int] = {}  # request -> number of its answers
-        # Digest of a request's body -> number of such requests that were begun since the agent was
-        # last started, and have been answered.
-        self.repeats: dict[str, int] = {}
-        # The same for all requests that this replica has in hand, whether answered or not.
-        self.asked: dict[str, int] = {}
+        self.answer_counts: dict[str, int] = {}  # by the name of the request
+        # Digest of a request's body -> number of such requests since the agent was last started:
+        self._recorded: dict[str, int] = {}  # those that began since then and have an answer
+        self._reserved: dict[str, int] = {}  # those that this replica has begun to answer
+
+    @property
+    def name(self) -> SessionName:
+        return SessionName(self.env, self.start.session)
 
     def add(self, call: ModelCall) -> None:
         """Add the next call of the log, unless its request has been answered already."""
         if not self.tree.add(call):
             return
-        self.changes += 1
-        self.answered[call.request] = self.answered.get(call.request, 0) + 1
+        self.revision += 1
+        self.answer_counts[call.request] = self.answer_counts.get(call.request, 0) + 1
         body, _, ordinal = call.request.rpartition("#")
         began_s = call.time_s - call.inference_metadata.latency_s
-        # One that was in flight when the agent was killed is still to be asked for again.
+        # The agent will repeat a request that was in flight when it was killed.
         if ordinal.isdecimal() and began_s >= self.started_s:
-            self.repeats[body] = max(self.repeats.get(body, 0), int(ordinal) + 1)
+            self._recorded[body] = max(self._recorded.get(body, 0), int(ordinal) + 1)
 
     def next_ordinal(self, body: str) -> int:
-        """The number of a new request with a body of this digest."""
-        return max(self.repeats.get(body, 0), self.asked.get(body, 0))
+        """The ordinal of a new request with a body of this digest."""
+        return max(self._recorded.get(body, 0), self._reserved.get(body, 0))
 
-    def note_asked(self, body: str, ordinal: int) -> None:
-        """This replica has this request in hand."""
-        self.changes += 1
-        self.asked[body] = max(self.asked.get(body, 0), ordinal + 1)
+    def reserve_ordinal(self, body: str, ordinal: int) -> None:
+        """This replica answers this request, so a new one with the same body is the next one."""
+        self.revision += 1
+        self._reserved[body] = max(self._reserved.get(body, 0), ordinal + 1)
 
-    def forget_asked(self, body: str, ordinal: int) -> None:
-        """The request was not answered, so the next one like it is the same one."""
-        if self.asked.get(body) == ordinal + 1:
-            self.changes += 1
-            self.asked[body] = ordinal
+    def release_ordinal(self, body: str, ordinal: int) -> None:
+        """The request was not answered, so a new one with the same body is this one again."""
+        if self._reserved.get(body) == ordinal + 1:
+            self.revision += 1
+            self._reserved[body] = ordinal
 
     def start_again(self, time_s: float) -> None:
-        """The agent was killed and repeats its calls from the first one. It is given the recorded
-        answers while its requests are the same.
+        """The agent was killed and repeats its calls from the first one. It gets the recorded
+        answers as long as its requests are the same.
         """
-        self.changes += 1
+        self.revision += 1
         self.starts += 1
         self.started_s = time_s
-        self.repeats.clear()
-        self.asked.clear()
+        self._recorded.clear()
+        self._reserved.clear()
 
 
 class SessionIndex:
-    """The sessions of all envs, by (env, session)."""
+    """The sessions of all envs."""
 
     def __init__(
         self,
-        on_end: Callable[[LiveSession], None] = lambda session: None,  # told of each that ends
+        on_session_end: Callable[[LiveSession], None] = lambda session: (
+            None
+        ),  # called with each that ends
         max_ended: int = MAX_ENDED,
     ) -> None:
-        self.sessions: dict[tuple[str, str], LiveSession] = {}
-        self._ended: dict[tuple[str, str], None] = {}  # the oldest first
-        self._on_end = on_end
+        self.sessions: dict[SessionName, LiveSession] = {}
+        self._ended: dict[SessionName, None] = {}  # the oldest first
+        self._on_session_end = on_session_end
         self._max_ended = max_ended
 
     def apply(self, env: str, record: Record) -> None:
         """Add the next record of turns.<env>."""
         match record:
             case SessionStart():
-                self._begin(env, record)
+                self._on_start(SessionName(env, record.session), record)
             case ModelCall():
-                self._add(env, record)
+                self._on_call(SessionName(env, record.session), record)
             case SessionEnd():
-                self._end((env, record.session))
+                self._on_end(SessionName(env, record.session))
             case _:
                 pass
 
-    def has_ended(self, env: str, session: str) -> bool:
-        return (env, session) in self._ended
+    def has_ended(self, name: SessionName) -> bool:
+        return name in self._ended
 
-    def open_sessions(self, env: str) -> int:
+    def is_open(self, session: LiveSession) -> bool:
+        """Whether the session has not ended since it was looked up here."""
+        return self.sessions.get(session.name) is session
+
+    def count_open(self, env: str) -> int:
         """The number of sessions of an env that have not ended."""
-        return sum(1 for name, _ in self.sessions if name == env)
+        return sum(name.env == env for name in self.sessions)
 
-    def _begin(self, env: str, start: SessionStart) -> None:
-        name = (env, start.session)
+    def _on_start(self, name: SessionName, start: SessionStart) -> None:
         if name in self._ended:
             return
         session = self.sessions.get(name)
         if session is None:
-            self.sessions[name] = LiveSession(env, start)
-            return
-        session.start_again(start.time_s)
+            self.sessions[name] = LiveSession(name.env, start)
+        else:
+            session.start_again(start.time_s)
 
-    def _add(self, env: str, call: ModelCall) -> None:
-        session = self.sessions.get((env, call.session))
+    def _on_call(self, name: SessionName, call: ModelCall) -> None:
+        session = self.sessions.get(name)
         if session is None:  # it has ended, or its beginning is no longer kept
             return
         try:
             session.add(call)
         except InvalidCall as error:
-            logger.warning("session %r of %s: %s", call.session, env, one_line(error))
+            logger.warning("session %r of %s: %s", name.session, name.env, one_line(error))
 
-    def _end(self, name: tuple[str, str]) -> None:
+    def _on_end(self, name: SessionName) -> None:
         session = self.sessions.pop(name, None)
         if session is not None:
-            self._on_end(session)
+            self._on_session_end(session)
         self._ended.pop(name, None)
         self._ended[name] = None
         while len(self._ended) > self._max_ended:

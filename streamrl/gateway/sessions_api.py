@@ -15,7 +15,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SESSION_ID, SessionKeys, SessionName
-from streamrl.gateway.recorder import Recorder, limited
+from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Body, RequestRefused, objects, refuse, string
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.inference.client import Client
@@ -57,9 +57,9 @@ class SessionsApi:
             raise refuse("session_id", "it has letters, digits, - and _, at most 200")
         name = SessionName(env, session)
         start = self._start_record(name, body)
-        async with limited(self._run.envs[env].timeout_s):
+        async with log_timeout(self._run.envs[env].timeout_s):
             await self._follower.catch_up()
-        if self._index.has_ended(*name):
+        if self._index.has_ended(name):
             raise RequestRefused(409, f"session {session} has ended; give another session_id")
         known = self._index.sessions.get(name)
         if known is None:
@@ -99,7 +99,7 @@ class SessionsApi:
             scorer_version=string(body, "scorer_version"),
             time_s=time.time(),
         )
-        async with limited(self._run.envs[name.env].timeout_s):
+        async with log_timeout(self._run.envs[name.env].timeout_s):
             await self._recorder.write(Output(topology.rewards(name.env), name.session, reward))
         return {"session_id": name.session, "name": reward.name, "reward": reward.value}
 
@@ -111,9 +111,9 @@ class SessionsApi:
             truncation=string(body, "truncation"),
             time_s=time.time(),
         )
-        async with limited(self._run.envs[name.env].timeout_s):
+        async with log_timeout(self._run.envs[name.env].timeout_s):
             await self._follower.catch_up()
-        if not self._index.has_ended(*name):
+        if not self._index.has_ended(name):
             if name not in self._index.sessions:
                 raise RequestRefused(404, f"there is no session {name.session}")
             await self._end(name, end)
@@ -128,7 +128,7 @@ class SessionsApi:
         failure = string(body, "failure")
         if not (server and failure):
             raise refuse("server", "it and `failure` are needed: whose sessions end, and why")
-        async with limited(self._run.envs[env].timeout_s):
+        async with log_timeout(self._run.envs[env].timeout_s):
             await self._follower.catch_up()
         left = [
             name
@@ -141,14 +141,14 @@ class SessionsApi:
         return {"env": env, "server": server, "ended": left}
 
     async def _end(self, name: SessionName, end: SessionEnd) -> None:
-        await self._write(name, end, lambda: self._index.has_ended(*name))
+        await self._write(name, end, lambda: self._index.has_ended(name))
 
     async def _write(
         self, name: SessionName, record: Record, is_applied: Callable[[], bool]
     ) -> None:
-        async with limited(self._run.envs[name.env].timeout_s):
+        async with log_timeout(self._run.envs[name.env].timeout_s):
             output = Output(topology.turns(name.env), name.session, record)
-            await self._recorder.apply([output], is_applied)
+            await self._recorder.write_and_wait([output], is_applied)
 
     def _starts(self, name: SessionName) -> int:
         session = self._index.sessions.get(name)
@@ -195,7 +195,7 @@ class SessionsApi:
 
     def _refuse_for_now(self, env: str) -> None:
         """Raises RequestRefused where a session has to wait for others, or for a server."""
-        cause = self._limits[env].refusal(self._index.open_sessions(env))
+        cause = self._limits[env].refusal(self._index.count_open(env))
         if cause:
             raise RequestRefused(429, f"{env}: {cause}", retry_after_s=RETRY_AFTER_S)
         pool = self._run.envs[env].pool

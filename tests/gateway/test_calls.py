@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.gateway.calls import Calls
+from streamrl.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.gateway.keys import SessionName
 from streamrl.gateway.requests import ChatRequest, RequestRefused
 from streamrl.gateway.session_index import SessionIndex
@@ -40,7 +40,9 @@ class Log:
             self.index.apply(ENV, record)
         self.caught_up = True
 
-    async def apply(self, outputs: Sequence[Output], is_applied: Callable[[], bool]) -> None:
+    async def write_and_wait(
+        self, outputs: Sequence[Output], is_applied: Callable[[], bool]
+    ) -> None:
         for output in outputs:
             assert output.record is not None
             self.index.apply(ENV, output.record)  # pyright: ignore[reportArgumentType]
@@ -62,14 +64,14 @@ class Log:
 
 def answered(log: Log, path: Path, *said: tuple[str, str], **fields: Any) -> str:
     """The id of the call that answers a chat."""
-    calls = Calls(run_of(path), log.index, log, log, log)  # pyright: ignore[reportArgumentType]
+    calls = ModelCallHandler(run_of(path), log.index, log, log, log)  # pyright: ignore[reportArgumentType]
     messages = [{"role": role, "content": text} for role, text in said]
 
     def parse(tree: CallTree) -> ChatRequest:
         log.parsed += 1
         return ChatRequest(messages=messages)
 
-    return asyncio.run(calls.answer(NAME, parse, **fields)).calls[0].call
+    return asyncio.run(calls.answer(AgentRequest(NAME, parse, **fields))).calls[0].call
 
 
 @pytest.mark.parametrize("others", [(), (call("elsewhere"),)])

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from streamrl.gateway.follower import Follower, SharedRun
+from streamrl.gateway.follower import CoalescedCall, Follower
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message
 from tests.support.waiting import patience
@@ -22,7 +22,7 @@ async def test_who_asks_during_a_run_gets_the_result_of_the_next():
         goes_on.wait(patience(20))
         return runs[-1]
 
-    shared = SharedRun(run)
+    shared = CoalescedCall(run)
     first = asyncio.create_task(shared())
     await asyncio.to_thread(begun.wait, patience(20))
     later = [asyncio.create_task(shared()) for _ in range(3)]
@@ -41,7 +41,7 @@ async def test_a_run_that_fails_fails_for_those_who_wait_and_the_next_one_works(
             raise found
         return found
 
-    shared = SharedRun(run)
+    shared = CoalescedCall(run)
     with pytest.raises(KeyError):
         await shared()
     assert await shared() == 7

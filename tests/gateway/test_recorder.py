@@ -9,7 +9,7 @@ import pytest
 
 from streamrl.gateway import recorder
 from streamrl.gateway.follower import Follower
-from streamrl.gateway.recorder import Recorder, limited
+from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import RequestRefused
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, OnWritten, Output
@@ -66,7 +66,7 @@ async def test_a_record_counts_once_the_log_has_it_and_need_not_be_read_back():
     producer = Producer()
     producer.is_late = True
     made, applied = recorder_of(producer)
-    applying = asyncio.create_task(made.apply([END], lambda: len(applied) == 1))
+    applying = asyncio.create_task(made.write_and_wait([END], lambda: len(applied) == 1))
     while not producer.reports:
         await asyncio.sleep(0)
     await asyncio.sleep(0.01)
@@ -94,7 +94,7 @@ async def test_what_the_producer_has_forgotten_is_written_again(monkeypatch: pyt
     producer = Producer()
     producer.is_late = True
     made, _ = recorder_of(producer)
-    applying = asyncio.create_task(made.apply([END], lambda: len(producer.sent) >= 2))
+    applying = asyncio.create_task(made.write_and_wait([END], lambda: len(producer.sent) >= 2))
     while len(producer.sent) < 2:
         await asyncio.sleep(0)
     producer.reports[1]()
@@ -104,7 +104,7 @@ async def test_what_the_producer_has_forgotten_is_written_again(monkeypatch: pyt
 
 async def test_a_log_that_does_not_answer_in_time_is_503():
     with pytest.raises(RequestRefused, match="has not answered within 0 s") as refused:
-        async with limited(0.0):
+        async with log_timeout(0.0):
             never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             await never
     assert (refused.value.status, refused.value.retry_after_s) == (503, 1)

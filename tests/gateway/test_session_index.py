@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamrl.gateway.keys import SessionName
 from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.records import InferenceMetadata, ModelCall, Record, SessionEnd, SessionStart
 
@@ -49,7 +50,7 @@ def folded(*records: Record) -> SessionIndex:
 
 
 def session(index: SessionIndex) -> LiveSession:
-    return index.sessions["e", "s"]
+    return index.sessions[SessionName("e", "s")]
 
 
 def test_a_request_counts_once_however_often_it_is_written():
@@ -65,13 +66,13 @@ def test_a_request_counts_once_however_often_it_is_written():
     )
     found = session(index)
     assert list(found.tree.calls) == ["a", "d", "e", "f"]
-    assert found.answered == {"a#0": 1, "x#1": 1, "y#0": 2}
+    assert found.answer_counts == {"a#0": 1, "x#1": 1, "y#0": 2}
     assert [found.next_ordinal(body) for body in "axyz"] == [1, 2, 1, 0]
 
 
 def test_an_agent_that_starts_again_counts_from_the_first_request():
     found = session(folded(START, call("a"), call("b", request="a#1"), START))
-    assert found.next_ordinal("a") == 0 and found.answered == {"a#0": 1, "a#1": 1}
+    assert found.next_ordinal("a") == 0 and found.answer_counts == {"a#0": 1, "a#1": 1}
     assert found.starts == 2 and list(found.tree.calls) == ["a", "b"]
     again = session(folded(START, call("a"), START, call("b", request="a#1")))
     assert again.next_ordinal("a") == 2
@@ -81,16 +82,20 @@ def test_a_call_in_flight_when_the_agent_was_killed_is_asked_for_again():
     again = SessionStart(session="s", environment="e", problem_id="p", time_s=5.0)
     late = call("a", began_s=4.0, ended_s=7.0)
     found = session(folded(START, again, late, call("b", began_s=5.0, ended_s=6.0)))
-    assert found.answered == {"a#0": 1, "b#0": 1}
+    assert found.answer_counts == {"a#0": 1, "b#0": 1}
     assert (found.next_ordinal("a"), found.next_ordinal("b")) == (0, 1)
 
 
 def test_of_a_session_that_has_ended_only_that_is_kept():
     index = folded(START, call("a"), END, call("b"), START)
-    assert not index.sessions and index.has_ended("e", "s") and not index.has_ended("f", "s")
+    assert (
+        not index.sessions
+        and index.has_ended(SessionName("e", "s"))
+        and not index.has_ended(SessionName("f", "s"))
+    )
     for name in ("t", "u"):
         index.apply("e", SessionEnd(session=name))
-    assert not index.has_ended("e", "s") and index.has_ended("e", "t")
+    assert not index.has_ended(SessionName("e", "s")) and index.has_ended(SessionName("e", "t"))
 
 
 def test_calls_of_a_session_whose_beginning_is_gone_are_left_out():
@@ -123,7 +128,9 @@ def test_every_replica_has_the_same_tree(calls: Sequence[ModelCall], data: st.Da
     twice = [record for record in log[1:] for _ in range(data.draw(st.integers(1, 2)))]
     one = session(folded(*log))
     other = session(folded(START, *twice))
-    assert list(one.tree.calls) == list(other.tree.calls) and one.answered == other.answered
+    assert (
+        list(one.tree.calls) == list(other.tree.calls) and one.answer_counts == other.answer_counts
+    )
     for made in one.tree.calls.values():
         assert not made.continues or made.continues in one.tree.calls
         asked = one.tree.conversation(made.call)
