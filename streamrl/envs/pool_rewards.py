@@ -11,10 +11,9 @@ from streamrl.config import topology
 from streamrl.config.choices import meant
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, InferenceError
-from streamrl.inference.client import Client, make_client
+from streamrl.inference.client import Client, apply_server_event, make_client
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message, partitions_of
-from streamrl.records import Server
+from streamrl.log.protocol import Log, partitions_of
 
 POLL_S = 0.1
 MAX_POLL_RECORDS = 500
@@ -53,15 +52,14 @@ async def connected(
     if not clients:
         yield []
         return
-    found = list(clients.values())
-    following = asyncio.create_task(follow_servers(log, found))
+    following = asyncio.create_task(follow_servers(log, clients.values()))
     try:
-        yield found
+        yield list(clients.values())
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
-        for client in found:
+        for client in clients.values():
             await client.close()
 
 
@@ -73,19 +71,10 @@ async def follow_servers(log: Log, clients: Collection[Client]) -> None:
     try:
         while True:
             for message in reader.poll(MAX_POLL_RECORDS, 0):
-                is_old = message.offset < ends[message.topic, message.partition]
-                tell(clients, message, is_old)
+                apply_server_event(to_event(message, ("server",)), clients, ends)
             await asyncio.sleep(POLL_S)
     finally:
         reader.close()
-
-
-def tell(clients: Collection[Client], message: Message, is_old: bool) -> None:
-    """Tell the clients what a message says. What cannot be read is passed over."""
-    event = to_event(message, ("server",))
-    if event.record is None or isinstance(event.record, Server):
-        for client in clients:
-            client.on_server(event.key, event.record, is_old)
 
 
 async def wait_until_ready(clients: Collection[Client]) -> None:

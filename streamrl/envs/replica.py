@@ -21,7 +21,7 @@ from streamrl.envs.held_out import problem_fingerprint
 from streamrl.envs.open_sessions import OpenSince
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.errors import ConfigError
-from streamrl.inference.client import Client, SamplingFailed
+from streamrl.inference.client import Client, SamplingFailed, apply_server_event
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Message, Output, TopicPartition, Undecodable
 from streamrl.records import Demand, Rollout, Server, Visit
@@ -90,12 +90,11 @@ class Replica:
                     self.limit.demand = demand
                 case Server() as server:
                     self.version = max(self.version, server.version)
-                    began = self.began.get((event.topic, event.partition), 0)
-                    self.client.on_server(event.key, server, old=event.offset < began)
+                    apply_server_event(event, [self.client], self.began)
                 case Visit(environment=self.name) as visit if self.stats:
                     self.stats.on_visit(visit)
                 case None if event.topic == topology.SERVERS:
-                    self.client.on_server(event.key, None)
+                    apply_server_event(event, [self.client], self.began)
                 case Undecodable(cause=cause):
                     logger.warning(
                         "%s: %s[%d]@%d is passed over: %s",

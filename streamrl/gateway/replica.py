@@ -23,10 +23,10 @@ from streamrl.gateway.sampling import CallSampler
 from streamrl.gateway.server import HttpApi
 from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.gateway.sessions_api import SessionsApi
-from streamrl.inference.client import make_client
+from streamrl.inference.client import apply_server_event, make_client
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
-from streamrl.records import Demand, Record, Server
+from streamrl.records import Demand, Record
 
 logger = logging.getLogger(__name__)
 
@@ -120,29 +120,18 @@ class GatewayReplica:
 
     def _apply(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            if message.topic == topology.SERVERS:
-                self._apply_server(message)
-                continue
-            if message.topic == topology.DEMAND:
-                self._apply_demand(message)
-                continue
             event = to_event(message, SCHEMAS)
-            if isinstance(event.record, Record):
-                env = topology.subject_of(message.topic)
-                self._index.apply(env, event.record)
+            if event.topic == topology.SERVERS:
+                apply_server_event(event, self._clients.values(), self._began)
+            elif event.topic == topology.DEMAND:
+                self._apply_demand(event.record)
+            elif isinstance(event.record, Record):
+                self._index.apply(topology.subject_of(event.topic), event.record)
             elif event.record is not None:
                 place = f"{message.topic}[{message.partition}]@{message.offset}"
                 logger.warning("%s is not read: %s", place, event.record.cause)
 
-    def _apply_server(self, message: Message) -> None:
-        event = to_event(message, SCHEMAS)
-        is_old = message.offset < self._began[message.topic, message.partition]
-        if event.record is None or isinstance(event.record, Server):
-            for client in self._clients.values():
-                client.on_server(event.key, event.record, is_old)
-
-    def _apply_demand(self, message: Message) -> None:
-        record = to_event(message, SCHEMAS).record
+    def _apply_demand(self, record: object) -> None:
         if isinstance(record, Demand) and record.environment in self._limits:
             self._limits[record.environment].demand = record
 

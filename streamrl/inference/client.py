@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from streamrl.inference.prompts import Conversation, make_prompt
 from streamrl.inference.registry import STICK_MARGIN, Registry
 from streamrl.inference.server_connection import RequestFailed, RequestRejected, ServerConnection
 from streamrl.inference.vllm_answers import Generated, GeneratedChoice, experts_of
+from streamrl.log.protocol import Event, TopicPartition
 from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype
 
 logger = logging.getLogger(__name__)
@@ -320,6 +321,18 @@ class Client:
         return "; ".join(
             f"{s.server_id} {s.state} {s.error}".strip() + f", {said[s.server_id]}" for s in known
         )
+
+
+def apply_server_event(
+    event: Event, clients: Iterable[Client], began: Mapping[TopicPartition, int]
+) -> None:
+    """Apply an event of the `servers` topic to these clients. One that cannot be read is passed
+    over. `began`: where the topic ended when this process began.
+    """
+    if event.record is None or isinstance(event.record, Server):
+        is_old = event.offset < began.get((event.topic, event.partition), 0)
+        for client in clients:
+            client.on_server(event.key, event.record, is_old)
 
 
 def make_client(run: RunFile, pool: str) -> Client:

@@ -10,8 +10,16 @@ import pytest
 
 from streamrl.config.sections.envs import Env
 from streamrl.inference import client as room
-from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFailed, TimedOut
+from streamrl.inference.client import (
+    Client,
+    ContextFull,
+    Sampled,
+    SamplingFailed,
+    TimedOut,
+    apply_server_event,
+)
 from streamrl.inference.prefix import Prefix
+from streamrl.log.protocol import Event, Undecodable
 from streamrl.records import Server, VersionSpan
 from tests.inference.stub import Stub
 from tests.support.waiting import until
@@ -256,6 +264,20 @@ def test_a_tombstone_removes_a_server():
 
     with Stub("a") as gone, Stub("b") as good:
         assert run(scenario, gone, good) == "b" and not gone.asked
+
+
+def test_a_record_from_before_this_process_is_no_sign_of_life():
+    client = Client()
+
+    def apply(offset: int, record: object) -> bool:
+        event = Event("servers", 0, offset, "a", record, b"")
+        apply_server_event(event, [client], {("servers", 0): 5})
+        return client.has_server()
+
+    assert not apply(4, server("a")) and "a" in client.servers()
+    assert apply(5, server("a"))
+    assert apply(6, Undecodable("broken", None, ()))
+    assert not apply(7, None)
 
 
 def test_a_server_with_a_key_answers_a_client_that_has_it():
