@@ -84,8 +84,8 @@ def _messages(message: Mapping[str, Any]) -> Iterator[Message]:
             case {"type": "tool_result", "tool_use_id": str(call)} if role == "user":
                 result = block.get("content")
                 yield {"role": "tool", "content": result, "tool_call_id": call}
-            case {"type": "tool_use", "id": str(call), "name": str(name), "input": dict(given)}:
-                function = {"name": name, "arguments": json.dumps(given)}
+            case {"type": "tool_use", "id": str(call), "name": str(name), "input": dict(values)}:
+                function = {"name": name, "arguments": json.dumps(values)}
                 calls.append({"id": call, "function": function})
             case {"type": "thinking" | "redacted_thinking"}:
                 pass  # no server of ours makes any
@@ -114,13 +114,17 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
     content = list[dict[str, Any]]()
     if text or not call.tool_calls:
         content.append({"type": "text", "text": text})
-    for made in call.tool_calls:
-        name = made["function"]["name"]
+    for tool_call in call.tool_calls:
         content.append(
-            {"type": "tool_use", "id": made["id"], "name": name, "input": arguments_of(made)}
+            {
+                "type": "tool_use",
+                "id": tool_call["id"],
+                "name": tool_call["function"]["name"],
+                "input": arguments_of(tool_call),
+            }
         )
     reason = STOP_REASONS[call.inference_metadata.finish_reason]
-    found: dict[str, Any] = {
+    message: dict[str, Any] = {
         "id": f"msg_{call.call}",
         "type": "message",
         "role": "assistant",
@@ -131,35 +135,35 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
         "usage": {"input_tokens": len(answer.prompt), "output_tokens": answer.sampled_tokens},
     }
     if body.get("return_token_ids"):
-        found["prompt_token_ids"] = answer.prompt.tolist()
-        found["token_ids"] = call.tokens.tolist()
-    return found
+        message["prompt_token_ids"] = answer.prompt.tolist()
+        message["token_ids"] = call.tokens.tolist()
+    return message
 
 
-def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
+def events(body: Body, message: dict[str, Any]) -> list[tuple[str, Any]]:
     """The events of a stream: the message without content, each block, and how it ended."""
-    usage = {**whole["usage"], "output_tokens": 0}
-    begun = {**whole, "content": [], "stop_reason": None, "usage": usage}
-    made: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
-    for index, block in enumerate(whole["content"]):
+    usage = {**message["usage"], "output_tokens": 0}
+    begun = {**message, "content": [], "stop_reason": None, "usage": usage}
+    stream: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
+    for index, block in enumerate(message["content"]):
         if block["type"] == "text":
             first = {**block, "text": ""}
             delta = {"type": "text_delta", "text": block["text"]}
         else:
             first = {**block, "input": {}}
             delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-        made += [
+        stream += [
             {"type": "content_block_start", "index": index, "content_block": first},
             {"type": "content_block_delta", "index": index, "delta": delta},
             {"type": "content_block_stop", "index": index},
         ]
-    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    output = {"output_tokens": whole["usage"]["output_tokens"]}
-    made += [
+    ending = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    output = {"output_tokens": message["usage"]["output_tokens"]}
+    stream += [
         {"type": "message_delta", "delta": ending, "usage": output},
         {"type": "message_stop"},
     ]
-    return [(event["type"], event) for event in made]
+    return [(event["type"], event) for event in stream]
 
 
 def error(refused: RequestRefused) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class SessionLimit:
 
     max_open: int  # sessions.max_open
     mean_tokens: float  # of a session; a guess until the first one has ended
-    demand: Demand | None = None  # the newest; None: nobody has said yet
+    demand: Demand | None = None  # the newest; None: there is none yet
     ended: int = 0
 
     def on_session_end(self, tokens: int) -> None:

@@ -1,7 +1,7 @@
 """API keys: that of the gateway opens sessions, and that of a session opens this session only.
 
 A session's key is `sk-<env>.<session>.<signature>`, so that every replica can check it without
-having heard of the session.
+knowing the session.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SessionName(NamedTuple):
 
 
 class SessionKeys:
-    """Makes and checks keys. `gateway_key`: empty where anyone may open sessions, which is only on
-    loopback.
+    """Makes and checks keys. `gateway_key`: empty if anyone may open sessions. That is possible on
+    loopback only.
     """
 
     def __init__(self, secret: bytes, gateway_key: str = "") -> None:
@@ -57,7 +57,7 @@ class SessionKeys:
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:SIGNATURE_DIGITS]
 
 
-def named_session(metadata: object) -> SessionName | None:
+def session_in_metadata(metadata: object) -> SessionName | None:
     """The session that a call's metadata name, as ENV.SESSION; None: they name none."""
     if not isinstance(metadata, dict):
         return None

@@ -65,38 +65,37 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
 
 def _template_variables(body: Body) -> dict[str, Any] | msgspec.UnsetType:
     """The variables of the chat template that the request sets. Raises RequestRefused."""
-    found = body.get("chat_template_kwargs")
-    if not found:
+    variables = body.get("chat_template_kwargs")
+    if not variables:
         return msgspec.UNSET
-    if not isinstance(found, dict):
+    if not isinstance(variables, dict):
         raise refuse("chat_template_kwargs", "an object is needed")
-    if problem := template_problem(found):
+    if problem := template_problem(variables):
         raise refuse("chat_template_kwargs", problem)
-    return found
+    return variables
 
 
 def renamed_role(message: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI calls a system message the developer's by now, which no chat template knows."""
+    """The message with a role that chat templates know: OpenAI's `developer` is `system`."""
     role = message.get("role")
     return {**message, "role": "system" if role == "developer" else role}
 
 
 def tools_of(body: Body) -> list[dict[str, Any]]:
-    tools = tool_objects(body)
-    found = list[dict[str, Any]]()
-    for tool in tools:
+    tools = list[dict[str, Any]]()
+    for tool in tool_objects(body):
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, dict):
             raise refuse("tools", "each is of type function")
         name = function.get("name")
-        found.append(chat_tool(name, function.get("description"), function.get("parameters")))
-    return found
+        tools.append(chat_tool(name, function.get("description"), function.get("parameters")))
+    return tools
 
 
 def response(body: Body, answer: Answer) -> dict[str, Any]:
     first = answer.calls[0]
     prompt_tokens = len(answer.prompt)
-    found: dict[str, Any] = {
+    completion: dict[str, Any] = {
         "id": f"chatcmpl-{first.call}",
         "object": "chat.completion",
         "created": int(first.time_s),
@@ -109,8 +108,8 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
         },
     }
     if body.get("return_token_ids"):
-        found["prompt_token_ids"] = answer.prompt.tolist()
-    return found
+        completion["prompt_token_ids"] = answer.prompt.tolist()
+    return completion
 
 
 def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
         message["content"] = content or None
         message["tool_calls"] = call.tool_calls
         reason = "tool_calls"
-    found: dict[str, Any] = {
+    choice: dict[str, Any] = {
         "index": call.choice,
         "message": message,
         "logprobs": {"content": logprobs(call)} if body.get("logprobs") else None,
@@ -129,10 +128,10 @@ def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
         "call": call.call,  # names the choice to /rl/set_reward
     }
     if body.get("return_token_ids"):
-        found["token_ids"] = call.tokens.tolist()
-        found["weight_versions"] = weight_versions(call)
-        found["temperature"] = call.inference_metadata.temperature
-    return found
+        choice["token_ids"] = call.tokens.tolist()
+        choice["weight_versions"] = weight_versions(call)
+        choice["temperature"] = call.inference_metadata.temperature
+    return choice
 
 
 def weight_versions(call: ModelCall) -> list[dict[str, Any]]:
@@ -151,12 +150,12 @@ def logprobs(call: ModelCall) -> list[dict[str, Any]]:
     ]
 
 
-def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
+def events(body: Body, completion: dict[str, Any]) -> list[tuple[str, Any]]:
     """The chunks of a stream: of each choice its role, its content and how it ended."""
-    head = {name: whole[name] for name in ("id", "created", "model")}
+    head = {name: completion[name] for name in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
-    found = list[tuple[str, Any]]()
-    for choice in whole["choices"]:
+    chunks = list[dict[str, Any]]()
+    for choice in completion["choices"]:
         message = choice["message"]
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         if message["content"]:
@@ -164,18 +163,18 @@ def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
         for index, tool_call in enumerate(message.get("tool_calls", [])):
             deltas.append({"tool_calls": [{"index": index, **tool_call}]})
         for number, delta in enumerate(deltas):
-            kept = choice["logprobs"] if number == 1 else None
             part = {"index": choice["index"], "delta": delta, "finish_reason": None}
-            found.append(("", {**head, "choices": [{**part, "logprobs": kept}]}))
+            part["logprobs"] = choice["logprobs"] if number == 1 else None
+            chunks.append({**head, "choices": [part]})
         last = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
         for name in ("call", "token_ids", "weight_versions", "temperature"):
             if name in choice:
                 last[name] = choice[name]
-        found.append(("", {**head, "choices": [last]}))
+        chunks.append({**head, "choices": [last]})
     options = body.get("stream_options")
     if isinstance(options, dict) and options.get("include_usage"):
-        found.append(("", {**head, "choices": [], "usage": whole["usage"]}))
-    return [*found, ("", "[DONE]")]
+        chunks.append({**head, "choices": [], "usage": completion["usage"]})
+    return [("", data) for data in (*chunks, "[DONE]")]
 
 
 DIALECT = Dialect(parse, response, events, openai_error)

@@ -58,6 +58,9 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
 
 
 def _conversation(body: Body, tree: CallTree) -> list[Message]:
+    """The whole conversation: with that of `previous_response_id`, and with `instructions`. Raises
+    RequestRefused.
+    """
     instructions = string(body, "instructions", limit=1 << 30)
     system: list[Message] = []
     if instructions:
@@ -76,8 +79,8 @@ def _conversation(body: Body, tree: CallTree) -> list[Message]:
         earlier = tree.visible_conversation(call)
         if system and earlier[0]["role"] == "system":
             earlier = earlier[1:]
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else None
+    text = body.get("input")
+    items = [{"role": "user", "content": text}] if isinstance(text, str) else None
     return [*system, *earlier, *messages_of(items or objects(body, "input"))]
 
 
@@ -85,25 +88,25 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The items of an input as chat messages. A message of the assistant and the calls of functions
     that follow it are one message, as they were one answer.
     """
-    found = list[Message]()
+    messages = list[Message]()
     for item in items:
         match item:
             case {"type": "function_call"}:
-                if not found or found[-1]["role"] != "assistant":
-                    found.append({"role": "assistant", "content": ""})
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
                 function = {"name": item.get("name"), "arguments": item.get("arguments")}
                 call = {"id": item.get("call_id"), "function": function}
-                found[-1].setdefault("tool_calls", []).append(call)
+                messages[-1].setdefault("tool_calls", []).append(call)
             case {"type": "function_call_output", "call_id": str(call_id)}:
                 output = item.get("output")
-                found.append({"role": "tool", "content": output, "tool_call_id": call_id})
+                messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
             case {"type": "reasoning"}:
                 pass  # no server of ours makes any
             case {"role": str()} if item.get("type", "message") == "message":
-                found.append({**renamed_role(item), "content": item.get("content")})
+                messages.append({**renamed_role(item), "content": item.get("content")})
             case _:
                 raise refuse("input", f"items of type {item.get('type')!r} are not known")
-    return found
+    return messages
 
 
 def _tools(body: Body) -> list[dict[str, Any]]:
@@ -121,7 +124,7 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
     (call,) = answer.calls
     cut_off = call.inference_metadata.finish_reason == "length"
     prompt_tokens = len(answer.prompt)
-    found: dict[str, Any] = {
+    finished: dict[str, Any] = {
         "id": ID + call.call,
         "object": "response",
         "created_at": int(call.time_s),
@@ -152,18 +155,18 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
         },
     }
     if body.get("return_token_ids"):
-        found["prompt_token_ids"] = answer.prompt.tolist()
-        found["token_ids"] = call.tokens.tolist()
-    return found
+        finished["prompt_token_ids"] = answer.prompt.tolist()
+        finished["token_ids"] = call.tokens.tolist()
+    return finished
 
 
 def _items(call: ModelCall, status: str) -> list[dict[str, Any]]:
     """The text of an answer as a message, then its calls of functions."""
     text = visible_text(call)
-    found = list[dict[str, Any]]()
+    items = list[dict[str, Any]]()
     if text or not call.tool_calls:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        found.append(
+        items.append(
             {
                 "id": f"msg_{call.call}",
                 "type": "message",
@@ -172,34 +175,34 @@ def _items(call: ModelCall, status: str) -> list[dict[str, Any]]:
                 "content": [part],
             }
         )
-    for index, made in enumerate(call.tool_calls):
-        found.append(
+    for index, tool_call in enumerate(call.tool_calls):
+        items.append(
             {
                 "id": f"fc_{call.call}_{index}",
                 "type": "function_call",
                 "status": status,
-                "call_id": made["id"],
-                "name": made["function"]["name"],
-                "arguments": made["function"]["arguments"],
+                "call_id": tool_call["id"],
+                "name": tool_call["function"]["name"],
+                "arguments": tool_call["function"]["arguments"],
             }
         )
-    return found
+    return items
 
 
-def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
+def events(body: Body, finished: dict[str, Any]) -> list[tuple[str, Any]]:
     """The events of a stream: how each item of the output comes to be."""
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+    begun = {**finished, "status": "in_progress", "output": [], "usage": None}
     begun["incomplete_details"] = None
-    made: list[dict[str, Any]] = [
+    stream: list[dict[str, Any]] = [
         {"type": "response.created", "response": begun},
         {"type": "response.in_progress", "response": begun},
     ]
-    for index, item in enumerate(whole["output"]):
-        kind = _message_events if item["type"] == "message" else _function_events
-        made += [{**event, "output_index": index} for event in kind(item)]
-    made.append({"type": f"response.{whole['status']}", "response": whole})
+    for index, item in enumerate(finished["output"]):
+        events_of = _message_events if item["type"] == "message" else _function_events
+        stream += [{**event, "output_index": index} for event in events_of(item)]
+    stream.append({"type": f"response.{finished['status']}", "response": finished})
     return [
-        (event["type"], {**event, "sequence_number": number}) for number, event in enumerate(made)
+        (event["type"], {**event, "sequence_number": number}) for number, event in enumerate(stream)
     ]
 
 

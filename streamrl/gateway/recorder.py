@@ -36,7 +36,9 @@ class Recorder:
     async def write_and_wait(
         self, outputs: Sequence[Output], is_applied: Callable[[], bool]
     ) -> None:
-        """Write records, and wait until they are in the log and all before them is applied."""
+        """Write records, and wait until the follower has applied them, and all records before them.
+        `is_applied` says whether it has.
+        """
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_AGAIN_S):
@@ -62,7 +64,7 @@ class Recorder:
         partition: int,
         offset: int,
     ) -> None:
-        """Say so on the loop. The producer calls this on a thread of its own."""
+        """Hand a report to the loop. The producer calls this on a thread of its own."""
         at = message._replace(partition=partition, offset=offset)
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._on_written, at, written)

@@ -1,4 +1,4 @@
-"""One replica of the gateway: what it has read, and what serves requests from that."""
+"""One replica of the gateway: what it has read of the log, and the objects that serve requests."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ class GatewayReplica:
     def __init__(self, run: RunFile, log: Log, producer: NonTransactionalProducer) -> None:
         self._run = run
         self._log = log
-        self._sessions = partitions_of(log, [topology.turns(env) for env in run.session_envs])
+        self._turns = partitions_of(log, [topology.turns(env) for env in run.session_envs])
         others = partitions_of(log, [topology.SERVERS, topology.DEMAND])
-        self._begins = log.beginning_offsets([*self._sessions, *others])
-        self._began = log.end_offsets([*self._sessions, *others])
+        self._begins = log.beginning_offsets([*self._turns, *others])
+        # Where the topics end as this process begins.
+        self._began = log.end_offsets([*self._turns, *others])
         self._limits = {env: make_limit(run, env) for env in run.session_envs}
         self._index = SessionIndex(self._on_session_end)
         pools = {run.envs[env].pool for env in run.session_envs}
         self._clients = {pool: make_client(run, pool) for pool in pools}
-        self._follower = Follower(log, self._sessions, self._apply)
+        self._follower = Follower(log, self._turns, self._apply)
         recorder = Recorder(producer, self._follower)
         sampler = CallSampler(run, self._clients)
         keys = make_keys(run)
@@ -66,8 +67,8 @@ class GatewayReplica:
             limits=self._limits,
             clients=self._clients,
         )
-        self._counted = Counter[str]()
-        self._added_s = 0.0
+        self._reported_counts = Counter[str]()
+        self._reported_added_s = 0.0
         self._loop = Future[asyncio.AbstractEventLoop]()
         self.app = HttpApi(
             run=run, keys=keys, calls=self._calls, sessions=api, clients=self._clients
@@ -82,7 +83,7 @@ class GatewayReplica:
                 return
             wait([self._loop], WAIT_S)
         loop = self._loop.result()
-        began = {tp: self._began[tp] for tp in self._sessions}
+        began = {tp: self._began[tp] for tp in self._turns}
         is_ready = False
 
         def is_done() -> bool:
@@ -98,10 +99,10 @@ class GatewayReplica:
     def metrics(self, seconds: float) -> dict[str, float]:
         """What happened since the last time, `seconds` ago, and what is open now."""
         counts = self._calls.counts.copy()
-        new = counts - self._counted
-        self._counted = counts
-        added_s = self._calls.added_s - self._added_s
-        self._added_s += added_s
+        new = counts - self._reported_counts
+        self._reported_counts = counts
+        added_s = self._calls.added_s - self._reported_added_s
+        self._reported_added_s += added_s
         return {
             "gateway/open_sessions": len(self._index.sessions),
             "gateway/calls_per_s": new["calls"] / seconds,

@@ -1,4 +1,4 @@
-"""Says once in a second what a replica of the gateway has measured."""
+"""Publishes the metrics of a replica of the gateway."""
 
 from __future__ import annotations
 

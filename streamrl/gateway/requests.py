@@ -1,5 +1,4 @@
-"""What an agent asks for, whichever API it speaks, and what is said of a request that cannot be
-answered.
+"""What all APIs of the gateway have in common: a request, its answer, and its refusal.
 
 Sampling parameters of a request do not count: the env's settings do, because the learner has to
 reproduce the distribution. A field that would change the distribution in another way, or that
@@ -28,7 +27,7 @@ MAX_TOOLS = 256
 
 
 class RequestRefused(Exception):
-    """A request that is not answered: the HTTP status, why, and the field that is to blame."""
+    """A request is not answered. It has the HTTP status, the reason, and the field to blame."""
 
     def __init__(
         self, status: int, why: str, field: str = "", code: str = "", retry_after_s: int = 0
@@ -50,16 +49,16 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     n: int = 1
     max_tokens: int = 0  # 0: as many as the env's settings allow
-    # Over those of the env. Unset, they leave the digest as it was before there were any.
+    # They override those of the env. Unset, they leave the digest as before the field existed.
     chat_template_kwargs: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
     def digest(self) -> str:
-        """The same for requests that ask for the same."""
+        """Names what is asked for: requests with equal fields have the same digest."""
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self, order="deterministic"))
 
 
 class Answer(NamedTuple):
-    """The answers to a request as they lie in the log."""
+    """The answers to a request as they lie in the log, one for each choice."""
 
     calls: list[ModelCall]  # by choice
     contexts: list[np.ndarray]  # all tokens up to the end of each answer
@@ -85,6 +84,7 @@ class Dialect(NamedTuple):
 
 
 def refuse(field: str, why: str) -> RequestRefused:
+    """The error that blames a field of the body."""
     return RequestRefused(400, f"{field}: {why}", field)
 
 
@@ -148,12 +148,12 @@ def refuse_fields(body: Body, neutral: Mapping[str, Sequence[Any]]) -> None:
 def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> list[Message]:
     """The messages in the form in which they are compared. Raises RequestRefused."""
     try:
-        found = [canonical(message) for message in messages]
+        result = [canonical(message) for message in messages]
     except ValueError as error:
         raise refuse(field, str(error)) from None
-    if not found:
+    if not result:
         raise refuse(field, "there is no message")
-    return found
+    return result
 
 
 def chat_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def is_schema(parameters: Any) -> bool:
 
 
 def arguments_of(tool_call: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a tool call of ours, which are always an object."""
+    """The arguments of a recorded tool call, which are always an object."""
     return json.loads(tool_call["function"]["arguments"])
 
 

@@ -1,4 +1,4 @@
-"""Samples the answers to a request, as records that say where they stand in the session's tree."""
+"""Samples the answers to a request, as model calls at their position in the session's tree."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def parse_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str)
         tool_calls = tool_calls[:1]
     content = TOOL_CALL.sub("", text).strip() if syntax == "json" else ""
     return ParsedAnswer(
-        [_chat_tool_call(f"call_{call}_{i}", made) for i, made in enumerate(tool_calls)], content
+        [_chat_tool_call(f"call_{call}_{i}", each) for i, each in enumerate(tool_calls)], content
     )
 
 

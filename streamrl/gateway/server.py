@@ -1,4 +1,4 @@
-"""The gateway over HTTP: who asks, in which API, and what is answered."""
+"""The gateway's HTTP API: routes, keys, and errors in the shape of the API that was called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamrl.config.sections.envs import Env
 from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
-from streamrl.gateway.keys import SESSION_FIELD, SessionKeys, SessionName, named_session
+from streamrl.gateway.keys import SESSION_FIELD, SessionKeys, SessionName, session_in_metadata
 from streamrl.gateway.requests import Dialect, RequestRefused, openai_error, parse_body, refuse
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
@@ -157,7 +157,9 @@ class HttpApi:
 
     async def _end_sessions(self, request: Request) -> Response:
         self._check_gateway_key(request)
-        return json_response(await self._sessions.end_left(await self._body_of(request)))
+        return json_response(
+            await self._sessions.end_sessions_of_server(await self._body_of(request))
+        )
 
     async def _models(self, request: Request) -> Response:
         name = self._session_of(request)
@@ -188,7 +190,9 @@ class HttpApi:
         name = self._keys.session_of(key)
         if name is None and self._keys.opens_gateway(key):
             body = await self._body_of(request)
-            return self._require_session(named_session(body.get("metadata")), SESSION_NAME), body
+            return self._require_session(
+                session_in_metadata(body.get("metadata")), SESSION_NAME
+            ), body
         return self._require_session(name, SESSION_KEY), await self._body_of(request)
 
     def _require_session(self, name: SessionName | None, wanted: str) -> SessionName:

@@ -1,4 +1,4 @@
-"""Begins and ends sessions, and takes their rewards, under the names of AReaL's online proxy."""
+"""Requests that begin and end sessions and set their rewards, named as in AReaL's online proxy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ID_PREFIXES = ("chatcmpl-", "resp_", "msg_")
 
 
 class SessionsApi:
-    """What agents say of a session, beside its calls."""
+    """Answers the requests about sessions themselves. The calls within them are `calls.py`'s."""
 
     def __init__(
         self,
@@ -50,34 +50,36 @@ class SessionsApi:
         self._clients = clients
 
     async def start(self, body: Body, base_url: str, is_retry: bool) -> dict[str, Any]:
-        """Begin a session, or begin again to work on one (`resume`). Raises RequestRefused."""
+        """Begin a session, or resume one. Raises RequestRefused."""
         env = self._env_of(body)
-        session = string(body, "session_id") or secrets.token_hex(16)
-        if not SESSION_ID.fullmatch(session):
+        session_id = string(body, "session_id") or secrets.token_hex(16)
+        if not SESSION_ID.fullmatch(session_id):
             raise refuse("session_id", "it has letters, digits, - and _, at most 200")
-        name = SessionName(env, session)
+        name = SessionName(env, session_id)
         start = self._start_record(name, body)
         async with log_timeout(self._run.envs[env].timeout_s):
             await self._follower.catch_up()
         if self._index.has_ended(name):
-            raise RequestRefused(409, f"session {session} has ended; give another session_id")
-        known = self._index.sessions.get(name)
-        if known is None:
-            self._refuse_for_now(env)
-        elif known.start.problem_id != start.problem_id:
+            raise RequestRefused(409, f"session {session_id} has ended; give another session_id")
+        session = self._index.sessions.get(name)
+        if session is None:
+            self._check_admission(env)
+        elif session.start.problem_id != start.problem_id:
             raise RequestRefused(
-                409, f"session {session} is about task {known.start.problem_id!r}", "task_id"
+                409, f"session {session_id} is about task {session.start.problem_id!r}", "task_id"
             )
         elif not (body.get("resume") or is_retry):
             raise RequestRefused(
-                409, f'session {session} exists; send "resume": true to go on with it', "session_id"
+                409,
+                f'session {session_id} exists; send "resume": true to go on with it',
+                "session_id",
             )
-        if known is None or not is_retry:
-            starts = known.starts if known else 0
+        if session is None or not is_retry:
+            starts = self._starts(name)
             await self._write(name, start, lambda: self._starts(name) > starts)
         return {
-            "session_id": session,
-            "api_key": self._keys.key_of(env, session),
+            "session_id": session_id,
+            "api_key": self._keys.key_of(env, session_id),
             "base_url": f"{base_url}/v1",
             "anthropic_base_url": base_url,
         }
@@ -104,7 +106,7 @@ class SessionsApi:
         return {"session_id": name.session, "name": reward.name, "reward": reward.value}
 
     async def end(self, name: SessionName, body: Body) -> dict[str, Any]:
-        """End a session; one that has ended stays as it is. Raises RequestRefused."""
+        """End a session. One that has ended already stays as it is. Raises RequestRefused."""
         end = SessionEnd(
             session=name.session,
             failure=string(body, "failure"),
@@ -119,9 +121,9 @@ class SessionsApi:
             await self._end(name, end)
         return {"session_id": name.session, "ended": True}
 
-    async def end_left(self, body: Body) -> dict[str, Any]:
-        """End the sessions that a server of an env has left open: those whose `metadata.server` has
-        this name. They fail. Raises RequestRefused.
+    async def end_sessions_of_server(self, body: Body) -> dict[str, Any]:
+        """Fail the open sessions of an env server that has died: those with its name in
+        `metadata.server`. Raises RequestRefused.
         """
         env = self._env_of(body)
         server = string(body, "server")
@@ -130,15 +132,15 @@ class SessionsApi:
             raise refuse("server", "it and `failure` are needed: whose sessions end, and why")
         async with log_timeout(self._run.envs[env].timeout_s):
             await self._follower.catch_up()
-        left = [
+        names = [
             name
-            for (of_env, name), session in self._index.sessions.items()
-            if of_env == env and session.start.metadata.get("server") == server
+            for name, session in self._index.sessions.items()
+            if name.env == env and session.start.metadata.get("server") == server
         ]
-        for session in left:
-            end = SessionEnd(session=session, failure=failure, time_s=time.time())
-            await self._end(SessionName(env, session), end)
-        return {"env": env, "server": server, "ended": left}
+        for name in names:
+            end = SessionEnd(session=name.session, failure=failure, time_s=time.time())
+            await self._end(name, end)
+        return {"env": env, "server": server, "ended": [name.session for name in names]}
 
     async def _end(self, name: SessionName, end: SessionEnd) -> None:
         await self._write(name, end, lambda: self._index.has_ended(name))
@@ -151,6 +153,7 @@ class SessionsApi:
             await self._recorder.write_and_wait([output], is_applied)
 
     def _starts(self, name: SessionName) -> int:
+        """How often an agent has begun to work on the session."""
         session = self._index.sessions.get(name)
         return session.starts if session else 0
 
@@ -193,8 +196,8 @@ class SessionsApi:
             return sessions.rewards[0]
         return "reward"
 
-    def _refuse_for_now(self, env: str) -> None:
-        """Raises RequestRefused where a session has to wait for others, or for a server."""
+    def _check_admission(self, env: str) -> None:
+        """Raises RequestRefused if a new session has to wait for others to end, or for a server."""
         cause = self._limits[env].refusal(self._index.count_open(env))
         if cause:
             raise RequestRefused(429, f"{env}: {cause}", retry_after_s=RETRY_AFTER_S)

@@ -78,7 +78,8 @@ def _choice(call: ModelCall) -> dict[str, Any]:
     }
 
 
-def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
+def events(body: Body, finished: dict[str, Any]) -> list[tuple[str, Any]]:
+    """None: a stream is refused (`parse`)."""
     return []
 
 

@@ -25,20 +25,20 @@ EMPTY = b""
 def canonical(message: Mapping[str, Any]) -> Message:
     """The message with what counts: role, text, name, calls of tools, and which call it answers.
 
-    Raises ValueError for what is no message.
+    Raises ValueError for anything that is not a message.
     """
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ValueError(f"a message has a role and content, not {_shown(message)}")
-    found: Message = {"role": role, "content": text_of(message.get("content"))}
+    result: Message = {"role": role, "content": text_of(message.get("content"))}
     if message.get("name"):
-        found["name"] = str(message["name"])
+        result["name"] = str(message["name"])
     if message.get("tool_call_id"):
-        found["tool_call_id"] = str(message["tool_call_id"])
+        result["tool_call_id"] = str(message["tool_call_id"])
     calls = message.get("tool_calls")
     if calls:
-        found["tool_calls"] = [canonical_call(call) for call in calls]
-    return found
+        result["tool_calls"] = [canonical_call(call) for call in calls]
+    return result
 
 
 def canonical_if_possible(message: Mapping[str, Any]) -> Message:
@@ -93,10 +93,10 @@ def joined_text(messages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def digest(before: bytes, messages: Iterable[Mapping[str, Any]]) -> bytes:
-    """The name of a conversation: 16 bytes that follow from the conversation `before`, by its own
-    digest, and the canonical messages after it.
+    """Names a conversation: 16 bytes that follow from the digest of the conversation `before` and
+    from the canonical messages after it.
 
-    Of a message that calls tools the text does not count: some libraries do not send it back, and
+    The text of a message that calls tools does not count: some libraries do not send it back, and
     the ids of the calls, which are unique, already say which answer it was.
     """
     for message in messages:

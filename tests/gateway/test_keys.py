@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.gateway.keys import SessionKeys, local_secret, named_session
+from streamrl.gateway.keys import SessionKeys, local_secret, session_in_metadata
 from tests.gateway.conftest import BODY, PATHS, Shared, post
 from tests.support.gateways import ENV, gateways
 
@@ -99,6 +99,6 @@ def test_a_client_with_the_gateways_key_names_the_session_of_each_call(
 
 
 def test_metadata_name_one_session_or_none():
-    assert named_session({"streamrl_session": "a-b.s_1"}) == ("a-b", "s_1")
+    assert session_in_metadata({"streamrl_session": "a-b.s_1"}) == ("a-b", "s_1")
     for metadata in (None, [], {}, {"streamrl_session": "a.b.c"}, {"streamrl_session": "a"}):
-        assert named_session(metadata) is None
+        assert session_in_metadata(metadata) is None
