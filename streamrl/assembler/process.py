@@ -1,5 +1,5 @@
 """Assembler: model calls and rewards in, rollouts out. Each session of an agent becomes one rollout
-once it has ended and its rewards are there, however late they come.
+once it has ended and has its rewards, however late they come.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Replica:
             for rollout in group.rollouts:
                 truncation = str(rollout.metadata.get("truncation", ""))
                 recorder.end(rollout.rollout_uid, rollout.failure, truncation)
-        return recorder.take()
+        return recorder.drain()
 
     async def close(self) -> None:
         """Cancel what is running, and close the env and the connections."""

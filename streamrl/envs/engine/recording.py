@@ -1,13 +1,13 @@
-"""The model calls of rollouts under way as records of turns.<env>, so that a replica that dies is
-followed by one that goes on with its conversations.
+"""Records the model calls of rollouts under way in turns.<env>, so that a replica that follows one
+that died goes on with its conversations.
 
 A call is written with the replica's next transaction. A conversation asks for its next answer only
 once the last one is in the log, so at most one answer of each is sampled again.
 
-The process that follows runs the env's code again. While it asks what was asked before, it is given
-the recorded answers; from the first request that is not recorded the policy is asked. An env that
-asks something else than before goes on from there: what was asked up to there is the same, and
-failing the rollout would leave out of training just what an env does by chance.
+The process that follows runs the env's code again. A request that was asked before gets the
+recorded answer; from the first request that is not recorded on, the policy is asked. So an env that
+asks something else than before goes on from there. Failing its rollout would leave out of training
+just what an env does by chance.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class TurnRecorder:
 
     def __init__(self, env: str, recorded: Mapping[str, RecordedCalls] | None = None) -> None:
         self.env = env
-        self.kept_s = 0.0  # time that sampling the answers took that were taken from the log
-        self.lost_s = 0.0  # the same of those that were sampled again, or not asked for again
+        # Time that it took to sample the recorded answers:
+        self.kept_s = 0.0  # those that were taken from the log
+        self.lost_s = 0.0  # those that were sampled again, or not asked for again
         self._recorded = dict(recorded or {})
         self._messages: list[Message] = []
         self._added = asyncio.Event()  # set once these messages are in the log
-        self._taken = asyncio.Event()  # the same for those that are being committed
+        self._drained = asyncio.Event()  # the same for those that are being committed
 
     def session(self, start: SessionStart) -> SessionRecording:
         """Begin to record a session, or go on with it."""
@@ -46,8 +47,8 @@ class TurnRecorder:
         return SessionRecording(start.session, earlier, self)
 
     def add(self, session: str, record: Record) -> asyncio.Event:
-        """Write a record with the next transaction. Returns what is set once it is committed.
-        Raises whatever msgspec raises if it cannot be written.
+        """Write a record with the next transaction. Returns the event that is set once it is
+        committed. Raises whatever msgspec raises if the record cannot be written.
         """
         self._messages.append(to_message(Output(topology.turns(self.env), session, record)))
         return self._added
@@ -60,20 +61,20 @@ class TurnRecorder:
 
     @property
     def is_waiting(self) -> bool:
-        """Is there something to be committed?"""
+        """Whether records wait to be committed."""
         return bool(self._messages)
 
-    def take(self) -> list[Message]:
-        """What is to be committed now."""
-        taken = self._messages
+    def drain(self) -> list[Message]:
+        """The records for the transaction that is made now."""
+        drained = self._messages
         self._messages = []
-        self._taken = self._added
+        self._drained = self._added
         self._added = asyncio.Event()
-        return taken
+        return drained
 
     def on_commit(self) -> None:
-        """What was taken is in the log."""
-        self._taken.set()
+        """The drained records are in the log."""
+        self._drained.set()
 
 
 @dataclass
@@ -81,13 +82,13 @@ class SessionRecording:
     """The recorded calls of one session."""
 
     name: str
-    # Those of an earlier process that were not asked for again yet. None: it begins only now.
+    # Those of an earlier process that were not asked for again yet. None: the session begins now.
     earlier: RecordedCalls | None = None
     recorder: TurnRecorder | None = None  # None: nothing is recorded
     _last: asyncio.Event | None = field(default=None, init=False)  # of the last call's transaction
 
     def answer_to(self, request: str, tree: CallTree) -> ModelCall | None:
-        """The recorded answer to a request, unless it goes on from what is not in `tree`."""
+        """The recorded answer to a request, unless it continues a call that is not in `tree`."""
         if not self.earlier or self.recorder is None:
             return None
         call = self.earlier.get(request)
@@ -98,8 +99,8 @@ class SessionRecording:
         return call
 
     def up_to_state(self) -> list[ModelCall]:
-        """The recorded calls up to the last one that has a state of the env. Those before it are
-        not asked for again.
+        """The recorded calls up to the last one that has a state of the env. Of these only the last
+        will be asked for again.
         """
         if not self.earlier or self.recorder is None:
             return []
@@ -111,8 +112,8 @@ class SessionRecording:
             self.recorder.kept_s += call.inference_metadata.latency_s
         return calls
 
-    async def committed(self) -> None:
-        """Wait until what was added is in the log."""
+    async def wait_for_commit(self) -> None:
+        """Wait until all added calls are in the log."""
         if self._last is not None:
             await self._last.wait()
 
@@ -126,7 +127,7 @@ class SessionRecording:
         self._last = self.recorder.add(self.name, call)
 
     def close(self) -> None:
-        """The conversation is over: what is recorded and was not asked for again is lost."""
+        """The conversation is over. The recorded calls that were not asked for again are lost."""
         if self.recorder is not None:
             for call in (self.earlier or {}).values():
                 self.recorder.lost_s += call.inference_metadata.latency_s

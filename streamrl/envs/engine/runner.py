@@ -1,7 +1,7 @@
 """Makes the rollouts of a problem: the conversations of a group, their rewards, and the records.
 
-Every turn goes on from the exact tokens before it. Where the chat template rewrites what was said,
-the rollout forks (`inference/prefix.py`).
+Every turn goes on from the exact tokens before it. Where the chat template rewrites an earlier
+answer, the rollout forks (`inference/prefix.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RolloutRunner:
     recorder: TurnRecorder | None = None  # None: model calls are not recorded
 
     async def run_group(self, task: Task, n: int) -> list[Rollout]:
-        """`n` rollouts of one problem. Raises SamplingFailed if the policy said nothing in any of
+        """`n` rollouts of one problem. Raises SamplingFailed if the policy answered in none of
         them.
         """
         recordings = [self._recording(task, index) for index in range(n)]
@@ -90,8 +90,8 @@ class RolloutRunner:
 
     async def close(self) -> None:
         """End the processes and connections of the env and of the reward functions."""
-        for closed in (self.env, *self.rewards.values()):
-            close = getattr(closed, "close", None)  # a reward function need not have one
+        for each in (self.env, *self.rewards.values()):
+            close = getattr(each, "close", None)  # a reward function need not have one
             if close:
                 await close()
 
@@ -107,7 +107,9 @@ class RolloutRunner:
                 result = await self.call(env.rewards, task.problem, completion, what="its rewards")
             except Exception as error:
                 result = error
-        return await self._record(task, session, result, _oldest(session.transcript.versions))
+        return await self._build_rollout(
+            task, session, result, _oldest(session.transcript.versions)
+        )
 
     async def _run_together(
         self, env: AgentLoopEnv, task: Task, sessions: Sequence[RolloutSession]
@@ -124,13 +126,13 @@ class RolloutRunner:
         rollouts: list[Rollout] = []
         for session in sessions:
             result = SamplingFailed(session.failure) if session.failure else next(results)
-            rollouts.append(await self._record(task, session, result, oldest))
+            rollouts.append(await self._build_rollout(task, session, result, oldest))
         return rollouts
 
     async def _judge(
         self, env: AgentLoopEnv, task: Task, sessions: Sequence[RolloutSession]
     ) -> Sequence[RewardResult | Exception]:
-        """What the env says of each rollout, or why it says nothing."""
+        """The env's rewards of each rollout, or the reason why there are none."""
         notes = [session.notes for session in sessions]
         try:
             results = await self.call(env.judge, task.problem, notes, what="its rewards")
@@ -142,7 +144,7 @@ class RolloutRunner:
         except Exception as error:
             return [error] * len(sessions)
 
-    async def _record(
+    async def _build_rollout(
         self,
         task: Task,
         session: RolloutSession,
@@ -155,7 +157,7 @@ class RolloutRunner:
         try:
             if isinstance(result, Exception):
                 raise result
-            rewards = await self._weighted(session.transcript, result)
+            rewards = await self._weigh_rewards(session.transcript, result)
             return transcript_to_rollout(task, session.index, session.transcript, rewards)
         except SamplingFailed as error:
             cause = str(error)
@@ -163,18 +165,18 @@ class RolloutRunner:
             cause = describe_error(error)
         return build_failed_rollout(task.name(session.index), cause, oldest_version)
 
-    async def _weighted(self, transcript: Transcript, result: RewardResult) -> WeightedRewards:
+    async def _weigh_rewards(self, transcript: Transcript, result: RewardResult) -> WeightedRewards:
         """The rewards of the env and of the functions of the run file, weighted."""
         rewards = normalize(result)
         for name, function in self.rewards.items():
-            more = await self.call(
+            other = await self.call(
                 function,
                 transcript.problem,
                 transcript.completion,
                 totals(rewards),
                 what=f"reward {name!r}",
             )
-            rewards = merge(rewards, normalize(more, name))
+            rewards = merge(rewards, normalize(other, name))
         return apply_weights(rewards, self.settings.reward_weights, transcript.turn_lengths)
 
     async def call(self, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
@@ -189,5 +191,5 @@ class RolloutRunner:
 
 
 def _oldest(versions: Sequence[int]) -> int:
-    """The oldest policy version, which a failed rollout is said to be of; 0 if there is none."""
+    """The oldest policy version, which becomes that of a failed rollout; 0 if there is none."""
     return max(min(versions, default=0), 0)

@@ -1,8 +1,8 @@
-"""One rollout under way: who asks the policy, what it says, and what ends the conversation.
+"""One rollout under way: the requests of the env, the policy's answers, and the end.
 
-A limit that is reached ends a rollout truncated, with what was said so far: the tokens of a turn,
-the number of turns, the context, the time, or a reply of the env that fails or takes too long. Once
-it is over the policy is not asked again, whatever the env does.
+A limit that is reached ends a rollout as truncated, with the conversation so far. The limits are
+the tokens of a turn, the number of turns, the context, the time, and a reply of the env that fails
+or takes too long. Once the rollout is over the policy is not asked again, whatever the env does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_STATE_BYTES = 65_536
 
 @dataclass
 class RolloutSession:
-    """One rollout: its transcript, the notes of the env, and how it has ended."""
+    """One rollout: its transcript, the notes of the env, and its end."""
 
     env: BaseEnv
     index: int  # in its group
@@ -51,11 +51,12 @@ class RolloutSession:
     failure: str = ""  # why there is nothing to train on
     _over: bool = False
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _asked: dict[str, int] = field(default_factory=dict[str, int])  # requests, by their digests
+    # How many requests there have been, by the digest of their body.
+    _requests: dict[str, int] = field(default_factory=dict[str, int])
     _resumes_with: str = ""  # the request that an env with a restored state asks first
 
     async def run(self) -> None:
-        """Have the conversation, to whatever end it comes."""
+        """Run the conversation until it ends, in whatever way."""
         limit = asyncio.timeout(self.settings.rollout_timeout_s)
         try:
             async with limit:
@@ -115,7 +116,7 @@ class RolloutSession:
         tree = self.transcript.tree
         for call in before:
             body = call.request.partition("#")[0]
-            self._asked[body] = self._asked.get(body, 0) + 1
+            self._requests[body] = self._requests.get(body, 0) + 1
             self.transcript.append([*tree.conversation(call.continues), *call.messages], call)
         self._resumes_with = last.request
         await env.load_state(self.first_request.problem, last.state, self.notes)
@@ -125,13 +126,13 @@ class RolloutSession:
         problem = self.first_request.problem
         await self.ask(problem.messages, problem.tools)
         while isinstance(env, MultiTurnEnv) and not self.transcript.truncation:
-            replied = await self._reply(env)
-            if not replied:
+            reply = await self._reply(env)
+            if not reply:
                 return
-            await self.ask([*self.transcript.messages, *replied], problem.tools)
+            await self.ask([*self.transcript.messages, *reply], problem.tools)
 
     async def _reply(self, env: MultiTurnEnv) -> list[Message]:
-        """What the env says to the policy; nothing when the conversation is over. Raises Truncated
+        """The env's reply to the policy; no messages if the conversation is over. Raises Truncated
         if the reply fails or takes too long.
         """
         arguments = (self.first_request.problem, tuple(self.transcript.messages))
@@ -140,8 +141,8 @@ class RolloutSession:
                 work = cast(Awaitable[Any], env.reply(*arguments))
             else:
                 work = in_thread(env.reply, *arguments)
-            replied = await with_time_limit(work, self.settings.env_timeout_s, "a reply")
-            return _checked(replied or ())
+            reply = await with_time_limit(work, self.settings.env_timeout_s, "a reply")
+            return _check_messages(reply or ())
         except TimeLimitExceeded as error:
             raise Truncated("tool-time", str(error)) from error
         except Exception as error:  # a tool that fails ends the rollout, not the env
@@ -152,8 +153,8 @@ class RolloutSession:
     ) -> Sampled:
         """The answer to a conversation: the recorded one, or else a new one."""
         tree = self.transcript.tree
-        asked = [canonical_if_possible(message) for message in messages]
-        request = self._name_of(asked, tools)
+        conversation = [canonical_if_possible(message) for message in messages]
+        request = self._name_request(conversation, tools)
         if self._resumes_with not in ("", request):
             raise SamplingFailed(
                 "the env did not go on from its saved state with the request that is recorded; save"
@@ -165,12 +166,12 @@ class RolloutSession:
             self.transcript.append(messages, call)
             return to_sampled(tree, call)
         state = self._state()
-        await self.recording.committed()
-        continuation = tree.find_continuation(asked)
+        await self.recording.wait_for_commit()
+        continuation = tree.find_continuation(conversation)
         hint = continuation
         if tree.calls and not continuation.call:
             # The server finds out whether the text goes on from the last answer all the same.
-            hint = Continuation(self.transcript.calls[-1].call, asked)
+            hint = Continuation(self.transcript.calls[-1].call, conversation)
         sampled = await self._sample(messages, tools, hint, demonstration)
         if sampled.prefix_tokens:
             continuation = hint
@@ -178,10 +179,10 @@ class RolloutSession:
             self.recording.name,
             secrets.token_hex(12),
             request,
-            locate_answer(tree, asked, continuation, sampled),
+            locate_answer(tree, conversation, continuation, sampled),
             sampled,
             state=state,
-            **_as_asked_again(demonstration),
+            **_demonstrated_fields(demonstration),
         )
         self.recording.add(call)
         self.transcript.append(messages, call)
@@ -215,31 +216,31 @@ class RolloutSession:
         problem = first.problem
         prefix = prefix_of(tree, hint)
         if demonstration is not None:
-            (shown,) = await self.sampler.sample(
+            (scored,) = await self.sampler.sample(
                 messages, 1, self.settings, tools, prefix, demonstration
             )
-            return shown
+            return scored
         is_first = not tree.calls and self.index in first.rollouts
         if is_first and messages == list(problem.messages) and tools == list(problem.tools):
             return (await first.answers())[first.rollouts.index(self.index)]
         (sampled,) = await self.sampler.sample(messages, 1, self.settings, tools, prefix)
         return sampled
 
-    def _name_of(self, asked: list[Message], tools: list[Tool]) -> str:
-        """Names a request among those of the session: what it asks, and how often that was asked
-        before. Empty where nothing is recorded.
+    def _name_request(self, conversation: list[Message], tools: list[Tool]) -> str:
+        """The name of the next request in the session: the digest of its body, and how many
+        requests with that body came before it. Empty if nothing is recorded.
         """
         if self.recording.recorder is None:
             return ""
-        text = msgspec.json.encode((asked, tools), order="deterministic")
+        text = msgspec.json.encode((conversation, tools), order="deterministic")
         body = xxhash.xxh3_128_hexdigest(text)
-        times = self._asked.get(body, 0)
-        self._asked[body] = times + 1
-        return f"{body}#{times}"
+        ordinal = self._requests.get(body, 0)
+        self._requests[body] = ordinal + 1
+        return f"{body}#{ordinal}"
 
     def _end(self, limit: str, note: str = "") -> None:
-        """End it truncated. The first limit counts; but a turn that was cut off after which the
-        conversation went on is ended by what ended the conversation.
+        """End the rollout as truncated by `limit`. The first call decides. It replaces `length`,
+        which `Transcript.append` has set if an answer was cut off and the conversation went on.
         """
         if not self._over:
             self._over = True
@@ -251,9 +252,9 @@ class RolloutSession:
         self.failure = cause
 
 
-def _as_asked_again(demonstration: Message | None) -> dict[str, Any]:
-    """The fields of a call by which a demonstrated answer is known in the next request: the env
-    sends its message, and not the text that the chat template makes of it.
+def _demonstrated_fields(demonstration: Message | None) -> dict[str, Any]:
+    """The fields of a call by which a demonstrated answer is found again in the next request. The
+    env sends the message, and not the text that the chat template makes of it.
     """
     if demonstration is None:
         return {}
@@ -261,8 +262,8 @@ def _as_asked_again(demonstration: Message | None) -> dict[str, Any]:
     return {"content": message.get("content"), "tool_calls": message.get("tool_calls") or []}
 
 
-def _checked(messages: Sequence[Any]) -> list[Message]:
-    """The messages that an env replied with. Raises TypeError for what is none."""
+def _check_messages(messages: Sequence[Any]) -> list[Message]:
+    """The messages of an env's reply. Raises TypeError for anything that is not a message."""
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise TypeError(f"not a message with role and content but {message!r}")

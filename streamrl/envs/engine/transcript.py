@@ -1,4 +1,4 @@
-"""What was said in a rollout, token for token, and the record that is published of it."""
+"""The conversation of a rollout, token for token, and the record that is published of it."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Task(NamedTuple):
 
 @dataclass
 class Transcript:
-    """A conversation as it goes on: what was said, and the calls that the policy said it in."""
+    """The conversation of a rollout so far: its messages, and the model calls of the policy."""
 
     problem: Problem
     messages: list[Message] = field(default_factory=list[Message])
     tree: CallTree = field(default_factory=CallTree)
     truncation: str = ""  # the limit that has ended it
-    note: str = ""  # what there is to say about that
+    note: str = ""  # more about that
 
     def append(self, messages: Sequence[Message], call: ModelCall) -> None:
-        """Add a conversation that the policy was asked to go on with, and its answer."""
+        """Add a request, which is a whole conversation, and the policy's answer to it."""
         self.tree.add(call)
         self.messages = [*messages, {"role": "assistant", "content": call.text}]
         if call.inference_metadata.finish_reason == "length":
@@ -68,7 +68,7 @@ class Transcript:
 
     @property
     def completion(self) -> Completion:
-        """What the policy said, as rewards are given for it."""
+        """Everything that the policy said, as reward functions are given it."""
         calls = self.calls
         return Completion(
             text=calls[-1].text,

@@ -29,7 +29,7 @@ def played(env: Leader, policy: Counted, recorder: TurnRecorder) -> tuple[Rollou
     async def play() -> Rollout:
         playing = asyncio.create_task(runner.run_group(Task("x", 0, "x-0", env.problem(0)), 1))
         while not playing.done():
-            for message in recorder.take():
+            for message in recorder.drain():
                 record = to_event(message, SCHEMAS).record
                 if isinstance(record, ModelCall):
                     calls[record.request] = record
@@ -96,7 +96,7 @@ def test_a_conversation_waits_until_its_last_answer_is_in_the_log():
         for _ in range(100):
             await asyncio.sleep(0)
         assert policy.requests == 1
-        recorder.take()
+        recorder.drain()
         recorder.on_commit()
         await playing
 
