@@ -35,13 +35,12 @@ OUTSIDE = {
         "local_kafka/*",
         "inference/*",
         "orchestrator/*",
-        "dashboard/server.py",
-        "gateway/listening.py",
         "monitoring/http.py",
+        "system/http_server.py",
     ],
     "starlette": ["dashboard/server.py", "gateway/*"],
     "sse_starlette": ["dashboard/server.py"],
-    "uvicorn": ["dashboard/server.py", "gateway/*"],
+    "uvicorn": ["system/http_server.py"],
     "playwright": [],  # tests only
     # an env server repeats what a gateway has not answered whole
     "http": ["monitoring/http.py", "envs/servers/inside/streamrl_sessions.py"],
@@ -91,7 +90,7 @@ HEAVY = (
 )
 # Each room imports only rooms that stand before it. A role is a room with a process.
 FLOORS = (
-    ("records", "errors"),
+    ("records", "errors", "system"),
     ("config", "log", "processor", "local_kafka", "monitoring"),
     (
         "weights",
@@ -111,6 +110,7 @@ FLOORS = (
 # These rooms run without JAX and torch, as the files above the rooms do.
 CORE = (
     "records",
+    "system",
     "config",
     "log",
     "processor",

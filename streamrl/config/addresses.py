@@ -1,8 +1,10 @@
-"""Who reaches an address."""
+"""Whether only this machine can reach an address."""
 
 from __future__ import annotations
 
 import ipaddress
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")  # as a Host header names this machine
 
 
 def is_loopback(host: str) -> bool:

@@ -10,8 +10,6 @@ elsewhere, and HTML that is made of text.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 import msgspec
-import uvicorn
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -32,18 +29,21 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamrl.config.addresses import is_loopback
+from streamrl.config.addresses import LOOPBACK_NAMES, is_loopback
 from streamrl.config.run_file import RunFile
 from streamrl.dashboard import rollout_views, views
 from streamrl.dashboard.index import FATES, Query, RolloutLocation, Sort
 from streamrl.dashboard.reading import LiveState, batch_at, follow, rollout_at
 from streamrl.dashboard.state import new
 from streamrl.dashboard.tokens import texts_of
-from streamrl.errors import ConfigError, PortTaken, StreamrlError
+from streamrl.errors import ConfigError, StreamrlError
 from streamrl.log.protocol import Log
+from streamrl.system.http_server import HttpServerThread, open_listener, url_of
 
 PAGE = Path(__file__).parent / "page"
 PORT = 8650
+PORT_HINT = "give another --port, or 0 for any free one"
+STOP_TIMEOUT_S = 2
 TICK_S = 1.0  # Changes are looked for once in this time.
 STREAMS = 64  # At most this many pages get changes at a time.
 IDLE_S = 5.0  # While nothing happens, the page is made again after this time: it shows ages.
@@ -105,34 +105,24 @@ def serve(
     """
     check_host(host, public)
     board = LiveState(new(run))
-    with listening(host, port) as listener:
-        address, own_port = listener.getsockname()[:2]
-        config = uvicorn.Config(
-            app(board, hosts(host, public), stop),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-        )
-        server = uvicorn.Server(config)
-        # In this thread uvicorn would install signal handlers of its own.
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
-        thread.start()
+    application = app(board, hosts(host, public), stop)
+    with (
+        open_listener(host, port, "the dashboard", "--host", PORT_HINT) as listener,
+        HttpServerThread(application, listener, STOP_TIMEOUT_S),
+    ):
         try:
-            name = f"[{address}]" if ":" in address else address
-            say(f"http://{name}:{own_port}/")
+            say(f"{url_of(listener)}/")
             while not stop.is_set():
                 with logs() as log:
                     if log is not None:
                         follow(board, log, stop, gone)
         finally:
             stop.set()  # This ends the event streams.
-            server.should_exit = True
-            thread.join()
 
 
 def hosts(host: str, public: bool) -> list[str]:
     """The values of a request's Host header that are answered."""
-    return ["*"] if public else ["127.0.0.1", "localhost", "[::1]", "::1", host]
+    return ["*"] if public else [*LOOPBACK_NAMES, host]
 
 
 def check_host(host: str, public: bool) -> None:
@@ -145,23 +135,6 @@ def check_host(host: str, public: bool) -> None:
             f" port instead (`ssh -L {PORT}:127.0.0.1:{PORT} ...`), or say --public behind"
             " something that asks who is there"
         )
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address. Raises PortTaken, and ConfigError if there is no such
-    address.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except socket.gaierror:
-        raise ConfigError(f"--host {host}: no such address") from None
-    except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise PortTaken(
-            f"{host}:{port} cannot be listened on ({why}); give another --port, or 0 for any"
-            " free one"
-        ) from None
 
 
 # ---- the application -----------------------------------------------------------------------------

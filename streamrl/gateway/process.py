@@ -11,22 +11,21 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-import uvicorn
-
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.gateway.listening import listening, url_of
 from streamrl.gateway.replica import GatewayReplica
 from streamrl.gateway.reporter import Reporter
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 from streamrl.sessions.tool_calls import SYNTAXES
+from streamrl.system.http_server import HttpServerThread, open_listener, url_of
 
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75  # an agent may work for so long between two calls on one connection
 STOP_TIMEOUT_S = 5  # calls in flight have so long to end when the replica stops
+PORT_HINT = "set gateway.port to another one, or to 0 for any that is free"
 
 
 def log_address(url: str) -> None:
@@ -43,8 +42,8 @@ def main(
 ) -> None:
     """Serve until `stop` is set. A replica beyond those of the run file may join at any time.
 
-    `port` is the replica's own, instead of gateway.port + `index`. `on_listening` is told the URL
-    once the replica is ready.
+    `port` is the replica's own, instead of gateway.port + `index`. `on_listening` is called with
+    the URL once the replica is ready.
 
     Raises ConfigError where no env of the run has sessions, and PortTaken.
     """
@@ -54,37 +53,24 @@ def main(
     with (
         open_part(log, topology.gateway_part(index), writer=None) as part,
         closing(log.producer(durable=True)) as producer,
-        listening(run.gateway.host, port) as listener,
+        open_listener(run.gateway.host, port, "the gateway", "gateway.host", PORT_HINT) as listener,
     ):
         replica = GatewayReplica(run, log, producer)
-        config = uvicorn.Config(
-            replica.app,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=STOP_TIMEOUT_S,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
-        server = uvicorn.Server(config)
-        # In a thread of its own, so that signals stay those of this one.
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
-        thread.start()
-        reporter = Reporter(replica, part.meter)
+        with HttpServerThread(replica.app, listener, STOP_TIMEOUT_S, KEEP_ALIVE_S) as http:
+            reporter = Reporter(replica, part.meter)
 
-        def is_over() -> bool:
-            """Calls in flight end, and are read from the log, before the replica does."""
-            server.should_exit = server.should_exit or stop.is_set()
-            reporter.publish()
-            return not thread.is_alive()
+            def is_over() -> bool:
+                """Calls in flight end, and are read from the log, before the replica does."""
+                if stop.is_set():
+                    http.stop()
+                reporter.publish()
+                return not http.is_alive
 
-        def on_ready() -> None:
-            part.mark_ready()
-            on_listening(url_of(listener))
+            def on_ready() -> None:
+                part.mark_ready()
+                on_listening(url_of(listener))
 
-        try:
             replica.follow(is_over, on_ready)
-        finally:
-            server.should_exit = True
-            thread.join()
         if not stop.is_set():
             raise StreamrlError("the HTTP server of the gateway has ended; its log says why")
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from streamrl.config.addresses import is_loopback
+from streamrl.config.addresses import LOOPBACK_NAMES, is_loopback
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import Env
 from streamrl.errors import StreamrlError, describe_error
@@ -38,7 +38,6 @@ DIALECTS: dict[str, Dialect] = {
 }
 SESSION_KEY = "a session's key, as /rl/start_session returns it"
 SESSION_NAME = f"{SESSION_KEY}, and metadata.{SESSION_FIELD} does not say ENV.SESSION"
-LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -79,7 +78,7 @@ class HttpApi:
         routes.append(Route("/v1/models", self._guarded(self._models)))
         routes.append(Route("/health", self._health))
         host = self._run.gateway.host
-        hosts = [*LOCAL_NAMES, host] if is_loopback(host) else ["*"]
+        hosts = [*LOOPBACK_NAMES, host] if is_loopback(host) else ["*"]
         guard = Middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
 

@@ -191,7 +191,8 @@ def test_a_port_in_use_is_said():
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(PortTaken, match="give another --port"),
     ):
-        server.listening("127.0.0.1", taken.getsockname()[1])
+        stop = threading.Event()
+        server.serve(RUN, lambda: nullcontext(None), stop, port=taken.getsockname()[1])
 
 
 def test_it_serves_live_changes_and_ends_when_told():

@@ -1,0 +1,1 @@
+"""Processes, signals, memory and files of the machine that a part runs on."""
