@@ -64,7 +64,7 @@ async def connected(
 
 
 async def follow_servers(log: Log, clients: Collection[Client]) -> None:
-    """Tell the clients of every server of the run, until this is cancelled."""
+    """Apply the records of the `servers` topic to these clients until this is cancelled."""
     begins = log.beginning_offsets(partitions_of(log, [topology.SERVERS]))
     ends = log.end_offsets(begins)
     reader = log.reader(begins)

@@ -59,7 +59,7 @@ class PendingRequest(NamedTuple):
     session: LiveSession
     chat: ChatRequest
     body: str  # its digest
-    ordinal: int  # among the requests with this body
+    ordinal: int  # how many requests with this body came before it
     continuation: Continuation
 
     @property
@@ -173,8 +173,8 @@ class ModelCallHandler:
             answer = await self._await_answer(request, call)
             if joined or call.is_first or not incoming.is_new or await incoming.is_gone():
                 return answer
-            # The agent has asked the same at once on another replica, which was answered first.
-            # So this is one more request with the same body, with a name of its own.
+            # The agent has asked the same at once on another replica, which was answered first. So
+            # this is the next request with the same body: it gets another name, and other answers.
 
     # ---- which request it is -----------------------------------------------------------------
 

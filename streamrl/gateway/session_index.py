@@ -31,9 +31,9 @@ class LiveSession:
         self.starts = 1
         self.started_s = float("-inf")  # when the agent was started again, if it was
         self.answer_counts: dict[str, int] = {}  # by the name of the request
-        # Digest of a request's body -> number of such requests since the agent was last started:
-        self._recorded: dict[str, int] = {}  # those that began since then and have an answer
-        self._reserved: dict[str, int] = {}  # those that this replica has begun to answer
+        # The ordinal after those in use since the agent was last started, by the digest of a body:
+        self._next_recorded: dict[str, int] = {}  # requests that began since and have an answer
+        self._next_reserved: dict[str, int] = {}  # requests that this replica has begun to answer
 
     @property
     def name(self) -> SessionName:
@@ -49,22 +49,22 @@ class LiveSession:
         began_s = call.time_s - call.inference_metadata.latency_s
         # The agent will repeat a request that was in flight when it was killed.
         if ordinal.isdecimal() and began_s >= self.started_s:
-            self._recorded[body] = max(self._recorded.get(body, 0), int(ordinal) + 1)
+            self._next_recorded[body] = max(self._next_recorded.get(body, 0), int(ordinal) + 1)
 
     def next_ordinal(self, body: str) -> int:
         """The ordinal of a new request with a body of this digest."""
-        return max(self._recorded.get(body, 0), self._reserved.get(body, 0))
+        return max(self._next_recorded.get(body, 0), self._next_reserved.get(body, 0))
 
     def reserve_ordinal(self, body: str, ordinal: int) -> None:
         """This replica answers this request, so a new one with the same body is the next one."""
         self.revision += 1
-        self._reserved[body] = max(self._reserved.get(body, 0), ordinal + 1)
+        self._next_reserved[body] = max(self._next_reserved.get(body, 0), ordinal + 1)
 
     def release_ordinal(self, body: str, ordinal: int) -> None:
         """The request was not answered, so a new one with the same body is this one again."""
-        if self._reserved.get(body) == ordinal + 1:
+        if self._next_reserved.get(body) == ordinal + 1:
             self.revision += 1
-            self._reserved[body] = ordinal
+            self._next_reserved[body] = ordinal
 
     def start_again(self, time_s: float) -> None:
         """The agent was killed and repeats its calls from the first one. It gets the recorded
@@ -73,8 +73,8 @@ class LiveSession:
         self.revision += 1
         self.starts += 1
         self.started_s = time_s
-        self._recorded.clear()
-        self._reserved.clear()
+        self._next_recorded.clear()
+        self._next_reserved.clear()
 
 
 class SessionIndex:
@@ -82,9 +82,7 @@ class SessionIndex:
 
     def __init__(
         self,
-        on_session_end: Callable[[LiveSession], None] = lambda session: (
-            None
-        ),  # called with each that ends
+        on_session_end: Callable[[LiveSession], None] = lambda session: None,
         max_ended: int = MAX_ENDED,
     ) -> None:
         self.sessions: dict[SessionName, LiveSession] = {}
