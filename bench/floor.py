@@ -60,7 +60,7 @@ def timed(spent: Counter[str], what: str, call: Callable[[], T]) -> T:
 def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
     """Rollouts/s, and microseconds a rollout by stage."""
     spent: Counter[str] = Counter()
-    stages = Stage(buffer.part(run), spent), Stage(batcher.part(run), spent)
+    stages = Stage(buffer.make_processor(run), spent), Stage(batcher.make_processor(run), spent)
     (env,) = run.envs
     source = Source(shape)
     done = 0

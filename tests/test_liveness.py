@@ -49,7 +49,7 @@ class Chain:
 
     def __init__(self, run: RunFile, mishaps: Mishaps, seed: int, running: int = 9) -> None:
         self.run, self.mishaps, self.random = run, mishaps, random.Random(seed)
-        self.buffer, self.batcher = buffer.part(run), batcher.part(run)
+        self.buffer, self.batcher = buffer.make_processor(run), batcher.make_processor(run)
         self.state, self.pools = self.buffer.initial(), self.batcher.initial()
         self.credits: dict[str, list[OutstandingLimit]] = {}
         for name, env in run.envs.items():

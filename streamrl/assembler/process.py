@@ -25,10 +25,10 @@ from streamrl.records import ModelCall, Reward, SessionEnd, SessionStart
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    processor.run_processor(log, part(run), stop)
+    processor.run_processor(log, make_processor(run), stop)
 
 
-def part(run: RunFile) -> Processor[AssemblerConfig, AssemblerState]:
+def make_processor(run: RunFile) -> Processor[AssemblerConfig, AssemblerState]:
     """The assembler of all envs of the run that have sessions. Raises ConfigError without any."""
     if not run.session_envs:
         raise ConfigError(

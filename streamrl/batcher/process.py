@@ -24,10 +24,10 @@ from streamrl.records import PolicyVersion, ScoredGroup
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     """Run the batcher until `stop` is set."""
-    processor.run_processor(log, part(run), stop)
+    processor.run_processor(log, make_processor(run), stop)
 
 
-def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
+def make_processor(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
     """The batcher of the run."""
     inputs = {
         **{topology.groups(env): ("scored-group",) for env in run.envs},

@@ -22,10 +22,10 @@ from streamrl.records import PolicyVersion, Rollout
 
 def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0) -> None:
     """Run shard number `index` until `stop` is set."""
-    processor.run_processor(log, part(run, index), stop)
+    processor.run_processor(log, make_processor(run, index), stop)
 
 
-def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
+def make_processor(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
     """Shard number `index` of the buffer. Raises ConfigError if the run has no such shard."""
     if index >= run.buffer.shards:
         raise ConfigError(
@@ -55,7 +55,7 @@ def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
 
 def shards(run: RunFile) -> list[Processor[BufferConfig, BufferState]]:
     """The shards of the run's buffer. A buffer that is not divided is one shard."""
-    return [part(run, index) for index in range(run.buffer.shards)]
+    return [make_processor(run, index) for index in range(run.buffer.shards)]
 
 
 def step(

@@ -291,8 +291,8 @@ def mark_held(
 
     Rollouts published after the ledgers were made are not part of the account.
     """
-    fold, _ = restore(log, part)
-    for event in chain(held_events(fold.state), unread_events(log, part, fold.offsets)):
+    current, _ = restore(log, part)
+    for event in chain(held_events(current.state), unread_events(log, part, current.offsets)):
         env = event.topic.partition(".")[2]
         if isinstance(event.record, ScoredGroup):
             held = ledgers[env, event.record.partition].held

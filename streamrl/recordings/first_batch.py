@@ -36,20 +36,24 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
     replay leads to another batch than the recorded one.
     """
     cut = BatcherCut(version)
-    part = replace(batcher.part(parent), step=cut.step)
-    fold, start, tape = restore_earliest(old, part)
-    if fold.state.next_batch > version:
+    part = replace(batcher.make_processor(parent), step=cut.step)
+    current, start, tape = restore_earliest(old, part)
+    if current.state.next_batch > version:
         before = (
             f"retention has deleted what batch {version} of run {parent.run} was made of; the first"
-            f" that is there is {fold.state.next_batch}"
+            f" that is there is {current.state.next_batch}"
         )
         raise InputGone(f"{before}: fork without --rollouts, or at a later version")
     for _, entry in entries(old, topology.journal(part.name), start):
-        if isinstance(entry, JournalEntry) and entry.sequence > fold.sequence and cut.batch is None:
-            replay_entry(part, fold, entry, tape)
+        if (
+            isinstance(entry, JournalEntry)
+            and entry.sequence > current.sequence
+            and cut.batch is None
+        ):
+            replay_entry(part, current, entry, tape)
     tape.close()
     if cut.batch is None:
-        cut.remember(fold.state)
+        cut.remember(current.state)
     recorded = next((batch for batch, _ in read_batches(old) if batch.number == version), None)
     if (cut.batch and encode(cut.batch)) != (recorded and encode(recorded)):
         wrong = (
@@ -133,7 +137,7 @@ def first_batch(
     version = versions[cut.version]
     groups = [scored[group] for group in cut.held if group in scored]
     offsets = {(version.topic, version.partition): version.offset}
-    _process_as(new, batcher.part(run), [*groups, version], offsets, time_s)
+    _process_as(new, batcher.make_processor(run), [*groups, version], offsets, time_s)
     return next(read_batches(new), None) is not None
 
 
@@ -171,9 +175,9 @@ def _process_as(
     """
     writer = log.writer(part.name)
     meter = log.producer()
-    fold = ProcessorState(part.initial(), offsets=dict(offsets))
+    current = ProcessorState(part.initial(), offsets=dict(offsets))
     for portion in portions(messages):
-        for metric in process_batch(part, fold, portion, time_s, writer.commit).metrics:
+        for metric in process_batch(part, current, portion, time_s, writer.commit).metrics:
             meter.send(metric)
     meter.flush()
     meter.close()

@@ -185,7 +185,7 @@ class RewardedCopy:
     ) -> None:
         """Shard `index` of the fork's buffer reads the copies of what the parent's buffer read."""
         source = CopySource(self.new, versions)
-        shard = buffer.part(self.run, index)
+        shard = buffer.make_processor(self.run, index)
         is_divided_alike = self.run.buffer.shards == self.parent.buffer.shards
 
         def steps() -> Iterator[Step]:
@@ -216,7 +216,7 @@ class RewardedCopy:
         found = RecordedVersions(self.parent)
 
         def steps() -> Iterator[Step]:
-            for step in steps_of(self.old, batcher.part(self.parent)):
+            for step in steps_of(self.old, batcher.make_processor(self.parent)):
                 messages: list[Message] = []
                 for message in step.messages:
                     if message.topic == topology.POLICY_VERSIONS:
@@ -230,7 +230,7 @@ class RewardedCopy:
                         messages += source.up_to(message.topic, *place)
                 yield Step(step.time_s, messages)
 
-        self._run(batcher.part(self.run), steps(), versions)
+        self._run(batcher.make_processor(self.run), steps(), versions)
 
     def _run(
         self, part: Processor[Any, Any], steps: Iterable[Step], versions: Mapping[int, int]
@@ -241,10 +241,12 @@ class RewardedCopy:
         part = replace(part, config=replace(part.config, learner=recorded_learner(self.parent)))
         writer = self.new.writer(part.name)
         meter = self.new.producer()
-        fold = ProcessorState(part.initial(), offsets={VERSIONS: min(versions.values(), default=0)})
+        current = ProcessorState(
+            part.initial(), offsets={VERSIONS: min(versions.values(), default=0)}
+        )
         for step in steps:
-            if step.messages or part.due(part.config, fold.state, step.time_s):
-                done = process_batch(part, fold, step.messages, step.time_s, writer.commit)
+            if step.messages or part.due(part.config, current.state, step.time_s):
+                done = process_batch(part, current, step.messages, step.time_s, writer.commit)
                 for metric in done.metrics:
                     meter.send(metric)
         meter.flush()

@@ -1,4 +1,4 @@
-"""Replays the journal of a part and compares every output with the recorded one, bit for bit."""
+"""Replays the journal of a processor, and compares every output with the recorded one, by bits."""
 
 from __future__ import annotations
 
@@ -87,34 +87,34 @@ class RecordedOutputs:
 
 def replay(
     log: Log,
-    part: Processor[C, S],
-    stop_at: Callable[[ProcessorState[C, S]], bool] = lambda fold: False,
+    processor: Processor[C, S],
+    stop_at: Callable[[ProcessorState[C, S]], bool] = lambda current: False,
     progress: OnProgress = no_progress,
 ) -> tuple[ReplayResult, ProcessorState[C, S]]:
-    """Replay the part's journal from its first entry, and compare its outputs.
+    """Replay the processor's journal from its first entry, and compare its outputs.
 
     If retention has deleted inputs, the replay begins at the first snapshot whose later inputs are
     all there. It ends at the first difference, or when `stop_at` returns True. Returns the result
     and the state that was reached.
     """
-    journal = topology.journal(part.name)
+    journal = processor.journal
     end = end_offset(log, *topology.sole_partition(journal))
-    fold, start, reader = restore_earliest(log, part)
-    result = ReplayResult(begins_at=fold.sequence + 1)
-    recorded = RecordedOutputs(log, from_the_start=fold.sequence < 0)
+    current, start, reader = restore_earliest(log, processor)
+    result = ReplayResult(begins_at=current.sequence + 1)
+    recorded = RecordedOutputs(log, from_the_start=current.sequence < 0)
     for offset, entry in entries(log, journal, start):
         progress(offset, end)
-        if not isinstance(entry, JournalEntry) or entry.sequence <= fold.sequence:
+        if not isinstance(entry, JournalEntry) or entry.sequence <= current.sequence:
             continue
-        outputs = replay_entry(part, fold, entry, reader)
+        outputs = replay_entry(processor, current, entry, reader)
         result.entries += 1
         result.events = reader.records_read
-        result.difference = compare(part.name, entry, outputs, recorded, result.identical)
-        if result.difference or stop_at(fold):
+        result.difference = compare(processor.name, entry, outputs, recorded, result.identical)
+        if result.difference or stop_at(current):
             break
     reader.close()
     result.strays = recorded.strays
-    return result, fold
+    return result, current
 
 
 def compare(

@@ -8,34 +8,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from streamrl.assembler import process as assembler
 from streamrl.assembler.state import AssemblerState
-from streamrl.batcher import process as batcher
 from streamrl.batcher.state import BatcherState
-from streamrl.buffer import process as buffer
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import quoted
-from streamrl.processor.definition import Processor, ProcessorState
+from streamrl.processor.definition import ProcessorState
 from streamrl.recordings.audit import KINDS, Audit, audit
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.progress import progress_bar
 from streamrl.recordings.replay import ReplayResult, replay
 
 COLUMNS = (*KINDS, "in flight", "lost")
 
 
-def parts_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
-    """The parts whose outputs can be computed again from their journals, by name."""
-    assemblers = [assembler.part(run)] if run.session_envs else []
-    return {part.name: part for part in (*assemblers, *buffer.shards(run), batcher.part(run))}
-
-
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:
     """Print the account of a run. Returns the exit code, which is 1 if it does not balance."""
     with progress_bar("audit", Console(stderr=True)) as progress:
-        parts = list(parts_of(run).values())
-        result = audit(log, list(run.envs), run.learner.name, parts, progress)
+        processors = list(processors_of(run).values())
+        result = audit(log, list(run.envs), run.learner.name, processors, progress)
     console.print(account_table(result, by_version))
     if by_version:
         console.print(provenance_table(result))
@@ -118,31 +110,31 @@ def show_replay(
     step, and the parts' states are printed. An assembler knows no steps and is replayed to its end.
     Returns the exit code, which is 1 if there is a difference.
     """
-    parts = parts_of(run)
-    if only is not None and only not in parts:
+    processors = processors_of(run)
+    if only is not None and only not in processors:
         raise ConfigError(
-            f"--part {only}: there is no such part; {' and '.join(parts)} have journals"
+            f"--part {only}: there is no such part; {' and '.join(processors)} have journals"
         )
     identical: Counter[str] = Counter()
 
-    def is_reached(fold: ProcessorState[Any, Any]) -> bool:
-        if step is None or isinstance(fold.state, AssemblerState):
+    def is_reached(current: ProcessorState[Any, Any]) -> bool:
+        if step is None or isinstance(current.state, AssemblerState):
             return False
-        if isinstance(fold.state, BatcherState):
-            return fold.state.next_batch > step
-        return fold.state.version >= step
+        if isinstance(current.state, BatcherState):
+            return current.state.next_batch > step
+        return current.state.version >= step
 
-    for name in [only] if only else list(parts):
+    for name in [only] if only else list(processors):
         with progress_bar(f"replay {name}", Console(stderr=True)) as progress:
-            result, fold = replay(log, parts[name], is_reached, progress)
+            result, current = replay(log, processors[name], is_reached, progress)
         identical.update(result.identical)
         _print_replay(name, result, console)
         if result.difference:
             return 1
         if step is not None:
-            at = f"step {step}" if is_reached(fold) else "its end"
+            at = f"step {step}" if is_reached(current) else "its end"
             console.print(f"[bold]{name} at {at}[/]")
-            console.print(fold.state)
+            console.print(current.state)
     console.print(
         f"{identical['groups']:,} groups, {identical['batches']:,} batches identical",
         highlight=False,

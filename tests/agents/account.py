@@ -15,8 +15,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, read
 from streamrl.recordings.audit import audit
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
 from streamrl.records import ModelCall, PolicyVersion, Record, Rollout
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
@@ -57,7 +57,7 @@ def account(run: RunFile, log: Log, env: str, answered: Mapping[str, int], work:
     counted = {(call.session, call.request, call.choice): call for call in calls}
     by_session = Counter(call.session for call in counted.values())
     trained = [rollout for rollout in rollouts if not rollout.failure]
-    parts = parts_of(run)
+    parts = processors_of(run)
     audited = audit(log, list(run.envs), run.learner.name, list(parts.values()))
     return Account(
         start=float(np.mean([rollout.reward for rollout in trained[:ENDS]])),

@@ -34,8 +34,8 @@ from streamrl.log import topic_changes
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
 from streamrl.records import ModelCall, Rollout
 from tests.agents.account import records
 from tests.support.sampling_stub import END, SamplingStub, by_checksum, rendered, text_of
@@ -273,7 +273,7 @@ def account(run: Run, agents: list[Agent], sessions: list[str], kills: Counter[s
         lost += sum(max(count - in_log[name], 0) for name, count in agent.answered.items())
     doubled = sum(max(count - 1, 0) for count in made.values())
     doubled += sum(max(count - TURNS, 0) for count in in_log.values())
-    part = parts_of(run.run)[topology.ASSEMBLER.name]
+    part = processors_of(run.run)[topology.ASSEMBLER.name]
     difference = replay(run.log, part)[0].difference
     return Result(len(sessions), kills, lost, doubled, different, not difference)
 

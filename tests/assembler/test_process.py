@@ -19,8 +19,9 @@ from streamrl.config.run_file import RunFile
 from streamrl.log import topics
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of, show_replay
+from streamrl.recordings.show import show_replay
 from streamrl.records import Record, Reward, Rollout
 from tests.assembler.test_session_assembler import run_of
 from tests.support.data_path import found, publish
@@ -78,7 +79,7 @@ def test_a_restart_in_the_middle_of_sessions_loses_and_doubles_nothing(changed: 
         rollouts = made(log, len(names))
     assert sorted(each.rollout_uid for each in rollouts) == names
     assert [len(each.turns) for each in rollouts] == [2, *[4] * 5]
-    (part,) = [p for p in parts_of(RUN).values() if p.name == "assembler"]
+    (part,) = [p for p in processors_of(RUN).values() if p.name == "assembler"]
     result, _ = replay(log, part)
     assert not result.difference
     assert result.events == 29

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamrl.assembler import session_assembler
-from streamrl.assembler.process import due, part, reconcile, step
+from streamrl.assembler.process import due, make_processor, reconcile, step
 from streamrl.assembler.state import AssemblerState
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError
@@ -31,7 +31,7 @@ class Fold:
     """The assembler, fed with records one by one."""
 
     def __init__(self, **sessions: Any) -> None:
-        self.config = part(run_of(**sessions)).config
+        self.config = make_processor(run_of(**sessions)).config
         self.state = AssemblerState()
         self.offset = 0
 
@@ -191,7 +191,7 @@ def test_sessions_of_an_env_that_is_taken_out_are_failed():
 
 def test_a_run_without_sessions_has_no_assembler():
     with pytest.raises(ConfigError, match="no env of the run has sessions"):
-        part(parse({"run": "r", "envs": {"copy-digits": {}}}))
+        make_processor(parse({"run": "r", "envs": {"copy-digits": {}}}))
 
 
 def test_a_reward_that_a_rollout_gets_later_is_none_that_a_session_waits_for():

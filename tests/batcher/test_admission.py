@@ -18,7 +18,7 @@ from streamrl.batcher.admission import (
     capacity,
     grants,
 )
-from streamrl.batcher.process import due, part, step
+from streamrl.batcher.process import due, make_processor, step
 from streamrl.batcher.state import BatcherState
 from streamrl.config import choices, run_file
 from streamrl.envs.flow_control import OutstandingLimit
@@ -98,7 +98,7 @@ def test_the_run_file_and_the_rules_know_the_same_names():
 def test_the_run_file_says_which_and_eta_is_the_age_limit_unless_it_is_said():
     def chosen(**batcher: object) -> tuple[str, int]:
         settings = {"run": "r", "envs": {"copy": {}}, "buffer": {"max_age": 3}, "batcher": batcher}
-        made = part(run_file.parse(settings)).config
+        made = make_processor(run_file.parse(settings)).config
         return made.admission, made.eta
 
     assert chosen(admission="capacity") == ("capacity", 3) and chosen(

@@ -339,7 +339,7 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
     """A batcher's whole life over groups whose rewards grow with the version, and its state after
     each turn.
     """
-    part = replace(batcher.part(run), snapshot_events=23)
+    part = replace(batcher.make_processor(run), snapshot_events=23)
     log = MemoryLog(TOPICS)
     messages: list[Message] = []
     for version in range(12):
@@ -385,11 +385,11 @@ def batches(log: Log) -> list[Batch]:
 @pytest.mark.parametrize("run", [RUN, LEARNABLE], ids=["stages", "learnability"])
 def test_replay_is_bit_exact_and_a_restart_is_where_it_was(run: RunFile):
     log, states = recorded(run)
-    done, fold = replay(log, batcher.part(run))
+    done, fold = replay(log, batcher.make_processor(run))
     assert done.difference == "" and done.identical["batches"] == len(batches(log)) > 8
     assert (
         serialize_state(fold.state)
-        == serialize_state(restore(log, batcher.part(run))[0].state)
+        == serialize_state(restore(log, batcher.make_processor(run))[0].state)
         == states[-1]
     )
 
@@ -399,7 +399,7 @@ def test_a_curriculum_that_decides_otherwise_is_found_by_replay(monkeypatch: pyt
     monkeypatch.setitem(
         CURRICULA, "stages", lambda rules, progress, batch: {"copy": 0.5, "add": 0.5}
     )
-    assert replay(log, batcher.part(RUN))[0].difference != ""
+    assert replay(log, batcher.make_processor(RUN))[0].difference != ""
 
 
 def test_the_recorded_run_went_through_its_stages():

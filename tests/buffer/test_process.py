@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.buffer import process as buffer
-from streamrl.buffer.process import part, paused, step
+from streamrl.buffer.process import make_processor, paused, step
 from streamrl.buffer.state import BufferState
 from streamrl.config.run_file import parse
 from streamrl.log.codec import to_message
@@ -114,7 +114,7 @@ def test_an_env_may_have_rules_of_its_own():
     """
     own = {"group_size": 3, "max_age": 0, "advantage": "dr-grpo", "group_wait_s": 5.0}
     envs = {"copy": {}, "add": {"buffer": own}}
-    made = part(
+    made = make_processor(
         parse(
             {
                 "run": "r",
@@ -140,7 +140,7 @@ def test_an_env_may_have_rules_of_its_own():
 
 
 def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_does_the_same():
-    part = buffer.part(RUN)
+    part = buffer.make_processor(RUN)
     part = replace(part, config=replace(part.config, group_size=8, group_wait_s=0.01))
     log = MemoryLog(TOPICS)
     stop = threading.Event()
@@ -163,6 +163,6 @@ def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_
 
 def test_the_losses_of_envs_are_in_the_journaled_configuration():
     run = parse({"run": "r", "envs": {"copy-digits": {}, "chat": {"loss": {"cross_entropy": 0.5}}}})
-    config = part(run).config
+    config = make_processor(run).config
     assert config.losses == {"chat": LossWeights(cross_entropy=0.5)}
-    assert from_json(to_json(config), part(run)) == config
+    assert from_json(to_json(config), make_processor(run)) == config

@@ -26,8 +26,8 @@ from streamrl.orchestrator.resuming import refusals
 from streamrl.processor import processor
 from streamrl.processor.definition import Processor
 from streamrl.recordings.audit import audit
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
 from streamrl.records import Fate, Metric, ScoredGroup
 from tests.support.build import rollout, rollout_event, version_event
 from tests.support.data_path import RUN, announce, wait_for_batches
@@ -68,7 +68,7 @@ class Life:
         self.log = log
         self.stops = dict[str, threading.Event]()
         self.threads = dict[str, threading.Thread]()
-        for part in (*buffer.shards(run), batcher.part(run)):
+        for part in (*buffer.shards(run), batcher.make_processor(run)):
             self.start(part)
 
     def start(self, part: Processor[Any, Any]) -> None:
@@ -96,7 +96,7 @@ def closed_groups(log: MemoryLog, run: RunFile) -> Counter[bytes | None]:
 
 def test_one_shard_is_the_buffer_that_runs_had_before():
     (only,) = buffer.shards(sharded(1))
-    assert only.name == "buffer" and only.config == buffer.part(sharded(1)).config
+    assert only.name == "buffer" and only.config == buffer.make_processor(sharded(1)).config
     assert [part.options for part in topology.BUFFER.parts(sharded(1))] == [()]
 
 
@@ -112,7 +112,7 @@ def test_shards_are_parts_with_names_journals_and_access_of_their_own():
     said = "\n".join(map(str, acls.rules(run)["buffer"]))
     assert "READ,WRITE topic small.journal.buffer-1" in said
     assert "transactional-id small.buffer-0" in said and "group small.buffer-1" in said
-    assert list(parts_of(run)) == ["buffer-0", "buffer-1", "batcher"]
+    assert list(processors_of(run)) == ["buffer-0", "buffer-1", "batcher"]
 
 
 def test_every_partition_is_read_by_one_shard():
@@ -125,14 +125,14 @@ def test_every_partition_is_read_by_one_shard():
 
 
 def test_the_window_is_divided():
-    whole = buffer.part(sharded(1)).config
-    part = buffer.part(sharded(2)).config
+    whole = buffer.make_processor(sharded(1)).config
+    part = buffer.make_processor(sharded(2)).config
     assert part.max_window_tokens == whole.max_window_tokens // 2
 
 
 def test_a_shard_that_the_run_does_not_have():
     with pytest.raises(ConfigError, match="--index 2: buffer.shards is 2, so the last shard is 1"):
-        buffer.part(sharded(), 2)
+        buffer.make_processor(sharded(), 2)
     with pytest.raises(ConfigError, match="buffer.shards 5 is larger than topics.partitions 4"):
         sharded(5)
     with pytest.raises(ConfigError, match="does not hold a group"):
@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_keeps_its_shards():
 
 def test_a_group_in_the_partition_of_another_shard_is_refused_and_closes():
     """Its producer waits for its end, and the shard to which its key belongs never sees it."""
-    config = buffer.part(sharded(), 0).config
+    config = buffer.make_processor(sharded(), 0).config
     foreign = next(
         f"g{i}" for i in range(99) if partition_of(f"g{i}", PARTITIONS) % config.shards == 1
     )
@@ -162,7 +162,7 @@ def test_a_group_in_the_partition_of_another_shard_is_refused_and_closes():
 
 
 def test_metrics_name_their_shard():
-    config = buffer.part(sharded(), 1).config
+    config = buffer.make_processor(sharded(), 1).config
     own = next(f"g{i}" for i in range(99) if partition_of(f"g{i}", PARTITIONS) == 1)
     state, _ = step(config, BufferState(), [version_event(0)], 0.0)
     state, _ = step(config, state, [rollout_event(0, rollout("copy", own, 0), partition=1)], 0.0)
@@ -183,16 +183,16 @@ def test_a_run_in_shards_is_audited_and_replayed_and_a_shard_restarts():
             wait_for_batches(log, number + 1)
             if number == 1:
                 life.stop("buffer-1")
-                life.start(buffer.part(run, 1))
+                life.start(buffer.make_processor(run, 1))
         until(lambda: len(closed_groups(log, run)) == 64)
     finally:
         for name in list(life.threads):
             life.stop(name)
-    replayed = {name: replay(log, part)[0] for name, part in parts_of(run).items()}
+    replayed = {name: replay(log, part)[0] for name, part in processors_of(run).items()}
     assert not any(result.difference for result in replayed.values())
     made = [replayed[name].identical["groups"] for name in ("buffer-0", "buffer-1")]
     assert min(made) > 0 and sum(made) == 64
     assert replayed["batcher"].identical["batches"] >= 4
     assert set(closed_groups(log, run).values()) == {1}
-    account = audit(log, list(run.envs), "lead", list(parts_of(run).values()))
+    account = audit(log, list(run.envs), "lead", list(processors_of(run).values()))
     assert account.balanced and account.published == 128 and not account.total("lost")

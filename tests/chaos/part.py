@@ -20,7 +20,7 @@ from streamrl.local_kafka import connect
 from streamrl.log.protocol import Log
 from streamrl.processor import processor
 from streamrl.processor.signals import stop_on
-from streamrl.recordings.show import parts_of
+from streamrl.recordings.processors import processors_of
 from tests.chaos import env, learner
 from tests.chaos.watched import Note, UntransactedLog, WatchedLog
 
@@ -30,7 +30,7 @@ SNAPSHOT_EVENTS = 300  # many within a run, so that kills meet them
 
 def main(run: RunFile, log: Log, stop: threading.Event, name: str) -> None:
     """Be that part."""
-    folds: dict[str, Any] = parts_of(run)
+    folds: dict[str, Any] = processors_of(run)
     if name in folds:
         part = folds[name]
         processor.run_processor(log, replace(part, snapshot_events=SNAPSHOT_EVENTS), stop)

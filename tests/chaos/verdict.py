@@ -21,8 +21,8 @@ from streamrl.log.codec import encode, to_event
 from streamrl.log.protocol import Event, Log, read
 from streamrl.processor.journal import last_record
 from streamrl.recordings.audit import audit
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
 from streamrl.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
 from tests.chaos import known
 from tests.support.rubbish import is_rubbish
@@ -198,7 +198,7 @@ def look_at_batches(
 
 
 def look_at_accounts(log: Log, run: RunFile, found: Verdict) -> None:
-    account = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()))
+    account = audit(log, list(run.envs), run.learner.name, list(processors_of(run).values()))
     found.two_fates, found.without_fate, found.in_flight = (
         account.repeated,
         account.lost,
@@ -211,7 +211,7 @@ def look_at_accounts(log: Log, run: RunFile, found: Verdict) -> None:
 
 def look_at_replay(log: Log, run: RunFile, found: Verdict) -> None:
     """Groups and batches are those of the journals: no other, no more and no less."""
-    replayed = {name: replay(log, part)[0] for name, part in parts_of(run).items()}
+    replayed = {name: replay(log, part)[0] for name, part in processors_of(run).items()}
     for result in replayed.values():
         if result.difference:
             found.say(f"replay: {result.difference}")

@@ -146,9 +146,9 @@ def test_every_room_with_a_process_is_a_role():
 @pytest.mark.parametrize(
     ("role", "make"),
     [
-        (topology.ASSEMBLER, assembler.part),
-        (topology.BUFFER, buffer.part),
-        (topology.BATCHER, batcher.part),
+        (topology.ASSEMBLER, assembler.make_processor),
+        (topology.BUFFER, buffer.make_processor),
+        (topology.BATCHER, batcher.make_processor),
     ],
 )
 def test_the_inputs_of_a_processor_are_those_of_its_role(

@@ -307,7 +307,7 @@ def ends_well(run: Composed) -> None:
         run.log,
         list(run.run.envs),
         run.run.learner.name,
-        [buffer.part(run.run), batcher.part(run.run)],
+        [buffer.make_processor(run.run), batcher.make_processor(run.run)],
     )
     assert account.balanced and account.batches
     assert run.written() == set(), "the root file system of a container may be read-only"

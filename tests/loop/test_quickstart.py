@@ -144,7 +144,7 @@ def check_account(run, report: dict) -> None:
     """From the topics of the stopped run: what was published has ended exactly once, and the run
     replays bit for bit.
     """
-    parts = [buffer.part(run), batcher.part(run)]
+    parts = [buffer.make_processor(run), batcher.make_processor(run)]
     with connect.connect_or_start(run) as settings:
         log = KafkaLog(settings, run.run)
         account = audit(log, list(run.envs), run.learner.name, parts)

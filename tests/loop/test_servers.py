@@ -126,7 +126,12 @@ def check_account(run: Live) -> None:
     the run replays bit for bit.
     """
     log = run.log()
-    account = audit(log, [ENV], run.run.learner.name, [buffer.part(run.run), batcher.part(run.run)])
+    account = audit(
+        log,
+        [ENV],
+        run.run.learner.name,
+        [buffer.make_processor(run.run), batcher.make_processor(run.run)],
+    )
     rollouts = published(run)
     counts = Counter((rollout.group_id, rollout.rollout_uid) for rollout in rollouts)
     groups = {rollout.group_id for rollout in rollouts}
@@ -136,7 +141,8 @@ def check_account(run: Live) -> None:
         (group, f"{group}-{i}"): 1 for group in groups for i in range(run.run.buffer.group_size)
     }
     assert [
-        replay(log, part)[0].difference for part in (buffer.part(run.run), batcher.part(run.run))
+        replay(log, part)[0].difference
+        for part in (buffer.make_processor(run.run), batcher.make_processor(run.run))
     ] == ["", ""]
     print(f"{len(rollouts)} rollouts in {len(groups)} groups: none failed, none lost, none doubled")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from streamrl.recordings.audit import audit
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
 from streamrl.records import PolicyVersion, Rollout, Server
 from tests.loop.runs import Live, live, metric_values
 
@@ -95,7 +95,7 @@ def test_two_learners_share_a_server_and_neither_stops_the_other(runs: tuple[Liv
         mismatches = metric_values(run, "learner/mismatch_kl")
         assert len(mismatches) >= VERSIONS and max(mismatches) < MISMATCH
 
-        parts = parts_of(run.run)
+        parts = processors_of(run.run)
         account = audit(run.log(), list(run.run.envs), "lead", list(parts.values()))
         assert account.balanced, account.problems
         for name in ("buffer", "batcher"):

@@ -21,8 +21,8 @@ from streamrl.processor.restore import restore
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.dead_letters import letters
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
 from streamrl.records import Batch, Fate, PolicyVersion
 from tests.support.build import rollout
 
@@ -98,7 +98,7 @@ def given(run: RunFile, poison: Sequence[Message], compressed: bool) -> Outcome:
     `compressed`: a message on its way was small enough for a broker, and is not cut in chunks.
     """
     log = log_for(run)
-    parts = list(parts_of(run).values())
+    parts = list(processors_of(run).values())
     log.append([announcement(0)], marker=False)
     for part in parts:
         take_all(log, part, 0.0)

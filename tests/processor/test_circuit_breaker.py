@@ -14,7 +14,7 @@ from streamrl.processor import processor
 from streamrl.processor.circuit_breaker import CircuitBreaker
 from streamrl.processor.processor import run_processor
 from streamrl.processor.restore import restore
-from tests.support.adder import TOPICS, number, part
+from tests.support.adder import TOPICS, make_processor, number
 from tests.support.waiting import patience, until
 
 
@@ -86,7 +86,7 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(
     stop = threading.Event()
     now = [1000.0]
     source = log.producer()
-    me = replace(part(), max_invalid_frac=0.5)
+    me = replace(make_processor(), max_invalid_frac=0.5)
     thread = threading.Thread(target=run_processor, args=(log, me, stop, lambda: now[0]))
     with caplog.at_level(logging.WARNING):
         thread.start()

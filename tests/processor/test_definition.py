@@ -9,7 +9,7 @@ import pytest
 from streamrl.errors import StreamrlError
 from streamrl.log.memory import MemoryLog
 from streamrl.processor.definition import Processor, ProcessorState, from_json, to_json
-from tests.support.adder import Config, State, part, step
+from tests.support.adder import Config, State, make_processor, step
 
 
 def of_rollouts() -> Processor[Config, State]:
@@ -32,14 +32,16 @@ def test_an_env_that_was_taken_out_has_rollouts_like_the_others():
 
 def test_a_configuration_comes_back_from_the_journal():
     config = Config(hold=7)
-    assert to_json(config) == '{"hold":7}' and from_json(to_json(config), part()) == config
+    assert (
+        to_json(config) == '{"hold":7}' and from_json(to_json(config), make_processor()) == config
+    )
 
 
 def test_a_journal_imports_nothing_that_the_run_file_does_not_name():
     journaled = '{"hold":3,"advantage":"mine:center"}'
     with pytest.raises(StreamrlError, match=r"^journal.adder names 'mine:center', the run file"):
-        from_json(journaled, part())
-    named = replace(part(), imports=frozenset({"mine:center"}))
+        from_json(journaled, make_processor())
+    named = replace(make_processor(), imports=frozenset({"mine:center"}))
     assert from_json(journaled, named) == Config(hold=3)
 
 

@@ -123,7 +123,7 @@ def chain(run: RunFile = RUN) -> tuple[MemoryLog, Processor[Any, Any], Processor
 
 def test_a_part_that_was_told_to_stop_starts_again_when_retention_has_deleted_all_that_it_took():
     log, part, _ = chain()
-    half = buffer.part(run_of(*BOTH, on_removed="expire"))
+    half = buffer.make_processor(run_of(*BOTH, on_removed="expire"))
     live(log, part)
     state = serialize_state(restore(log, part)[0].state)
     snapshots = journal(log, "buffer", Snapshot)
@@ -175,7 +175,7 @@ def test_a_part_that_was_killed_before_is_told_which_way_is_left():
 
 def test_a_snapshot_that_no_entry_names_yet_is_used_where_what_lies_before_it_is_deleted():
     log = chain()[0]
-    part = replace(buffer.part(RUN), snapshot_events=13)
+    part = replace(buffer.make_processor(RUN), snapshot_events=13)
     killed_in_pieces(log, part)  # its only snapshot is that of its last turn
     (snapshot,) = journal(log, "buffer", Snapshot)
     assert journal(log, "buffer", JournalEntry)[-1].snapshot_offset == -1
@@ -234,7 +234,7 @@ def test_a_topic_of_which_all_is_taken_and_deleted_is_no_loss():
     it, and so before what retention has left.
     """
     log = MemoryLog({**TOPICS, "dead-letters.policy-versions": 1})
-    part = buffer.part(RUN)
+    part = buffer.make_processor(RUN)
     log.writer("source").commit(
         [to_message(Output("rollouts.copy", "g", rollout("copy", "g", i, 0))) for i in range(2)]
     )
@@ -290,7 +290,7 @@ def test_an_env_is_taken_out_and_another_added_and_what_was_held_of_it_ends():
 
 def test_what_an_env_owed_that_is_gone_goes_to_the_others():
     state = BatcherState(deficit={"copy": 61.0, "add": -61.0, "": 0.0}, short={"add": 3, "copy": 4})
-    part = batcher.part(run_of("copy"))
+    part = batcher.make_processor(run_of("copy"))
     after, outputs = batcher.reconcile(part.config, state, {}, 1.0)
     assert (after.deficit, after.short, outputs) == ({"copy": 0.0, "": 0.0}, {"copy": 4}, [])
 
@@ -302,7 +302,7 @@ def test_a_large_state_is_written_in_proportion_to_what_comes_in():
     """With a learner that is dead the buffer remembers every uid; a snapshot of them all every so
     many events would make the journal grow with its square.
     """
-    part = replace(buffer.part(RUN), snapshot_events=20)
+    part = replace(buffer.make_processor(RUN), snapshot_events=20)
     log = MemoryLog(TOPICS)
     announce(log, 0)
     sizes = list[int]()
@@ -381,12 +381,12 @@ def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(
 
 def test_a_fork_finds_the_batch_where_the_beginning_is_deleted():
     log = MemoryLog({**TOPICS, "dead-letters.policy-versions": 1})
-    part = replace(batcher.part(RUN), snapshot_events=10)
+    part = replace(batcher.make_processor(RUN), snapshot_events=10)
     for version in range(6):
         announce(log, version)
         for env in BOTH:
             send_groups(log, env, range(version * 5, version * 5 + 5), version)
-        live(log, buffer.part(RUN))
+        live(log, buffer.make_processor(RUN))
         live(log, part)
     whole = batcher_cut(log, RUN, 5)
     second = journal(log, "batcher", Snapshot)[1]

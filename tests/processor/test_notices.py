@@ -78,7 +78,9 @@ def test_the_log_of_a_part_tells_it(caplog: pytest.LogCaptureFixture):
         marker=False,
     )
     log.append([Message("rollouts.copy", b"x", b"\xc1", (("schema", b"rollout/1"),))], marker=False)
-    thread = threading.Thread(target=partial(processor.run_processor, log, buffer.part(RUN), stop))
+    thread = threading.Thread(
+        target=partial(processor.run_processor, log, buffer.make_processor(RUN), stop)
+    )
     thread.start()
     try:
         until(

@@ -32,8 +32,8 @@ from tests.support.adder import (
     State,
     filled,
     live,
+    make_processor,
     number,
-    part,
     step,
     sums,
 )
@@ -71,7 +71,7 @@ def test_a_turn_is_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch):
 def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(
     cuts: list[int], snapshot_events: int
 ):
-    me = part(snapshot_events=snapshot_events)
+    me = make_processor(snapshot_events=snapshot_events)
     undisturbed = filled()
     expected = live(undisturbed, cuts, each=me)
     for die_at in range(2 * (expected.sequence + 1)):
@@ -88,7 +88,7 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
     snapshot_events: int,
 ):
     log = filled(12)
-    me = part(snapshot_events=snapshot_events)
+    me = make_processor(snapshot_events=snapshot_events)
     with pytest.raises(Killed):
         # behind the second commit; the turns of this life publish no metrics at all
         live(log, [6], die_at=3, each=me)
@@ -106,8 +106,8 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
 
 def test_a_restart_reads_the_window_and_not_the_past():
     log = filled(200)
-    live(log, [2], each=part(snapshot_events=20))
-    _, records_read = restore(log, part())
+    live(log, [2], each=make_processor(snapshot_events=20))
+    _, records_read = restore(log, make_processor())
     assert records_read < 30
 
 
@@ -115,7 +115,7 @@ def test_a_restart_reads_the_window_and_not_the_past():
 def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
     """One that lacks a part is passed over, and the one before it is used."""
     log = filled()
-    me = part(snapshot_events=6)
+    me = make_processor(snapshot_events=6)
     fold = live(log, [2], each=me)
     whole = to_snapshot(fold, fold.offsets)
     parts = [
@@ -139,7 +139,7 @@ def test_settings_may_change_between_two_lives():
     live(log, [2])
     for more in (number("a", 100), number("a", 101)):
         log.writer("source").commit([more])
-    fold = live(log, [2], each=part(Config(hold=2)))
+    fold = live(log, [2], each=make_processor(Config(hold=2)))
     configs = [
         r.config
         for m in read(log, "journal.adder", 0, 0)
@@ -147,9 +147,9 @@ def test_settings_may_change_between_two_lives():
         and r.config
     ]
     assert configs == ['{"hold":3}', '{"hold":2}']
-    assert serialize_state(restore(log, part(Config(hold=2)))[0].state) == serialize_state(
-        fold.state
-    )
+    assert serialize_state(
+        restore(log, make_processor(Config(hold=2)))[0].state
+    ) == serialize_state(fold.state)
 
 
 def test_code_that_gives_other_outputs_is_found_at_restart():
@@ -160,17 +160,17 @@ def test_code_that_gives_other_outputs_is_found_at_restart():
         return state, outputs[:0]
 
     log = filled()
-    live(log, [5], each=part(snapshot_events=1000))
+    live(log, [5], each=make_processor(snapshot_events=1000))
     with pytest.raises(
         StreamrlError, match=r"adder: entry 0 gives 0 outputs that differ from the 1 recorded"
     ):
-        restore(log, Processor("adder", part().inputs, Config(), State, wrong))
+        restore(log, Processor("adder", make_processor().inputs, Config(), State, wrong))
 
 
 def test_run_follows_its_inputs_until_it_is_told_to_stop():
     log = filled(2)
     stop = threading.Event()
-    thread = threading.Thread(target=run_processor, args=(log, part(), stop))
+    thread = threading.Thread(target=run_processor, args=(log, make_processor(), stop))
     thread.start()
     log.writer("source").commit([number("a", 40), number("b", 2)])
     reader = log.reader({("sums", 0): 0})

@@ -17,7 +17,7 @@ from streamrl.log.protocol import Message, Offsets, Output, TopicPartition
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.reconcile import reconcile
 from streamrl.records import Demand, JournalEntry
-from tests.support.adder import Config, State, filled, live, part
+from tests.support.adder import Config, State, filled, live, make_processor
 
 NONE: dict[TopicPartition, int] = {("a", 0): 0, ("b", 0): 0}
 
@@ -33,7 +33,7 @@ def let_go(
 def lived(count: int = 4) -> tuple[MemoryLog, ProcessorState[Config, State]]:
     """It has taken `count` events, of which it still holds one."""
     log = filled(count)
-    return log, live(log, [count], each=part())
+    return log, live(log, [count], each=make_processor())
 
 
 def reconciled(
@@ -56,14 +56,14 @@ def reconciled(
 
 def test_a_processor_without_a_past_and_one_for_which_nothing_has_changed_are_left_alone():
     log, current = lived()
-    assert reconciled(log, replace(part(), reconcile=let_go), current, NONE) == ([], [])
+    assert reconciled(log, replace(make_processor(), reconcile=let_go), current, NONE) == ([], [])
     first = ProcessorState[Config, State](State())
-    assert reconciled(log, part(Config(hold=9)), first, {("a", 0): 99}) == ([], [])
+    assert reconciled(log, make_processor(Config(hold=9)), first, {("a", 0): 99}) == ([], [])
 
 
 def test_under_another_configuration_it_lets_go_in_an_entry_of_its_own():
     log, current = lived()
-    other = replace(part(Config(hold=9)), reconcile=let_go)
+    other = replace(make_processor(Config(hold=9)), reconcile=let_go)
     warnings, (demand, entry) = reconciled(log, other, current, NONE)
     assert warnings == [] and demand.wanted_tokens == 1 and current.state.held == []
     assert isinstance(entry, JournalEntry)
@@ -80,8 +80,8 @@ def test_what_it_has_not_read_and_is_deleted_ends_it_unless_it_may_go_on_without
         match=r"^adder: retention has deleted records that it holds or has not read: a\[0\] below"
         rf" offset {read_to + 2}; to go on without them: --set topics.on_removed=expire$",
     ):
-        reconciled(log, part(), current, begin)
-    may = replace(part(), expires_removed=True)
+        reconciled(log, make_processor(), current, begin)
+    may = replace(make_processor(), expires_removed=True)
     (warning,), (entry,) = reconciled(log, may, current, begin)
     assert warning.endswith("it goes on without them (topics.on_removed: expire)")
     assert entry.removed == [("a", 0, read_to + 2)]

@@ -76,7 +76,7 @@ def part_and_past(room: str) -> tuple[Processor[Any, Any], list[Message], int]:
             *past,
             *(rollout("copy", f"open{i}", 0) for i in range(299)),
         ]
-        return buffer.part(RUN), [announced(0), *map(sent, records)], 300
+        return buffer.make_processor(RUN), [announced(0), *map(sent, records)], 300
     past = [
         m
         for version in range(700)
@@ -86,7 +86,7 @@ def part_and_past(room: str) -> tuple[Processor[Any, Any], list[Message], int]:
         )
     ]
     return (
-        batcher.part(RUN),
+        batcher.make_processor(RUN),
         [*past, *(sent(group(name=f"held{i}", version=699)) for i in range(300))],
         300,
     )
@@ -114,7 +114,7 @@ def test_a_snapshot_counts_from_the_moment_it_is_written():
     """A part that dies before the entry that names its snapshot does not take another one at its
     next turn, and again, and again.
     """
-    part = replace(buffer.part(RUN), snapshot_events=10)
+    part = replace(buffer.make_processor(RUN), snapshot_events=10)
     # one turn, which ends with a snapshot
     log, fold = live(part, [announced(0), *(sent(rollout("copy", f"g{i}", 0)) for i in range(40))])
     again, _ = restore(log, part)

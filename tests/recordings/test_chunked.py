@@ -75,7 +75,7 @@ def test_a_run_whose_batches_are_in_parts_replays_and_balances(
 ):
     """As the batcher wrote them under rules 1, which its journal names."""
     monkeypatch.setattr(batch_builder, "split_batch", partial(split_batch, limit_bytes=300))
-    today = batcher.part
+    today = batcher.make_processor
     log = MemoryLog(TOPICS)
     with monkeypatch.context() as earlier:
         earlier.setattr(

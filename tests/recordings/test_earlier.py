@@ -26,8 +26,8 @@ from streamrl.processor.journal import entries
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.archive import export, restore, run_of
 from streamrl.recordings.audit import KINDS, audit
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
 from streamrl.records import Snapshot
 from tests.support.data_path import announce, running, send_groups, wait_for_batches
 
@@ -91,7 +91,7 @@ def test_every_record_is_read_and_would_be_written_the_same(earlier: FileLog):
 
 def test_it_is_audited(earlier: FileLog):
     run = run_of(earlier)
-    account = audit(earlier, list(run.envs), run.learner.name, list(parts_of(run).values()))
+    account = audit(earlier, list(run.envs), run.learner.name, list(processors_of(run).values()))
     assert account.balanced and account.problems == []
     assert {name: account.total(name) for name in (*KINDS, "in flight")} == FATES
 
@@ -104,12 +104,12 @@ def test_its_state_and_its_report_are_read(earlier: FileLog):
 
 
 def test_it_is_replayed(earlier: FileLog):
-    assert replays(earlier, parts_of(run_of(earlier))) == (GROUPS, BATCHES)
+    assert replays(earlier, processors_of(run_of(earlier))) == (GROUPS, BATCHES)
 
 
 @pytest.mark.parametrize("name", ["buffer", "batcher"])
 def test_snapshots_are_read_and_hold_what_the_whole_fold_holds(earlier: FileLog, name: str):
-    part = parts_of(run_of(earlier))[name]
+    part = processors_of(run_of(earlier))[name]
     written = [
         record
         for _, record in entries(earlier, topology.journal(name))
@@ -145,5 +145,5 @@ def test_it_goes_on_on_a_broker(earlier: FileLog, broker: str, run_name: str):
             for env in run.envs:
                 send_groups(log, env, range(version * 5, version * 5 + 5), version)
         wait_for_batches(log, BATCHES + 2, 60)
-    assert replays(log, parts_of(run))[1] >= BATCHES + 2
-    assert audit(log, list(run.envs), run.learner.name, list(parts_of(run).values())).balanced
+    assert replays(log, processors_of(run))[1] >= BATCHES + 2
+    assert audit(log, list(run.envs), run.learner.name, list(processors_of(run).values())).balanced

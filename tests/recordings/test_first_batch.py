@@ -80,7 +80,7 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
     """
     rng = random.Random(seed)
     log = MemoryLog(PARTITIONED)
-    parts = [buffer.part(run), batcher.part(run)]
+    parts = [buffer.make_processor(run), batcher.make_processor(run)]
     folds = [
         ProcessorState(
             part.initial(),

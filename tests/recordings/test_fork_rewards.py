@@ -159,7 +159,7 @@ class Recording:
 
     def __init__(self, run: RunFile) -> None:
         self.log = KeyedLog(PARTITIONED)
-        self.parts: list[Processor[Any, Any]] = [*buffer.shards(run), batcher.part(run)]
+        self.parts: list[Processor[Any, Any]] = [*buffer.shards(run), batcher.make_processor(run)]
         self.folds: list[ProcessorState[Any, Any]] = [
             ProcessorState(
                 part.initial(),
@@ -304,7 +304,7 @@ def test_the_shards_of_a_buffer_go_on_each_by_itself():
     result, new = fork(log, parent=sharded)
     assert len(then) >= 3
     assert [encode(batch) for batch in batches(new)] == [encode(batch) for batch in then]
-    parts = [*buffer.shards(result.run), batcher.part(result.run)]
+    parts = [*buffer.shards(result.run), batcher.make_processor(result.run)]
     assert [replay(new, part)[0].difference for part in parts] == ["", "", ""]
     # Another number of shards reads the same rollouts, merged by the time at which they were read.
     _, one = fork(log, "buffer.shards=1", parent=sharded)
@@ -330,7 +330,7 @@ def test_the_books_balance_and_the_parts_go_on_with_the_forks_own_versions():
         for record in found(new, "policy-versions", "policy-version")
         if isinstance(record, PolicyVersion)
     )
-    parts = [buffer.part(result.run), batcher.part(result.run)]
+    parts = [buffer.make_processor(result.run), batcher.make_processor(result.run)]
     assert [replay(new, part)[0].difference for part in parts] == ["", ""]
     account = audit(new, list(RUN.envs), "lead", parts)
     assert account.balanced and account.published == result.rollouts, account.problems

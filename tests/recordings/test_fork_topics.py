@@ -103,7 +103,7 @@ def test_the_parts_go_on_from_there_and_the_books_are_in_order(parent: MemoryLog
                 send_groups(log, env, range(version * 5 + 20, version * 5 + 25), version)
         later = wait_for_batches(log, 3)
     assert [batch.number for batch in later[:3]] == [2, 3, 4]
-    parts = [buffer.part(made.run), batcher.part(made.run)]
+    parts = [buffer.make_processor(made.run), batcher.make_processor(made.run)]
     account = audit(log, list(RUN.envs), "lead", parts)
     assert account.balanced, account.problems
     assert [replay(log, part)[0].difference for part in parts] == ["", ""]
@@ -133,7 +133,7 @@ def test_a_fork_of_a_long_run_reads_rollouts_only_when_it_has_heard_of_their_ver
     run = child_run_file(RUN, "other", ()).model_copy(
         update={"fork": Fork(run="small", version=20, sha256="ab")}
     )
-    part = buffer.part(run)
+    part = buffer.make_processor(run)
     assert part.paused(part.config, part.initial()) == {"rollouts.copy", "rollouts.add"}
     log = MemoryLog(TOPICS)
     send_groups(log, "copy", range(30), 20)
@@ -146,7 +146,7 @@ def test_a_fork_of_a_long_run_reads_rollouts_only_when_it_has_heard_of_their_ver
 
 
 def test_the_buffer_waits_for_no_version_in_a_run_that_is_no_fork():
-    part = buffer.part(RUN)
+    part = buffer.make_processor(RUN)
     assert part.paused(part.config, part.initial()) == frozenset()
 
 

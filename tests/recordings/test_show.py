@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from streamrl.buffer import groups
-from streamrl.config.run_file import changed
 from streamrl.errors import ConfigError
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.recordings.show import parts_of, show_audit, show_replay
+from streamrl.recordings.show import show_audit, show_replay
 from streamrl.records import Fate, ScoredGroup
 from tests.support.data_path import RUN, TOPICS, play, publish
 
@@ -85,10 +84,3 @@ def test_the_first_difference_is_printed_and_is_exit_code_1(
 def test_a_part_without_a_journal_is_refused(recording: MemoryLog):
     with pytest.raises(ConfigError, match="no such part; buffer and batcher have journals"):
         show_replay(RUN, recording, "learner", None, Console(file=StringIO()))
-
-
-def test_parts_that_have_journals_are_those_of_the_run():
-    sharded = changed(RUN, ["buffer.shards=2", "topics.partitions=2"])
-    assert list(parts_of(sharded)) == ["buffer-0", "buffer-1", "batcher"]
-    sessions = changed(RUN, ["envs.add.sessions={}", "envs.add.replicas=0"])
-    assert list(parts_of(sessions)) == ["assembler", "buffer", "batcher"]

@@ -191,7 +191,10 @@ def month(batches: int, envs: int) -> Iterator[Tenth]:
     run = run_of(envs)
     at_the_end = dict[str, Any]()  # the state of each part after its last step
     log = Retained(topics_of(run))
-    parts = [watched(part, at_the_end) for part in (buffer.part(run), batcher.part(run))]
+    parts = [
+        watched(part, at_the_end)
+        for part in (buffer.make_processor(run), batcher.make_processor(run))
+    ]
     now = [0.0]
     first_version = to_message(
         Output(

@@ -51,7 +51,9 @@ def step(
     return state, outputs
 
 
-def part(config: Config | None = None, snapshot_events: int = 4) -> Processor[Config, State]:
+def make_processor(
+    config: Config | None = None, snapshot_events: int = 4
+) -> Processor[Config, State]:
     return Processor(
         "adder",
         {"a": ("env-progress",), "b": ("env-progress",)},
@@ -87,7 +89,7 @@ def live(
     """One life: restore, then turns of the given sizes until the inputs are drained; dies before or
     after the commit number `die_at // 2`.
     """
-    me = each or part()
+    me = each or make_processor()
     writer = log.writer(me.name)
     fold, _ = restore(log, me)
     reader = log.reader({(topic, 0): fold.offsets.get((topic, 0), 0) for topic in me.inputs})

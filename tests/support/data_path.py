@@ -52,7 +52,7 @@ TOPICS = {
 
 
 def parts(run: RunFile = RUN) -> list[Processor[Any, Any]]:
-    return [buffer.part(run), batcher.part(run)]
+    return [buffer.make_processor(run), batcher.make_processor(run)]
 
 
 @contextmanager

@@ -154,5 +154,5 @@ def schedule_of(
 def real_parts(snapshot_events: int) -> list[Processor[Any, Any]]:
     return [
         replace(made, snapshot_events=snapshot_events)
-        for made in (buffer.part(RUN), batcher.part(RUN))
+        for made in (buffer.make_processor(RUN), batcher.make_processor(RUN))
     ]

@@ -1,0 +1,19 @@
+"""The processors of a run: the parts whose outputs can be computed again from their journals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamrl.assembler import process as assembler
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.config.run_file import RunFile
+from streamrl.processor.definition import Processor
+
+
+def processors_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
+    """The processors of the run by name, in the order of the loop."""
+    processors = [*buffer.shards(run), batcher.make_processor(run)]
+    if run.session_envs:
+        processors.insert(0, assembler.make_processor(run))
+    return {processor.name: processor for processor in processors}
