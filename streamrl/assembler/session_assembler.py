@@ -18,12 +18,11 @@ from streamrl.assembler.state import (
 from streamrl.config import topology
 from streamrl.log.dead_letters import to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import ModelCall, Reward, Rollout, SessionEnd, SessionStart
+from streamrl.records import ENV_REMOVED, ModelCall, Reward, Rollout, SessionEnd, SessionStart
 
 CHECK_S = 1.0  # between two checks of the time limits
 MAX_CALLS = 16_384  # of a session; a gateway allows `gateway.max_calls`
 MAX_REWARDS = 65_536  # of a session; an agent may give some for each call, again and again
-ENV_REMOVED = "its env was taken out of the run"
 
 
 class SessionAssembler:

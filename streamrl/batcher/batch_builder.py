@@ -42,12 +42,11 @@ from streamrl.batcher.state import (
     held_group,
     on_policy_rollouts,
 )
-from streamrl.buffer.group_buffer import ENV_REMOVED
 from streamrl.buffer.staleness import is_fresh
 from streamrl.config import topology
 from streamrl.log.dead_letters import text_of
 from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import Batch, Fate, FateKind, Metric, ScoredGroup
+from streamrl.records import ENV_REMOVED, Batch, Fate, FateKind, Metric, ScoredGroup
 
 
 class BatchBuilder:

@@ -19,9 +19,8 @@ from streamrl.buffer.validation import foreign_token, refusal
 from streamrl.config import topology
 from streamrl.log.dead_letters import printable, to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
+from streamrl.records import ENV_REMOVED, Fate, FateKind, Metric, Rollout, ScoredGroup
 
-ENV_REMOVED = "its env was taken out of the run"
 IDLE_CHECK_S = 1.0  # the open groups are asked so often how long they have waited
 
 

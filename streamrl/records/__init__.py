@@ -27,7 +27,7 @@ from streamrl.records.fields import (
     columns_of,
     token_dtype,
 )
-from streamrl.records.journal import Fate, FateKind, JournalEntry, Slice, Snapshot
+from streamrl.records.journal import ENV_REMOVED, Fate, FateKind, JournalEntry, Slice, Snapshot
 from streamrl.records.results import Evaluation, Metric, PassAt, RunConfig
 from streamrl.records.rollouts import (
     EnvProgress,
@@ -42,6 +42,7 @@ from streamrl.records.sessions import ModelCall, Reward, SessionEnd, SessionStar
 from streamrl.records.versions import AdapterBase, AdapterCheck, PolicyVersion, Probe, Server
 
 __all__ = [
+    "ENV_REMOVED",
     "RECORDS",
     "AdapterBase",
     "AdapterCheck",

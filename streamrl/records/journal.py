@@ -7,6 +7,7 @@ from typing import Literal
 from streamrl.records.fields import Array, Record, check_lengths
 
 FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
+ENV_REMOVED = "its env was taken out of the run"  # a `cause`
 
 
 class Fate(Record, frozen=True, kw_only=True):
