@@ -87,6 +87,18 @@ def maxrl_of_version_0(rewards: np.ndarray) -> np.ndarray:
     return ((exact - mean) / mean).astype(np.float32)
 
 
+def check_advantages(advantages: np.ndarray, n: int, group_id: str = "") -> np.ndarray:
+    """The result of an advantage function, as (n,) float32. Raises ValueError if it is not n finite
+    numbers, naming the group if its id is given.
+    """
+    if advantages.shape != (n,) or not np.isfinite(advantages).all():
+        group = f"group {group_id}: " if group_id else ""
+        raise ValueError(
+            f"{group}the advantage function returned {advantages!r}, expected {n} finite numbers"
+        )
+    return advantages.astype(np.float32, copy=False)
+
+
 def has_signal(advantages: np.ndarray) -> bool:
     """Is there anything to learn from the group? `advantages`: (group,) float32. DAPO's dynamic
     sampling, arXiv:2503.14476, leaves the others out.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from streamrl.buffer.advantages import Advantage, has_signal
+from streamrl.buffer.advantages import Advantage, check_advantages, has_signal
 from streamrl.buffer.returns import token_advantages, tokens_of
 from streamrl.log.dead_letters import text_of
 from streamrl.log.protocol import Event
@@ -81,7 +81,7 @@ def score_group(
     prompt_experts = None if experts is None else _prompt_experts(sequences[0], shared, experts)
     mask = _mask(pieces)
     rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
-    advantages = check_advantages(advantage(rewards), rollouts[0].group_id, len(rewards))
+    advantages = check_advantages(advantage(rewards), len(rewards), rollouts[0].group_id)
     first = rollouts[0]
     return ScoredGroup(
         environment=first.environment,
@@ -222,18 +222,6 @@ def generated_tokens(rollout: Rollout) -> int:
 def rollout_of(event: Event) -> Rollout:
     assert isinstance(event.record, Rollout)
     return event.record
-
-
-def check_advantages(advantages: np.ndarray, group_id: str, n: int) -> np.ndarray:
-    """The result of somebody else's advantage function, as (n,) float32. Raises ValueError naming
-    the group.
-    """
-    if advantages.shape != (n,) or not np.isfinite(advantages).all():
-        raise ValueError(
-            f"group {group_id}: the advantage function returned {advantages!r}, "
-            f"expected {n} finite numbers"
-        )
-    return advantages.astype(np.float32, copy=False)
 
 
 def common_prefix(arrays: Sequence[np.ndarray]) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamrl.buffer.advantages import Advantage
+from streamrl.buffer.advantages import Advantage, check_advantages
 from streamrl.records import Rollout, Turn
 
 
@@ -45,7 +45,7 @@ def token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> list[
     changes = np.flatnonzero(np.append(True, (columns[:, 1:] != columns[:, :-1]).any(axis=0)))
     judged = np.empty((len(goals), len(changes)), np.float32)
     for i, t in enumerate(changes):
-        judged[:, i] = _checked(advantage(columns[:, t].astype(np.float32)), len(goals))
+        judged[:, i] = check_advantages(advantage(columns[:, t].astype(np.float32)), len(goals))
     spread = np.repeat(judged, np.diff(np.append(changes, width)), axis=1)
     return [spread[i, : len(goal) - 1] for i, goal in enumerate(goals)]
 
@@ -97,11 +97,3 @@ def _earns_early(rollout: Rollout) -> bool:
         return False
     last = int(np.flatnonzero(sampled_mask(rollout.turns))[-1])
     return bool(per_token_rewards(rollout.turns)[:last].any())
-
-
-def _checked(advantages: np.ndarray, n: int) -> np.ndarray:
-    if advantages.shape != (n,) or not np.isfinite(advantages).all():
-        raise ValueError(
-            f"the advantage function returned {advantages!r}, expected {n} finite numbers"
-        )
-    return advantages

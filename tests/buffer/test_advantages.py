@@ -6,6 +6,7 @@ import pytest
 from streamrl.buffer.advantages import (
     ADVANTAGES,
     advantage_named,
+    check_advantages,
     dr_grpo,
     grpo,
     has_signal,
@@ -127,3 +128,10 @@ def test_maxrl_of_a_mean_that_is_rounding_is_nothing():
         np.abs(maxrl_of_version_0(np.array([0.3, -0.1, -0.2], np.float32))).max() > 1e6
         and advantage_named("maxrl", 0) is maxrl_of_version_0
     )
+
+
+def test_an_advantage_function_that_returns_nonsense_is_named():
+    with pytest.raises(ValueError, match=r"^group g7: .*expected 2 finite"):
+        check_advantages(floats(1, np.nan), 2, "g7")
+    with pytest.raises(ValueError, match=r"^the advantage function .*expected 3 finite"):
+        check_advantages(floats(1, 2), 3)

@@ -1,8 +1,7 @@
 import numpy as np
-import pytest
 
 from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import check_advantages, score_group
+from streamrl.buffer.groups import score_group
 from streamrl.records import Turn
 from tests.support.build import floats, rollout, rollout_event, tokens, turns
 
@@ -42,8 +41,3 @@ def test_only_what_all_prompts_begin_with_is_shared():
     assert record.prompt.tolist() == [1, 2]
     assert record.tokens.tolist() == [7, 3, 4, 5, 9, 3, 4, 5]
     assert record.loss_mask is not None and record.loss_mask.tolist() == [0, 1, 1, 1] * 2
-
-
-def test_an_advantage_function_that_returns_nonsense_is_named():
-    with pytest.raises(ValueError, match=r"group g7.*expected 2 finite"):
-        check_advantages(floats(1, np.nan), "g7", 2)
