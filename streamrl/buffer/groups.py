@@ -214,11 +214,6 @@ def prompt_of(turns: Sequence[Turn]) -> np.ndarray:
     return np.concatenate(asked) if asked else np.zeros(0, np.uint16)
 
 
-def generated_tokens(rollout: Rollout) -> int:
-    """The number of tokens that the policy sampled."""
-    return sum([len(turn.logprobs) for turn in rollout.turns if turn.logprobs is not None])
-
-
 def rollout_of(event: Event) -> Rollout:
     assert isinstance(event.record, Rollout)
     return event.record

@@ -10,7 +10,6 @@ import math
 
 import msgspec
 
-from streamrl.buffer.groups import generated_tokens
 from streamrl.records import Rollout
 
 REWARD_NAMES = 256  # of a rollout, and that an env has metrics of
@@ -68,7 +67,7 @@ class IntakeStats(msgspec.Struct):
             return
         self.rollouts += 1
         self.tokens += tokens
-        self.generated_tokens += generated_tokens(rollout)
+        self.generated_tokens += rollout.sampled_tokens
         self.truncated += rollout.truncated
         self.suspicious += is_suspicious(rollout)
         self.reward.add(rollout.reward)

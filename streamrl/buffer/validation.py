@@ -108,10 +108,7 @@ def validate_strictly(
     if not says_reward(event, rollout):
         return "it has no reward: send `reward`, 0.0 too, or say in `failure` why there is none"
     if max_seq_len and tokens > max_seq_len:
-        longest = max(
-            sum(len(turn.tokens) for turn in turns if turn.tokens is not None)
-            for turns in split_sequences(rollout)
-        )
+        longest = max(sum(turn.token_count for turn in turns) for turns in split_sequences(rollout))
         if longest > max_seq_len:
             return f"it has {longest:,} tokens, more than model.max_seq_len {max_seq_len:,}"
     for turn in rollout.turns:
@@ -157,7 +154,7 @@ def _invalid_spans(turn: Turn, rollout: Rollout) -> str:
     if turn.inference_metadata is None:
         return ""
     spans = turn.inference_metadata.version_spans
-    if len(spans) > (0 if turn.tokens is None else len(turn.tokens)):
+    if len(spans) > turn.token_count:
         return f"a turn has {len(spans):,} version_spans, more than tokens"
     oldest = rollout.policy_version
     newest = rollout.newest_policy_version

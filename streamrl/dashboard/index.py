@@ -304,8 +304,8 @@ def _values_of(rollout: Rollout | None) -> tuple[Any, ...]:
         rollout.newest_policy_version,
         rollout.reward,
         min(len(rollout.turns), np.iinfo(np.uint16).max),
-        sum(len(turn.tokens) for turn in rollout.turns if turn.tokens is not None),
-        sum(len(turn.logprobs) for turn in rollout.turns if turn.logprobs is not None),
+        rollout.total_tokens,
+        rollout.sampled_tokens,
         rollout.truncated,
     )
 

@@ -128,7 +128,7 @@ def _turn(turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int)
         "role": turn.role,
         "message": turn.message,
         "ids": ids,
-        "omitted": _token_count(turn) - len(ids),
+        "omitted": turn.token_count - len(ids),
         "texts": texts(ids) if texts and ids else None,
         "logprobs": _rounded_values(turn.logprobs, most),
         "advantages": _rounded_values(values, most) if is_sampled else None,
@@ -150,7 +150,7 @@ def _version_spans(rollout: Rollout, turn: Turn) -> list[list[int]]:
         return [[span.version, span.start, span.end] for span in how.version_spans]
     is_sampled = turn.logprobs is not None
     if is_sampled and rollout.policy_version == rollout.newest_policy_version:
-        return [[rollout.policy_version, 0, _token_count(turn)]]
+        return [[rollout.policy_version, 0, turn.token_count]]
     return []
 
 
@@ -163,7 +163,7 @@ def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
     """
     unknown: list[np.ndarray | None] = [None] * len(rollout.turns)
     sequences = np.flatnonzero([uid == rollout.rollout_uid for uid in batch.uids]).tolist()
-    sizes = [_token_count(turn) for turn in rollout.turns]
+    sizes = [turn.token_count for turn in rollout.turns]
     forks = [number for number, turn in enumerate(rollout.turns) if number and turn.fork]
     bounds = list(pairwise([0, *forks, len(rollout.turns)]))
     if len(sequences) != len(bounds):
@@ -183,10 +183,6 @@ def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
             values[total - length :] = batch.token_advantages[start : start + length]
         found += np.split(values, np.cumsum(sizes[first:last])[:-1])
     return found
-
-
-def _token_count(turn: Turn) -> int:
-    return 0 if turn.tokens is None else len(turn.tokens)
 
 
 def _rounded_values(values: np.ndarray | None, most: int) -> list[float] | None:

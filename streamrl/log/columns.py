@@ -91,11 +91,9 @@ def _decoded(message: Message) -> dict[str, Any]:
     rollout = to_event(message, ("rollout",)).record
     if not isinstance(rollout, Rollout):
         return {}
-    turns = rollout.turns
     computed: dict[str, Any] = {
         "rewards": list(rollout.rewards.items()),
-        "sampled_tokens": sum(len(turn.logprobs) for turn in turns if turn.logprobs is not None),
-        "messages": [{"role": turn.role, "message": turn.message} for turn in turns],
+        "messages": [{"role": turn.role, "message": turn.message} for turn in rollout.turns],
     }
     fields = {name: getattr(rollout, name) for name in DECODED.names if name not in computed}
     return {**fields, **computed}

@@ -13,7 +13,9 @@ from streamrl.processor.definition import Processor
 
 def processors_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
     """The processors of the run by name, in the order of the loop."""
-    processors = [*buffer.shards(run), batcher.make_processor(run)]
+    processors: list[Processor[Any, Any]] = []
     if run.session_envs:
-        processors.insert(0, assembler.make_processor(run))
+        processors.append(assembler.make_processor(run))
+    processors += buffer.shards(run)
+    processors.append(batcher.make_processor(run))
     return {processor.name: processor for processor in processors}

@@ -76,8 +76,8 @@ class Turn(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.tokens.ndim != 1 or self.tokens.dtype.kind != "u"):
-            found = f"{self.tokens.dtype}{list(self.tokens.shape)}"
-            raise ValueError(f"turn tokens must be one-dimensional and unsigned, not {found}")
+            actual = f"{self.tokens.dtype}{list(self.tokens.shape)}"
+            raise ValueError(f"turn tokens must be one-dimensional and unsigned, not {actual}")
         if self.logprobs is not None:
             check_floats(
                 "turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens)
@@ -86,18 +86,20 @@ class Turn(Record, frozen=True, kw_only=True):
             check_floats(
                 "turn token_rewards",
                 self.token_rewards,
-                0 if self.tokens is None else len(self.tokens),
+                self.token_count,
             )
         if self.entropies is not None:
-            count = 0 if self.tokens is None else len(self.tokens)
-            check_floats("turn entropies", self.entropies, count)
+            check_floats("turn entropies", self.entropies, self.token_count)
         if self.routed_experts is not None:
-            count = 0 if self.tokens is None else len(self.tokens)
-            check_experts("turn routed_experts", self.routed_experts, count)
+            check_experts("turn routed_experts", self.routed_experts, self.token_count)
         if not (
             math.isfinite(self.reward or 0.0) and all(map(math.isfinite, self.rewards.values()))
         ):
             raise ValueError("turn: a reward is not finite")
+
+    @property
+    def token_count(self) -> int:
+        return 0 if self.tokens is None else len(self.tokens)
 
 
 class Rollout(Record, frozen=True, kw_only=True):
@@ -128,9 +130,6 @@ class Rollout(Record, frozen=True, kw_only=True):
     # instead of one, so the bytes of every rollout would change.
     misaligned: str = ""
 
-    def __iter__(self):
-        return iter(self.turns)
-
     def __post_init__(self) -> None:
         if not self.rollout_uid or not self.group_id:
             raise ValueError("rollout_uid and group_id must not be empty")
@@ -157,6 +156,11 @@ class Rollout(Record, frozen=True, kw_only=True):
     def total_tokens(self) -> int:
         """All its tokens, prompts included."""
         return sum([len(turn.tokens) for turn in self.turns if turn.tokens is not None])
+
+    @property
+    def sampled_tokens(self) -> int:
+        """The tokens that the policy sampled."""
+        return sum([len(turn.logprobs) for turn in self.turns if turn.logprobs is not None])
 
     def _invalid(self, why: str) -> ValueError:
         return ValueError(f"rollout {self.rollout_uid!r}: {why}")

@@ -69,9 +69,9 @@ class ModelCall(Record, frozen=True, kw_only=True):
         for name in ("prompt", "tokens"):
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype.kind != "u":
-                found = f"{array.dtype}{list(array.shape)}"
+                actual = f"{array.dtype}{list(array.shape)}"
                 raise ValueError(
-                    f"{what}: {name} must be one-dimensional and unsigned, not {found}"
+                    f"{what}: {name} must be one-dimensional and unsigned, not {actual}"
                 )
         check_floats(f"{what}: logprobs", self.logprobs, len(self.tokens))
         if self.entropies is not None:

@@ -280,10 +280,7 @@ def account(run: Run, agents: list[Agent], sessions: list[str], kills: Counter[s
 
 def described(rollout: Rollout) -> str:
     """What is known of a rollout that is not what it should be."""
-    sizes = [
-        f"{'fork ' if turn.fork else ''}{0 if turn.tokens is None else len(turn.tokens)}"
-        for turn in rollout.turns
-    ]
+    sizes = [f"{'fork ' if turn.fork else ''}{turn.token_count}" for turn in rollout.turns]
     return f"{rollout.rollout_uid}: {rollout.failure or rollout.metadata}, turns of {sizes}"
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamrl.buffer.groups import generated_tokens
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import env_part, journal
@@ -263,7 +262,7 @@ def is_same(member: Member) -> bool:
         ),
         None,
     )
-    if made is None or generated_tokens(made) != len(member.tokens):
+    if made is None or made.sampled_tokens != len(member.tokens):
         return False
     asked, answered = made.turns
     pairs = (

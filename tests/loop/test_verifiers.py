@@ -61,7 +61,9 @@ def test_one_of_each_sort_is_learned_token_for_token(tmp_path: Path):
     assert names["copy"] == {"rubric", "first", "exact", "num_turns"}
     assert {"rubric", "called", "answered", "secret_calls"} <= names["look-up"]
     assert any(rollout.rewards["secret_calls"] for rollout in made["look-up"])
-    assert not any(turn.fork for found in made.values() for rollout in found for turn in rollout)
+    assert not any(
+        turn.fork for found in made.values() for rollout in found for turn in rollout.turns
+    )
     assert {len(rollout.turns) for rollout in made["guess"]} == {2, 4, 6}
     logprobs = [
         value
