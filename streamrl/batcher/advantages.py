@@ -14,10 +14,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from streamrl.batcher.assemble import first_of_rollout_mask
 from streamrl.config.choices import NORMALIZED_ADVANTAGES
 from streamrl.config.plugins import import_path
-from streamrl.records import Batch
+from streamrl.records import Batch, first_of_rollout_mask
 
 BatchNormalizer = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)
 ROUNDING = 1e-6  # a difference below it is rounding

@@ -31,13 +31,6 @@ def sequence_lengths(group: ScoredGroup) -> np.ndarray:
     return group.lengths + np.int32(len(group.prompt))
 
 
-def first_of_rollout_mask(uids: Sequence[str]) -> np.ndarray:
-    """(n,) bool: true for the first sequence of each rollout. Those of one rollout lie next to each
-    other.
-    """
-    return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
-
-
 def drop_too_long(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGroup | None]:
     """The group with the rollouts that fit into rows, and the group with the others, if any. A
     rollout is trained on as a whole or not at all.

@@ -11,7 +11,6 @@ from streamrl.batcher.assemble import (
     Sharding,
     assemble,
     drop_too_long,
-    first_of_rollout_mask,
     sequence_lengths,
 )
 from streamrl.batcher.balance import costs_of
@@ -46,7 +45,15 @@ from streamrl.buffer.staleness import is_fresh
 from streamrl.config import topology
 from streamrl.log.dead_letters import text_of
 from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import ENV_REMOVED, Batch, Fate, FateKind, Metric, ScoredGroup
+from streamrl.records import (
+    ENV_REMOVED,
+    Batch,
+    Fate,
+    FateKind,
+    Metric,
+    ScoredGroup,
+    first_of_rollout_mask,
+)
 
 
 class BatchBuilder:

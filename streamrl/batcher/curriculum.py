@@ -16,12 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
-from streamrl.batcher.assemble import first_of_rollout_mask
 from streamrl.config.goals import CLOSE, reaches
 from streamrl.config.plugins import import_path
-from streamrl.records import Batch
+from streamrl.records import Batch, mean_rewards
 
 
 @dataclass(frozen=True)
@@ -156,13 +154,3 @@ def target_reached(
 
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def mean_rewards(batch: Batch) -> dict[str, float]:
-    """Mean reward of each env's rollouts in a batch."""
-    envs = batch.group_environments[batch.groups]
-    first = first_of_rollout_mask(batch.uids)
-    means = dict[str, float]()
-    for i, env in enumerate(batch.environments):
-        means[env] = float(np.mean(batch.rewards[first & (envs == i)], dtype=np.float64))
-    return means

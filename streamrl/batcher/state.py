@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from streamrl.batcher.assemble import first_of_rollout_mask
 from streamrl.batcher.curriculum import CurriculumRules, CurriculumState, fractions_of
 from streamrl.batcher.selection import Candidate, rebase_deficit
 from streamrl.log.protocol import Event
-from streamrl.records import Demand, ScoredGroup
+from streamrl.records import Demand, ScoredGroup, first_of_rollout_mask
 
 # The cost of a group is a mean over about so many groups.
 RECENT_GROUPS = 256

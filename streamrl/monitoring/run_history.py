@@ -19,7 +19,6 @@ from streamrl.log.protocol import Log
 from streamrl.log.records_of import messages_of, records_of
 from streamrl.monitoring.believable import believable
 from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES
-from streamrl.monitoring.run_view import mean_rewards
 from streamrl.monitoring.thinning import Thinned
 from streamrl.records import (
     Batch,
@@ -28,6 +27,7 @@ from streamrl.records import (
     Metric,
     PolicyVersion,
     Server,
+    mean_rewards,
 )
 
 EDGE_BATCHES = 20  # the batches of reward_mean_first20 and reward_mean_last20

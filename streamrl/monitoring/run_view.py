@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
-
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.dead_letters import printable
@@ -28,6 +26,7 @@ from streamrl.records import (
     Metric,
     PolicyVersion,
     Server,
+    mean_rewards,
 )
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
@@ -189,17 +188,6 @@ def _on_batch(seen: RunView, batch: Batch) -> None:
     seen.batch = max(seen.batch, batch.number)
     for env, mean in mean_rewards(batch).items():
         _record_reward(seen, env, batch.number, mean)
-
-
-def mean_rewards(batch: Batch) -> dict[str, float]:
-    """The mean reward of each env's rollouts in the batch."""
-    env_indices = batch.group_environments[batch.groups]  # (rollouts,) into batch.environments
-    means: dict[str, float] = {}
-    for index, env in enumerate(batch.environments):
-        rewards = batch.rewards[env_indices == index]
-        if len(rewards):
-            means[env] = float(rewards.mean(dtype=np.float64))
-    return means
 
 
 def _record_reward(seen: RunView, env: str, step: int, value: float) -> None:

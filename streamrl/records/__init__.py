@@ -19,6 +19,8 @@ from streamrl.records.batches import (
     Demand,
     ScoredGroup,
     Scores,
+    first_of_rollout_mask,
+    mean_rewards,
 )
 from streamrl.records.fields import (
     Array,
@@ -78,6 +80,8 @@ __all__ = [
     "VersionSpan",
     "Visit",
     "columns_of",
+    "first_of_rollout_mask",
+    "mean_rewards",
     "token_dtype",
 ]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
+
+import numpy as np
 
 from streamrl.records.fields import (
     Array,
@@ -140,6 +143,27 @@ class Batch(Record, frozen=True, kw_only=True):
         prompt_tokens = int(self.prompt_lengths.sum())
         check_lengths(what, self, ("prompts",), prompt_tokens)
         check_prompt_experts(what, self, prompt_tokens)
+
+
+def first_of_rollout_mask(uids: Sequence[str]) -> np.ndarray:
+    """(n,) bool: true for the first sequence of each rollout. The sequences of a rollout lie next
+    to each other.
+    """
+    return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
+
+
+def mean_rewards(batch: Batch) -> dict[str, float]:
+    """The mean reward of each env's rollouts in the batch. A rollout counts once, however many
+    sequences it has.
+    """
+    envs = batch.group_environments[batch.groups]
+    first = first_of_rollout_mask(batch.uids)
+    means = dict[str, float]()
+    for index, env in enumerate(batch.environments):
+        rewards = batch.rewards[first & (envs == index)]
+        if len(rewards):
+            means[env] = float(rewards.mean(dtype=np.float64))
+    return means
 
 
 def check_prompt_experts(what: str, record: ScoredGroup | Batch, length: int) -> None:

@@ -143,7 +143,7 @@ def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
             run_file.parse({"run": "r", "envs": {"copy": {}}}),
             [f"{name}={value}" for name, value in chosen.items()],
         )
-        assert process.part(run).config.advantage == expected
+        assert process.make_processor(run).config.advantage == expected
     with pytest.raises(
         ConfigError,
         match=r"batcher.advantage: 'normalise' is not known; did you mean 'normalize'\?",

@@ -69,7 +69,7 @@ def test_one_of_each_sort_is_learned_token_for_token(tmp_path: Path):
         value
         for found in made.values()
         for r in found
-        for t in r
+        for t in r.turns
         if t.logprobs is not None
         for value in t.logprobs.tolist()
     ]

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
-from streamrl.records import Scores
+from streamrl.records import Scores, mean_rewards
 from tests.support.build import floats, group
 
 
@@ -29,6 +29,13 @@ def test_the_rows_of_a_batch_are_divided_among_its_processes():
         structs.replace(batch, processes=3)
     with pytest.raises(ValueError, match="batch 3: prompts has shape"):
         structs.replace(batch, prompts=batch.prompts[1:])
+
+
+def test_a_rollout_that_forked_counts_once_in_the_mean_reward():
+    """Rewards 0 and 1, the second rollout in two sequences."""
+    forked = structs.replace(group(sizes=(1, 1, 1)), uids=["a", "b", "b"], rewards=floats(0, 1, 1))
+    batch = assemble([forked, group("add", reward=0.25)], 0, 0, row_count=4, max_seq_len=10)
+    assert batch is not None and mean_rewards(batch) == {"add": 0.25, "copy": 0.5}
 
 
 def test_experts_of_prompts_have_the_layers_of_those_of_tokens():
