@@ -72,7 +72,7 @@ class GroupBuffer:
     def on_rollout(self, event: Event, rollout: Rollout) -> None:
         """A rollout has come: it joins its group, or meets its end."""
         state = self.state
-        env = event.topic.partition(".")[2]
+        env = topology.subject_of(event.topic)
         group_id = rollout.group_id
         rules = self.rules_of(env)
         cause = refusal(event, rollout, env, rules, state)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamrl.config import topology
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Message, TopicPartition
 from streamrl.records import Rollout
@@ -83,7 +84,7 @@ def from_arrow(tp: TopicPartition, table: pa.Table) -> Iterator[Message]:
 
 
 def _is_decoded(topic: str) -> bool:
-    return topic.startswith("rollouts.")
+    return topology.kind_of(topic) == topology.ROLLOUTS
 
 
 def _decoded(message: Message) -> dict[str, Any]:

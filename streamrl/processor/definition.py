@@ -97,8 +97,8 @@ class Processor(Generic[C, S]):
         """
         if topic in self.inputs:
             return self.inputs[topic]
-        kinds = {name.partition(".")[0]: schemas for name, schemas in self.inputs.items()}
-        return kinds[topic.partition(".")[0]]
+        kinds = {topology.kind_of(name): schemas for name, schemas in self.inputs.items()}
+        return kinds[topology.kind_of(topic)]
 
 
 class RunSettings(TypedDict):

@@ -84,7 +84,8 @@ def ends(log: Log) -> dict[TopicPartition, int]:
     """
 
     def order(topic: str) -> tuple[bool, bool, str]:
-        return topic.startswith("rollouts."), not topic.startswith("journal."), topic
+        kind = topology.kind_of(topic)
+        return kind == topology.ROLLOUTS, kind != topology.JOURNAL, topic
 
     counts = log.topics()
     return {

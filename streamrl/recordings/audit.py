@@ -185,7 +185,7 @@ def audit(
     result = Audit()
     newest = read_training(result, reading, learner)
     # Fates of envs that were removed from the run are not counted.
-    removed = {topic for topic in log.topics() if topic.startswith("rollouts.")} - set(rollouts)
+    removed = {t for t in log.topics() if topology.kind_of(t) == topology.ROLLOUTS} - set(rollouts)
     for event in reading.events(topology.FATES, ("fate",)):
         fate = event.record
         if isinstance(fate, Fate) and topology.rollouts(fate.environment) not in removed:
@@ -224,13 +224,13 @@ def read_rollouts(
 ) -> dict[PartitionKey, PartitionAccount]:
     """A ledger for each partition of the topics, with the rollouts that lie there."""
     ledgers = {
-        (topic.partition(".")[2], partition): PartitionAccount.empty(start, end)
+        (topology.subject_of(topic), partition): PartitionAccount.empty(start, end)
         for (topic, partition), (start, end) in reading.bounds.items()
         if topic in topics
     }
     fates_from_s = oldest_s(log, topology.FATES)
     for message in chain.from_iterable(reading.messages(topic) for topic in topics):
-        ledger = ledgers[message.topic.partition(".")[2], message.partition]
+        ledger = ledgers[topology.subject_of(message.topic), message.partition]
         ledger.exists[message.offset] = True
         record = to_event(message, ("rollout",)).record
         if isinstance(record, Rollout):
@@ -293,12 +293,12 @@ def mark_held(
     """
     current, _ = restore(log, part)
     for event in chain(held_events(current.state), unread_events(log, part, current.offsets)):
-        env = event.topic.partition(".")[2]
+        env = topology.subject_of(event.topic)
         if isinstance(event.record, ScoredGroup):
             held = ledgers[env, event.record.partition].held
             offsets = event.record.offsets
             held[offsets[offsets < len(held)]] = True
-        elif event.topic.startswith("rollouts."):
+        elif topology.kind_of(event.topic) == topology.ROLLOUTS:
             held = ledgers[env, event.partition].held
             if event.offset < len(held):
                 held[event.offset] = True

@@ -65,7 +65,7 @@ def copy_topics(
     # The groups that the parent's batcher held come first, in the order in which its buffer read
     # their rollouts.
     recorded_order = list(in_buffer_order(old, parent, dict.fromkeys(cut.held), version))
-    first = [message for message in recorded_order if message.topic.startswith(topology.ROLLOUTS)]
+    first = [m for m in recorded_order if topology.kind_of(m.topic) == topology.ROLLOUTS]
     _copy(writer.commit, first)
     has_batch = first_batch(new, run, recorded_order, cut, time_s)
     copied = {(message.topic, message.partition, message.offset) for message in first}

@@ -130,7 +130,7 @@ def compare(
     Adds the number of identical outputs to `identical`, by kind of topic.
     """
     for output in joined(outputs):  # A batch of an older run consists of chunks.
-        kind = output.topic.partition(".")[0]
+        kind = topology.kind_of(output.topic)
         if kind not in COMPARED:
             continue
         if recorded.has_all_of(output.topic):
