@@ -337,13 +337,12 @@ def run_through(log: Any, part: Processor[Any, Any], seed: int) -> tuple[list[st
             more, positions[where] = log.take(where, positions.get(where, 0), count)
             messages += more
         with watching() as offences:
-            state, outputs, metrics = decode_and_step(
-                part, part.config, state, messages, float(number)
-            )
+            result = decode_and_step(part, part.config, state, messages, float(number))
+            state = result.state
             part.paused(part.config, state)
         called += offences
-        total.update(digest([*outputs, *metrics]) + serialize_state(state))
-        writer.commit(outputs)
+        total.update(digest([*result.outputs, *result.metrics]) + serialize_state(state))
+        writer.commit(result.outputs)
     return called, total.digest()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -24,6 +24,7 @@ from streamrl.log.protocol import (
 
 S = TypeVar("S")
 C = TypeVar("C")
+Commit = Callable[[Sequence[Message]], int]  # returns the offset of the last message
 
 # A restart processes at most so many events again, and reads the records that the state holds.
 # More where the state is large: see SNAPSHOT_EVENT_BYTES.

@@ -11,9 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from streamrl.config import topology
-from streamrl.log.codec import DecodeError, decode
 from streamrl.log.dead_letters import DeadLetter, printable
-from streamrl.log.protocol import Message
 from streamrl.records import Fate
 
 EVERY_S = 10.0  # between two warnings
@@ -59,18 +57,3 @@ class Notices:
         ]
         hint = ": `streamrl dead-letters list RUN`" if counts["put aside"] else ""
         return f"{name}: {', '.join(parts)}{hint}"
-
-
-def failures(messages: Iterable[Message]) -> list[Fate]:
-    """The fates of failed rollouts among these outputs."""
-    found: list[Fate] = []
-    for message in messages:
-        if message.topic != topology.FATES or b"failed" not in (message.value or b""):
-            continue
-        try:
-            fate = decode("fate/1", message.value or b"")
-        except DecodeError:  # it was dead-lettered as it came, and is no fate of ours
-            continue
-        if isinstance(fate, Fate) and fate.fate == "failed":
-            found.append(fate)
-    return found

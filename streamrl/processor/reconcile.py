@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 from streamrl.errors import InputGone
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Offsets, TopicPartition
-from streamrl.processor.definition import Processor, ProcessorState
+from streamrl.processor.definition import Commit, Processor, ProcessorState
 from streamrl.processor.retention import first_offsets, is_gone, listed
 from streamrl.processor.snapshots import held_events
-from streamrl.processor.transaction import Commit, write_entry
+from streamrl.processor.transaction import write_entry
 
 S = TypeVar("S")
 C = TypeVar("C")

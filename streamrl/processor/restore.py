@@ -116,9 +116,10 @@ def replay_entry(
     assert current.config is not None, "the first entry carries the configuration"
     messages = [message for piece in entry.slices for message in reader.read_slice(piece)]
     if entry.removed is None:
-        current.state, outputs, current.metrics = decode_and_step(
-            processor, current.config, current.state, messages, entry.time_s
-        )
+        result = decode_and_step(processor, current.config, current.state, messages, entry.time_s)
+        current.state = result.state
+        current.metrics = result.metrics
+        outputs = result.outputs
     else:
         removed = {(topic, partition): offset for topic, partition, offset in entry.removed}
         current.state, reconciled = processor.reconcile(

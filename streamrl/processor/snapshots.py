@@ -9,7 +9,7 @@ and 70 MB with their payload.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgpack
@@ -17,8 +17,8 @@ import msgspec
 
 from streamrl.errors import TransactionFailed
 from streamrl.log.codec import to_message
-from streamrl.log.protocol import Event, Message, Offsets, Output, Reader, TopicPartition
-from streamrl.processor.definition import Processor, ProcessorState, to_json
+from streamrl.log.protocol import Event, Offsets, Output, Reader, TopicPartition
+from streamrl.processor.definition import Commit, Processor, ProcessorState, to_json
 from streamrl.records import JournalEntry, Record, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def save_snapshot(
     current: ProcessorState[Any, Any],
     reader: Reader,
     inputs: Iterable[TopicPartition],
-    commit: Callable[[Sequence[Message]], int],
+    commit: Commit,
 ) -> None:
     """Write a snapshot in a transaction of its own, between two batches.
 
@@ -159,7 +159,7 @@ def save_last_snapshot(
     current: ProcessorState[Any, Any],
     reader: Reader,
     inputs: Iterable[TopicPartition],
-    commit: Callable[[Sequence[Message]], int],
+    commit: Commit,
 ) -> None:
     """Write a snapshot if the log takes one. A processor that is told to stop stops, also if the
     broker has gone before it.

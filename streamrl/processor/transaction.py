@@ -5,27 +5,36 @@ inputs, are committed together or not at all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from streamrl.log.codec import digest, to_event, to_message
-from streamrl.log.dead_letters import TOPIC_PREFIX, DeadLetter, parse_dead_letter, to_dead_letter
+from streamrl.log.dead_letters import DeadLetter, parse_dead_letter, to_dead_letter
 from streamrl.log.meter import METRICS
 from streamrl.log.protocol import Event, Message, Offsets, Output, Undecodable
 from streamrl.processor.definition import (
     SNAPSHOT_EVENT_BYTES,
+    Commit,
     Processor,
     ProcessorState,
     to_json,
 )
 from streamrl.processor.journal import record_slices
-from streamrl.processor.notices import failures
 from streamrl.processor.snapshots import to_snapshot
 from streamrl.records import Fate, JournalEntry, Slice
 
 S = TypeVar("S")
 C = TypeVar("C")
-Commit = Callable[[Sequence[Message]], int]  # returns the offset of the last message
+
+
+class StepResult(NamedTuple, Generic[S]):
+    """What a step over some messages gives."""
+
+    state: S
+    outputs: list[Message]  # of the transaction
+    metrics: list[Message]
+    letters: list[DeadLetter]  # the dead letters among the outputs
+    failed: list[Fate]  # the fates of failed rollouts among the outputs
 
 
 class BatchResult(NamedTuple):
@@ -47,9 +56,8 @@ def process_batch(
     """Step over these messages, and commit the outputs with their journal entry."""
     slices = list[Slice]()
     noted = record_slices(messages, current.offsets, slices)
-    current.state, outputs, metrics = decode_and_step(
-        processor, processor.config, current.state, noted, time_s
-    )
+    result = decode_and_step(processor, processor.config, current.state, noted, time_s)
+    current.state = result.state
     taken = Counter[str]()
     for piece in slices:
         taken[piece.topic] += piece.count
@@ -60,19 +68,17 @@ def process_batch(
         current,
         time_s,
         slices,
-        outputs,
+        result.outputs,
         commit,
         with_snapshot=current.events_since_snapshot >= due_events,
     )
-    return BatchResult(metrics, dead_letters(outputs), taken, failures(outputs))
+    return BatchResult(result.metrics, result.letters, taken, result.failed)
 
 
 def decode_and_step(
     processor: Processor[C, S], config: C, state: S, messages: Iterable[Message], time_s: float
-) -> tuple[S, list[Message], list[Message]]:
-    """Step over the records that can be read, and dead-letter the others. Returns (state, outputs,
-    metrics).
-    """
+) -> StepResult[S]:
+    """Step over the records that can be read, and dead-letter the others."""
     rejected = list[Output]()
 
     def readable() -> Iterator[Event]:
@@ -88,19 +94,18 @@ def decode_and_step(
                 yield event
 
     state, stepped = processor.step(config, state, readable(), time_s)
-    outputs = list[Message]()
-    metrics = list[Message]()
+    result = StepResult[S](state, [], [], [], [])
     for output in (*rejected, *stepped):
-        destination = metrics if output.topic == METRICS else outputs
-        destination.append(to_message(output))
-    return state, outputs, metrics
-
-
-def dead_letters(outputs: Iterable[Message]) -> list[DeadLetter]:
-    found = [
-        parse_dead_letter(message) for message in outputs if message.topic.startswith(TOPIC_PREFIX)
-    ]
-    return [letter for letter in found if letter is not None]
+        message = to_message(output)
+        destination = result.metrics if output.topic == METRICS else result.outputs
+        destination.append(message)
+        if isinstance(output.record, Undecodable):
+            letter = parse_dead_letter(message)
+            if letter is not None:
+                result.letters.append(letter)
+        elif isinstance(output.record, Fate) and output.record.fate == "failed":
+            result.failed.append(output.record)
+    return result
 
 
 def write_entry(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from streamrl.learner.inputs import VERSIONS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output, TopicPartition, portions, read
 from streamrl.log.records_of import messages_of, records_of
-from streamrl.processor.definition import Processor, ProcessorState
+from streamrl.processor.definition import Commit, Processor, ProcessorState
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.inheritance import GroupKey
 from streamrl.recordings.new_rewards import STOP_FIRST, RewardsByUid, with_new_rewards
@@ -46,7 +46,6 @@ from streamrl.records import PolicyVersion, Rollout
 IDENTITY = "fork"  # of the writer of the first records
 
 TopicKey = tuple[str, bytes | None]
-Commit = Callable[[Sequence[Message]], int]
 
 
 class CopiedStep(NamedTuple):

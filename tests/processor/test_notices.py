@@ -16,7 +16,7 @@ from streamrl.log.dead_letters import DeadLetter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.processor import processor
-from streamrl.processor.notices import Notices, failures
+from streamrl.processor.notices import Notices
 from streamrl.records import Fate
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS
@@ -51,18 +51,6 @@ def test_counts_and_last_causes_are_told_every_ten_seconds():
     assert notices.due(109.0) == []
     assert notices.due(110.0) == ["even: 1 failed (last: no answer)"]
     assert notices.due(200.0) == []
-
-
-def test_failures_are_found_among_outputs():
-    outputs = [
-        to_message(Output("fates", "g", fate(kind, cause="failed")))
-        for kind in ("failed", "expired", "failed")
-    ]
-    rubbish = Message("fates", b"x", b"failed", (("schema", b"fate/1"),))
-    assert [
-        found.fate
-        for found in failures([*outputs, rubbish, Message("groups.even", b"g", b"failed")])
-    ] == ["failed", "failed"]
 
 
 def test_the_log_of_a_part_tells_it(caplog: pytest.LogCaptureFixture):

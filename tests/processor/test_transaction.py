@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+
 from streamrl.log.codec import decode
-from streamrl.log.protocol import Message, read
-from streamrl.records import JournalEntry, Snapshot
-from tests.support.adder import filled, live, number
+from streamrl.log.protocol import Message, Output, read
+from streamrl.processor.transaction import decode_and_step
+from streamrl.records import Fate, FateKind, JournalEntry, Snapshot
+from tests.support.adder import Config, State, filled, live, make_processor, number
 
 
 def test_a_turn_is_one_transaction_with_its_journal_entry():
@@ -46,3 +52,25 @@ def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
         and b"malformed" in headers["__connect.errors.exception.message"]
     )
     assert fold.state.total == 0 + 1 + 5
+
+
+def test_dead_letters_and_failures_are_found_among_outputs():
+    fates = [
+        Fate(
+            fate=kind,
+            environment="even",
+            partition=0,
+            offsets=np.arange(1),
+            batch=0 if kind == "batched" else None,
+            cause="failed",
+        )
+        for kind in (*get_args(FateKind), "failed")
+    ]
+    outputs = [Output("fates", "g", fate) for fate in fates]
+    processor = replace(
+        make_processor(), step=lambda config, state, events, time_s: (state, [*events, *outputs])
+    )
+    rubbish = Message("a", b"x", b"failed", (("schema", b"env-progress/1"),), offset=7)
+    result = decode_and_step(processor, Config(), State(), [rubbish], 0.0)
+    assert [fate.fate for fate in result.failed] == ["failed", "failed"]
+    assert [(letter.topic, letter.offset) for letter in result.letters] == [("a", 7)]
