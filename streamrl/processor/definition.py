@@ -92,6 +92,14 @@ class Processor(Generic[C, S]):
         """The partitions that it reads. Raises TopicMissing."""
         return [tp for tp in partitions_of(log, self.inputs) if self.takes(*tp)]
 
+    def existing_partitions(self, log: Log) -> list[TopicPartition]:
+        """The partitions that it reads, of the inputs that exist: those of an env that was put into
+        the run file may not have been made yet.
+        """
+        existing = log.topics()
+        topics = [topic for topic in self.inputs if topic in existing]
+        return [tp for tp in partitions_of(log, topics) if self.takes(*tp)]
+
     def schemas_of(self, topic: str) -> tuple[str, ...]:
         """The schemas that a topic may carry, also if it is no input any more: an env that has been
         taken out of the run has rollouts like the other envs.

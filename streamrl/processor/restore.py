@@ -6,12 +6,12 @@ must be those that were committed: each entry has a digest of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from streamrl.errors import InputGone, StreamrlError
 from streamrl.log.codec import digest, to_message
-from streamrl.log.protocol import Log, Message, beginning_offset
+from streamrl.log.protocol import Log, Message, Offsets, beginning_offset
 from streamrl.processor.definition import Processor, ProcessorState, from_json
 from streamrl.processor.journal import SliceReader, entries, last_record
 from streamrl.processor.retention import deleted_inputs, first_offsets, is_gone, listed
@@ -168,39 +168,45 @@ def restore_earliest(
     current = ProcessorState[C, S](processor.initial())
     reader = SliceReader(log, processor.schemas_of)
     start = beginning_offset(log, processor.journal, 0)
-    begin = log.beginning_offsets(
-        [
-            (topic, partition)
-            for topic, count in log.topics().items()
-            if topic in processor.inputs
-            for partition in range(count)
-            if processor.takes(topic, partition)
-        ]
-    )
+    begin = log.beginning_offsets(processor.existing_partitions(log))
     if start == 0 and not any(begin.values()):
         return current, 0, reader
-    base: tuple[int, Snapshot | None] | None = None if start else (0, None)
+    base = _earliest_snapshot(log, processor, start, begin)
+    if base is None:
+        return current, 0, reader
+    load_snapshot(processor, current, *base, reader)
+    return current, base[0], reader
+
+
+def _earliest_snapshot(
+    log: Log, processor: Processor[Any, Any], start: int, begin: Offsets
+) -> tuple[int, Snapshot] | None:
+    """The first snapshot from which on all inputs are there, with its offset. None if all are there
+    from the first entry on. Raises InputGone if there is no such snapshot.
+
+    `start` is the first offset of the journal, and `begin` has those of the inputs.
+    """
+    first_left = dict(begin)
+
+    def is_any_gone(places: Iterable[tuple[str, int, int]]) -> bool:
+        wanted = [((topic, partition), offset) for topic, partition, offset in places]
+        unknown = {tp for tp, _ in wanted if tp not in first_left}
+        if unknown:
+            first_left.update(first_offsets(log, unknown))
+        return any(is_gone(offset, first_left[tp]) for tp, offset in wanted)
+
+    is_whole = start == 0
+    base: tuple[int, Snapshot] | None = None
     for offset, record in whole_snapshots(entries(log, processor.journal, start)):
         if isinstance(record, JournalEntry):
-            wanted = [((piece.topic, piece.partition), piece.start) for piece in record.slices]
-        elif base is None:
+            if is_any_gone((piece.topic, piece.partition, piece.start) for piece in record.slices):
+                is_whole = False
+                base = None
+        elif not is_whole and base is None and not is_any_gone(references(record.state)):
             base = offset, record
-            wanted = [
-                ((topic, partition), held) for topic, partition, held in references(record.state)
-            ]
-        else:
-            continue
-        unknown = {tp for tp, _ in wanted if tp not in begin}
-        if unknown:
-            begin |= first_offsets(log, unknown)
-        if any(is_gone(wanted_offset, begin[tp]) for tp, wanted_offset in wanted):
-            base = None
-    if base is None:
+    if not is_whole and base is None:
         raise InputGone(
             f"{processor.name}: retention has deleted inputs behind every snapshot of its "
             "journal; there is nothing to replay"
         )
-    offset, record = base
-    if record is not None:
-        load_snapshot(processor, current, offset, record, reader)
-    return current, offset, reader
+    return base
