@@ -7,8 +7,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from streamrl.batcher import process as batcher
@@ -18,14 +18,14 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, StreamrlError
 from streamrl.learner.inputs import read_batches
 from streamrl.log.codec import encode, to_event
-from streamrl.log.protocol import Log, Message, TopicPartition, portions
+from streamrl.log.protocol import Log, Message, portions
 from streamrl.log.records_of import records_of
-from streamrl.processor.definition import Processor, ProcessorState
-from streamrl.processor.journal import SliceReader, entries
+from streamrl.processor.definition import Processor
+from streamrl.processor.journal import entries
 from streamrl.processor.restore import replay_entry, restore_earliest
-from streamrl.processor.retention import is_gone
-from streamrl.processor.transaction import process_batch
 from streamrl.recordings.inheritance import BatcherCut, GroupKey
+from streamrl.recordings.offline import run_steps
+from streamrl.recordings.parent_schedule import Step, steps_of
 from streamrl.records import JournalEntry, PolicyVersion, Record, Rollout, ScoredGroup
 
 
@@ -36,32 +36,28 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
     replay leads to another batch than the recorded one.
     """
     cut = BatcherCut(version)
-    part = replace(batcher.make_processor(parent), step=cut.step)
-    current, start, tape = restore_earliest(old, part)
+    processor = replace(batcher.make_processor(parent), step=cut.step)
+    current, start, reader = restore_earliest(old, processor)
     if current.state.next_batch > version:
-        before = (
+        raise InputGone(
             f"retention has deleted what batch {version} of run {parent.run} was made of; the first"
-            f" that is there is {current.state.next_batch}"
+            f" that is there is {current.state.next_batch}: fork without --rollouts, or at a later"
+            " version"
         )
-        raise InputGone(f"{before}: fork without --rollouts, or at a later version")
-    for _, entry in entries(old, topology.journal(part.name), start):
-        if (
-            isinstance(entry, JournalEntry)
-            and entry.sequence > current.sequence
-            and cut.batch is None
-        ):
-            replay_entry(part, current, entry, tape)
-    tape.close()
+    for _, entry in entries(old, processor.journal, start):
+        if cut.batch is not None:
+            break
+        if isinstance(entry, JournalEntry) and entry.sequence > current.sequence:
+            replay_entry(processor, current, entry, reader)
+    reader.close()
     if cut.batch is None:
         cut.remember(current.state)
     recorded = next((batch for batch, _ in read_batches(old) if batch.number == version), None)
     if (cut.batch and encode(cut.batch)) != (recorded and encode(recorded)):
-        wrong = (
-            f"the journal of {part.name} of run {parent.run} does not lead to its batch {version}"
-        )
         raise StreamrlError(
-            f"{wrong}: the code has changed since (`streamrl replay {parent.run}` says where); fork"
-            " without --rollouts"
+            f"the journal of {processor.name} of run {parent.run} does not lead to its batch"
+            f" {version}: the code has changed since (`streamrl replay {parent.run}` says where);"
+            " fork without --rollouts"
         )
     return cut
 
@@ -74,7 +70,7 @@ def in_buffer_order(
     """
     newest = -1
     shards = [read_by_shard(old, parent, shard, version) for shard in buffer.shards(parent)]
-    for _, message, record in heapq.merge(*shards, key=lambda found: found[0]):
+    for _, message, record in heapq.merge(*shards, key=itemgetter(0)):
         if isinstance(record, PolicyVersion) and record.version > newest:
             newest = record.version  # Each shard has read the version, and it is yielded once.
             yield message
@@ -88,26 +84,16 @@ def read_by_shard(
     """The messages that a shard of the parent's buffer read before the first version above
     `version`. Each comes with the time of its journal entry and its record.
     """
-    reader = SliceReader(old, shard.schemas_of)
-    begin = old.beginning_offsets(shard.partitions(old))
-    slices = (
-        (entry.time_s, piece)
-        for _, entry in entries(old, shard.journal)
-        if isinstance(entry, JournalEntry)
-        for piece in entry.slices
-        if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0))
-    )
-    with closing(reader):
-        for time_s, piece in slices:
-            for message in reader.read_slice(piece):
-                record = to_event(message, shard.schemas_of(message.topic)).record
-                if isinstance(record, PolicyVersion):
-                    if record.learner != parent.learner.name:
-                        continue
-                    if record.version > version:
-                        return
-                if isinstance(record, Record):
-                    yield time_s, message, record
+    for step in steps_of(old, shard):
+        for message in step.messages:
+            record = to_event(message, shard.schemas_of(message.topic)).record
+            if isinstance(record, PolicyVersion):
+                if record.learner != parent.learner.name:
+                    continue
+                if record.version > version:
+                    return
+            if isinstance(record, Record):
+                yield step.time_s, message, record
 
 
 def first_batch(
@@ -128,7 +114,7 @@ def first_batch(
     read = _copies_in_order(new, run, order, versions)
     for shard in buffer.shards(run):
         own = [message for message in read if shard.takes(message.topic, message.partition)]
-        _process_as(new, shard, own, {}, time_s)
+        run_steps(new, shard, [Step(time_s, portion) for portion in portions(own)], {})
     scored = {
         (record.environment, record.group_id): message
         for env in run.envs
@@ -136,8 +122,9 @@ def first_batch(
     }
     version = versions[cut.version]
     groups = [scored[group] for group in cut.held if group in scored]
+    steps = [Step(time_s, portion) for portion in portions([*groups, version])]
     offsets = {(version.topic, version.partition): version.offset}
-    _process_as(new, batcher.make_processor(run), [*groups, version], offsets, time_s)
+    run_steps(new, batcher.make_processor(run), steps, offsets)
     return next(read_batches(new), None) is not None
 
 
@@ -154,31 +141,9 @@ def _copies_in_order(
         for _, message in records_of(new, topic, Rollout):
             copies.setdefault((topic, message.key), deque()).append(message)
     announced = deque(versions[number] for number in sorted(versions))
-    found: list[Message] = []
+    ordered: list[Message] = []
     for message in order:
         is_version = message.topic == topology.POLICY_VERSIONS
         queue = announced if is_version else copies[message.topic, message.key]
-        found.append(queue.popleft())
-    return found
-
-
-def _process_as(
-    log: Log,
-    part: Processor[Any, Any],
-    messages: Sequence[Message],
-    offsets: Mapping[TopicPartition, int],
-    time_s: float,
-) -> None:
-    """Process these messages as the part would, in its first transactions.
-
-    `offsets` has the partitions that the part does not begin to read at their start.
-    """
-    writer = log.writer(part.name)
-    meter = log.producer()
-    current = ProcessorState(part.initial(), offsets=dict(offsets))
-    for portion in portions(messages):
-        for metric in process_batch(part, current, portion, time_s, writer.commit).metrics:
-            meter.send(metric)
-    meter.flush()
-    meter.close()
-    writer.close()
+        ordered.append(queue.popleft())
+    return ordered

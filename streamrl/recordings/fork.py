@@ -28,7 +28,7 @@ from streamrl.log import topic_changes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log
 from streamrl.orchestrator.run_directory import write_run_file
-from streamrl.recordings.fork_topics import ForkResult, copy_recorded, copy_topics
+from streamrl.recordings.fork_topics import ForkResult, copy_for_retraining, copy_inherited
 from streamrl.recordings.new_rewards import ScorerVersion, read_rewards
 from streamrl.recordings.progress import OnProgress, progress_bar
 from streamrl.weights.manifest import WeightRef
@@ -110,9 +110,9 @@ def fork(
             stored = _seed(parent, run, old, version, progress)
             new = KafkaLog(settings, run.run)
             made = (
-                copy_recorded(old, new, parent, run, stored.uri, scorers, rewards)
+                copy_for_retraining(old, new, parent, run, stored.uri, scorers, rewards)
                 if scorers is not None
-                else copy_topics(old, new, parent, run, stored.uri, with_rollouts, time_s)
+                else copy_inherited(old, new, parent, run, stored.uri, with_rollouts, time_s)
             )
             # The run file comes last, because a directory without one is no run.
             write_run_file(made.run)

@@ -16,7 +16,6 @@ from streamrl.config.sections.batches import Curriculum
 from streamrl.learner.inputs import read_batches
 from streamrl.log.protocol import Log, Message, portions
 from streamrl.recordings.first_batch import batcher_cut, first_batch, in_buffer_order
-from streamrl.recordings.fork_rewards import RewardedCopy
 from streamrl.recordings.inheritance import GroupIndex, GroupKey
 from streamrl.recordings.inherited_records import (
     env_progress,
@@ -26,6 +25,8 @@ from streamrl.recordings.inherited_records import (
     inherited_visits,
 )
 from streamrl.recordings.new_rewards import RewardsByUid, ScorerVersion
+from streamrl.recordings.offline import FORK, open_writer
+from streamrl.recordings.retraining_fork import RetrainingFork
 
 
 class ForkResult(NamedTuple):
@@ -38,7 +39,7 @@ class ForkResult(NamedTuple):
     batches: int = 0  # made of rollouts that are trained on again
 
 
-def copy_topics(
+def copy_inherited(
     old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with_rollouts: bool, time_s: float
 ) -> ForkResult:
     """Write the first records of a fork to its topics.
@@ -48,11 +49,10 @@ def copy_topics(
     """
     run = with_curriculum_state(old, parent, run)
     assert run.fork is not None
-    writer = new.writer("fork")
-    _copy(writer.commit, inherited_versions(old, parent, run, uri))
-    _copy(writer.commit, inherited_visits(old, parent, run))
+    _copy(new, inherited_versions(old, parent, run, uri))
+    _copy(new, inherited_visits(old, parent, run))
     if not with_rollouts:
-        _copy(writer.commit, env_progress(old, parent, run, {}))
+        _copy(new, env_progress(old, parent, run, {}))
         return ForkResult(run, 0, 0, False)
     version = run.fork.version
     cut = batcher_cut(old, parent, version)
@@ -66,7 +66,7 @@ def copy_topics(
     # their rollouts.
     recorded_order = list(in_buffer_order(old, parent, dict.fromkeys(cut.held), version))
     first = [m for m in recorded_order if topology.kind_of(m.topic) == topology.ROLLOUTS]
-    _copy(writer.commit, first)
+    _copy(new, first)
     has_batch = first_batch(new, run, recorded_order, cut, time_s)
     copied = {(message.topic, message.partition, message.offset) for message in first}
     others = (
@@ -74,14 +74,13 @@ def copy_topics(
         for message in inherited_rollouts(old, run, groups)
         if (message.topic, message.partition, message.offset) not in copied
     )
-    count = len(first) + _copy(writer.commit, others)
+    count = len(first) + _copy(new, others)
     groups_of_producers = Counter(index.producers[group] for group in groups)
-    _copy(writer.commit, env_progress(old, parent, run, groups_of_producers))
-    writer.close()
+    _copy(new, env_progress(old, parent, run, groups_of_producers))
     return ForkResult(run, len(groups), count, has_batch)
 
 
-def copy_recorded(
+def copy_for_retraining(
     old: Log,
     new: Log,
     parent: RunFile,
@@ -99,28 +98,24 @@ def copy_recorded(
     run = with_curriculum_state(old, parent, run)
     assert run.fork is not None
     version = run.fork.version
-    writer = new.writer("fork")
-    _copy(writer.commit, inherited_versions(old, parent, run, uri))
-    _copy(writer.commit, inherited_visits(old, parent, run))
-    writer.close()
+    _copy(new, inherited_versions(old, parent, run, uri))
+    _copy(new, inherited_visits(old, parent, run))
     changes: dict[str, Any] = {"scorers": [str(scorer) for scorer in scorers]}
     if curriculum_settings(run) == curriculum_settings(parent):
         changes["balance"] = batcher_cut(old, parent, version).balance
     envs = {name: env.model_copy(update={"replicas": 0}) for name, env in run.envs.items()}
     stopped = run.model_copy(update={"fork": run.fork.model_copy(update=changes), "envs": envs})
     trained = groups_before(old, version)
-    copy = RewardedCopy(
+    fork = RetrainingFork(
         old=old, new=new, parent=parent, run=stopped, rewards=rewards, trained=trained
     )
-    copy.copy()
-    writer = new.writer("fork")
-    _copy(writer.commit, env_progress(old, parent, run, copy.groups_of_producers()))
-    writer.close()
+    fork.write()
+    _copy(new, env_progress(old, parent, run, fork.groups_of_producers()))
     batches = sum(1 for _ in read_batches(new))
     return ForkResult(
         run=stopped,
-        groups=len(copy.producers),
-        rollouts=copy.rollouts,
+        groups=len(fork.producers),
+        rollouts=fork.rollouts,
         has_batch=batches > 0,
         batches=batches,
     )
@@ -156,10 +151,11 @@ def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
     return run.model_copy(update={"fork": run.fork.model_copy(update=state)})
 
 
-def _copy(commit: Any, messages: Iterable[Message]) -> int:
+def _copy(new: Log, messages: Iterable[Message]) -> int:
     """Write copies of messages to the partitions of their keys. Returns the number of messages."""
     count = 0
-    for portion in portions(messages):
-        commit([message._replace(partition=-1, offset=-1) for message in portion])
-        count += len(portion)
+    with open_writer(new, FORK) as writer:
+        for portion in portions(messages):
+            writer.commit([message._replace(partition=-1, offset=-1) for message in portion])
+            count += len(portion)
     return count

@@ -22,7 +22,7 @@ RewardsByUid = Mapping[str, Sequence[Reward]]
 
 
 class ScorerVersion(NamedTuple):
-    """Whose rewards the fork has."""
+    """A scorer and its version, written NAME@VERSION."""
 
     name: str
     version: str
@@ -34,8 +34,8 @@ class ScorerVersion(NamedTuple):
 def parse_scorers(text: str) -> list[ScorerVersion]:
     """The scorers of `NAME@VERSION[,...]`. Raises ConfigError."""
     found: list[ScorerVersion] = []
-    for part in text.split(","):
-        name, _, version = part.strip().partition("@")
+    for scorer in text.split(","):
+        name, _, version = scorer.strip().partition("@")
         if not (name and version):
             raise ConfigError(f"{text}: give NAME@VERSION, as `streamrl rescore` says it")
         found.append(ScorerVersion(name, version))

@@ -1,5 +1,5 @@
-"""What the parts of a run read, and when: the schedule by which a fork of it processes its records
-again.
+"""What the processors of a run read, and when: the schedule by which a fork of it processes its
+records again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from streamrl.records import JournalEntry, PolicyVersion
 
 
 class Step(NamedTuple):
-    """What a part of the parent read in one entry of its journal."""
+    """What a processor of the parent read in one entry of its journal."""
 
     time_s: float
     messages: list[Message]
 
 
-def steps_of(old: Log, part: Processor[Any, Any]) -> Iterator[Step]:
-    """What a part of the parent read, entry by entry, as far as retention has left it."""
-    reader = SliceReader(old, part.schemas_of)
-    begin = old.beginning_offsets(part.partitions(old))
+def steps_of(old: Log, processor: Processor[Any, Any]) -> Iterator[Step]:
+    """What a processor of the parent read, entry by entry, as far as retention has left it."""
+    reader = SliceReader(old, processor.schemas_of)
+    begin = old.beginning_offsets(processor.partitions(old))
     with closing(reader):
-        for _, entry in entries(old, part.journal):
+        for _, entry in entries(old, processor.journal):
             if not isinstance(entry, JournalEntry) or entry.removed is not None:
                 continue
             messages: list[Message] = []
@@ -41,13 +41,15 @@ def steps_of(old: Log, part: Processor[Any, Any]) -> Iterator[Step]:
 
 
 def recorded_learner(parent: RunFile) -> str:
-    """Under which name the parent's versions are in the fork's log. No learner can have it."""
+    """The learner name of the parent's announcements in the fork's log. The "@" keeps it distinct
+    from real learners.
+    """
     return f"{parent.learner.name}@{parent.run}"
 
 
 @dataclass
 class RecordedVersions:
-    """Picks the announcements that the parts of the parent followed: each version once."""
+    """Picks the announcements that the processors of the parent followed: each version once."""
 
     parent: RunFile
     newest: int = -1

@@ -13,11 +13,11 @@ from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import copy_recorded
+from streamrl.recordings.fork_topics import copy_for_retraining
 from streamrl.recordings.new_rewards import read_rewards
 from streamrl.records import PolicyVersion
 from tests.learner.test_process import learning
-from tests.recordings.test_fork_rewards import (
+from tests.recordings.test_retraining_fork import (
     PARTITIONED,
     STYLE,
     WEIGHTED,
@@ -66,7 +66,7 @@ def test_its_versions_are_those_of_a_run_that_had_the_rewards_from_the_start(
     stored = seed_fork(run, child, log, 0, lambda done, total: None)
     new = KeyedLog(PARTITIONED)
     rewards = read_rewards(log, child.envs, [STYLE])
-    made = copy_recorded(log, new, run, child, stored.uri, [STYLE], rewards)
+    made = copy_for_retraining(log, new, run, child, stored.uri, [STYLE], rewards)
     wanted = trained(run, then)
     assert len(wanted) == len(batches(then)) + 1 >= 4
     with learning(made.run, new) as life:

@@ -80,7 +80,7 @@ def test_a_run_whose_batches_are_in_parts_replays_and_balances(
     with monkeypatch.context() as earlier:
         earlier.setattr(
             batcher,
-            "part",
+            "make_processor",
             lambda run: replace(today(run), config=replace(today(run).config, rules_version=1)),
         )
         batches = play(log)

@@ -19,7 +19,7 @@ from streamrl.log.protocol import Output
 from streamrl.processor.definition import ProcessorState
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import copy_topics
+from streamrl.recordings.fork_topics import copy_inherited
 from streamrl.records import Rollout
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, announce, publish
@@ -134,7 +134,7 @@ def test_so_it_is_in_whatever_order_things_came(seed: int, parent: RunFile):
             update={"fork": Fork(run="small", version=batch.number, sha256="ab")}
         )
         new = MemoryLog(PARTITIONED)
-        made = copy_topics(log, new, parent, run, "", True, time_s=1.0)
+        made = copy_inherited(log, new, parent, run, "", True, time_s=1.0)
         # a stage that ends with it may let the groups held make the next one too, there as here
         first = batches(new)
         assert first and [encode(batch) for batch in first] == [

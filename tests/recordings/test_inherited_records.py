@@ -10,7 +10,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.processor.journal import last_record
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import copy_topics
+from streamrl.recordings.fork_topics import copy_inherited
 from streamrl.records import EnvProgress, PolicyVersion, Visit
 from tests.support.data_path import RUN, TOPICS, announce, found, publish
 from tests.support.forks import ENVS, VERSION, batches, fork, recorded_run
@@ -65,5 +65,5 @@ def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then()
             update={"fork": Fork(run="small", version=VERSION, sha256="ab")}
         )
         new = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1, "visits.add": 1})
-        copy_topics(log, new, filtered, run, "", False, time_s=1.0)
+        copy_inherited(log, new, filtered, run, "", False, time_s=1.0)
         assert found(new, "visits.copy", "visit") == expected

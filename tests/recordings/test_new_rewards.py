@@ -9,7 +9,7 @@ from streamrl.recordings.new_rewards import (
     with_new_rewards,
 )
 from streamrl.records import Reward
-from tests.recordings.test_fork_rewards import STYLE, WEIGHTED, judge, right, style, wander
+from tests.recordings.test_retraining_fork import STYLE, WEIGHTED, judge, right, style, wander
 from tests.support.build import rollout
 from tests.support.data_path import RUN, publish
 

@@ -5,7 +5,7 @@ from streamrl.log.protocol import Message, Output
 from streamrl.processor.journal import entries
 from streamrl.recordings.parent_schedule import RecordedVersions, recorded_learner, steps_of
 from streamrl.records import JournalEntry, PolicyVersion
-from tests.recordings.test_fork_rewards import WEIGHTED, right, wander
+from tests.recordings.test_retraining_fork import WEIGHTED, right, wander
 from tests.support.data_path import RUN
 
 

@@ -14,11 +14,11 @@ from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import seed_fork
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import copy_recorded
+from streamrl.recordings.fork_topics import copy_for_retraining
 from tests.learner.conftest import CONTEXT, TINY
 from tests.learner.test_forked_rewards import begun, run_of, trained
 from tests.learner.test_process import learning
-from tests.recordings.test_fork_rewards import PARTITIONED, KeyedLog, batches, right, wander
+from tests.recordings.test_retraining_fork import PARTITIONED, KeyedLog, batches, right, wander
 from tests.scorer.test_process import scores, scoring
 
 
@@ -48,7 +48,7 @@ def test_its_versions_are_those_of_a_run_that_had_the_teacher_from_the_start(
     )
     stored = seed_fork(run, child, log, 0, lambda done, total: None)
     new = with_scores(KeyedLog(PARTITIONED))
-    made = copy_recorded(log, new, run, child, stored.uri, [], {})
+    made = copy_for_retraining(log, new, run, child, stored.uri, [], {})
     wanted = trained(taught, then)
     assert len(wanted) == len(batches(then)) + 1 >= 4
     with scoring(made.run, new, 0), learning(made.run, new) as life:

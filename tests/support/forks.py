@@ -7,7 +7,7 @@ from streamrl.config.sections.operation import Fork
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import ForkResult, copy_topics
+from streamrl.recordings.fork_topics import ForkResult, copy_inherited
 from streamrl.records import Batch, EnvProgress
 from tests.support.data_path import RUN, TOPICS, found, play, publish
 
@@ -42,7 +42,9 @@ def fork(
         update={"fork": Fork(run=parent.run, version=version, sha256="ab")}
     )
     new = MemoryLog({**TOPICS, **ENVS})
-    return copy_topics(log, new, parent, run, "file:///new/v000002", with_rollouts, time_s=1.0), new
+    return copy_inherited(
+        log, new, parent, run, "file:///new/v000002", with_rollouts, time_s=1.0
+    ), new
 
 
 def batches(log: MemoryLog) -> list[Batch]:

@@ -30,7 +30,7 @@ from streamrl.processor.journal import last_record
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import ForkResult, copy_recorded
+from streamrl.recordings.fork_topics import ForkResult, copy_for_retraining
 from streamrl.recordings.new_rewards import (
     ScorerVersion,
     read_rewards,
@@ -266,7 +266,7 @@ def fork(
     )
     new = KeyedLog(PARTITIONED)
     rewards = read_rewards(log, run.envs, [STYLE])
-    return copy_recorded(log, new, parent, run, "file:///new", [STYLE], rewards), new
+    return copy_for_retraining(log, new, parent, run, "file:///new", [STYLE], rewards), new
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -290,7 +290,7 @@ def test_with_the_rewards_that_there_are_its_batches_are_those_of_other_settings
         update={"fork": Fork(run=WEIGHTED.run, version=0, sha256="ab")}
     )
     new = KeyedLog(PARTITIONED)
-    result = copy_recorded(log, new, WEIGHTED, run, "file:///new", [], {})
+    result = copy_for_retraining(log, new, WEIGHTED, run, "file:///new", [], {})
     assert [encode(batch) for batch in batches(new)] == [encode(batch) for batch in then]
     assert len(then) >= 3 and then[0].teacher_kl_weights is not None
     assert result.run.fork is not None and result.run.fork.scorers == []
@@ -362,7 +362,7 @@ def test_rollouts_without_a_key_are_left_out():
     run = child_run_file(WEIGHTED, "other", ()).model_copy(
         update={"fork": Fork(run=WEIGHTED.run, version=0, sha256="ab")}
     )
-    result = copy_recorded(
+    result = copy_for_retraining(
         recording.log, KeyedLog(PARTITIONED), WEIGHTED, run, "file:///new", [], {}
     )
     assert (result.rollouts, result.batches) == (0, 0)
@@ -407,7 +407,7 @@ def test_what_a_live_parent_adds_meanwhile_is_no_reward_of_0():
     rewards = read_rewards(log, run.envs, [STYLE])
     late = rewards["copy"].pop(next(iter(rewards["copy"])))  # type: ignore[attr-defined]
     with pytest.raises(StreamrlError, match=f"{late[0].rollout}.* was published meanwhile"):
-        copy_recorded(log, KeyedLog(PARTITIONED), WEIGHTED, run, "", [STYLE], rewards)
+        copy_for_retraining(log, KeyedLog(PARTITIONED), WEIGHTED, run, "", [STYLE], rewards)
 
 
 def test_rescore_and_fork_go_together():

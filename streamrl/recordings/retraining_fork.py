@@ -6,9 +6,9 @@ these settings and rewards: they read the same records, in the same order and at
 the parent's journals say. So the batches are those of a run with both from the start, bit for bit.
 They lie in the fork's log before it is started, and its learner takes them at its own pace.
 
-The versions that the parts read meanwhile are the parent's. They are in the fork's log under the
-name of another learner (`recorded_learner`), which nobody else follows. Once started, the parts
-follow the fork's own learner, from the version on that comes after the parent's newest.
+The versions that they read meanwhile are the parent's. They are in the fork's log under the name
+of another learner (`recorded_learner`), which nobody else follows. Once started, they follow the
+fork's own learner, from the version on that comes after the parent's newest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,10 +31,10 @@ from streamrl.learner.inputs import VERSIONS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output, TopicPartition, portions, read
 from streamrl.log.records_of import messages_of, records_of
-from streamrl.processor.definition import Commit, Processor, ProcessorState
-from streamrl.processor.transaction import process_batch
+from streamrl.processor.definition import Processor
 from streamrl.recordings.inheritance import GroupKey
 from streamrl.recordings.new_rewards import STOP_FIRST, RewardsByUid, with_new_rewards
+from streamrl.recordings.offline import FORK, open_writer, run_steps
 from streamrl.recordings.parent_schedule import (
     RecordedVersions,
     Step,
@@ -42,8 +42,6 @@ from streamrl.recordings.parent_schedule import (
     steps_of,
 )
 from streamrl.records import PolicyVersion, Rollout
-
-IDENTITY = "fork"  # of the writer of the first records
 
 TopicKey = tuple[str, bytes | None]
 
@@ -59,8 +57,10 @@ class CopiedStep(NamedTuple):
 
 
 @dataclass
-class RewardedCopy:
-    """Copies the parent's rollouts with new rewards, and has the fork's parts process them."""
+class RetrainingFork:
+    """What the log of such a fork begins with: copies of the parent's records, and what the fork's
+    buffer and batcher make of them.
+    """
 
     old: Log
     new: Log
@@ -71,20 +71,16 @@ class RewardedCopy:
     producers: dict[GroupKey, str] = field(default_factory=dict[GroupKey, str])
     rollouts: int = 0
 
-    def copy(self) -> None:
+    def write(self) -> None:
         """Write everything. The versions that the fork inherits are in its log already."""
-        writer = self.new.writer(IDENTITY)
-        self._copy_versions(writer.commit)
-        self._copy_rewards(writer.commit)
-        writer.close()
-        # What a writer has committed shows to every reader once it has been opened again.
-        writer = self.new.writer(IDENTITY)
-        versions = self._version_offsets()
         schedule: list[CopiedStep] = []
-        for portion in portions(self._copies(schedule)):
-            writer.commit(portion)
-        writer.close()
-        self.new.writer(IDENTITY).close()
+        with open_writer(self.new, FORK) as writer:
+            copies = chain(
+                self._version_copies(), self._reward_copies(), self._rollout_copies(schedule)
+            )
+            for portion in portions(copies):
+                writer.commit(portion)
+        versions = self._version_offsets()
         partitions: dict[TopicKey, int] = {}
         for env in self.run.envs:
             for message in messages_of(self.new, topology.rollouts(env)):
@@ -95,18 +91,15 @@ class RewardedCopy:
 
     # ---- copies ------------------------------------------------------------------------------
 
-    def _copy_versions(self, commit: Commit) -> None:
-        """Copy the announcements that the parent's parts followed."""
+    def _version_copies(self) -> Iterator[Message]:
+        """Copies of the announcements that the parent's processors followed."""
         learner = recorded_learner(self.parent)
-        found = RecordedVersions(self.parent)
-        outputs: list[Output] = []
+        followed = RecordedVersions(self.parent)
         for message in messages_of(self.old, topology.POLICY_VERSIONS):
-            record = found.pick(message)
+            record = followed.pick(message)
             if record is not None:
                 copied = msgspec.structs.replace(record, learner=learner)
-                outputs.append(Output(topology.POLICY_VERSIONS, learner, copied))
-        for portion in portions(to_message(output) for output in outputs):
-            commit(portion)
+                yield to_message(Output(topology.POLICY_VERSIONS, learner, copied))
 
     def _version_offsets(self) -> dict[int, int]:
         """Where the copies of the announcements lie, by version."""
@@ -117,26 +110,21 @@ class RewardedCopy:
             if record.learner == learner
         }
 
-    def _copy_rewards(self, commit: Commit) -> None:
-        """The fork has the records of its rewards, so that an audit finds whose they are."""
+    def _reward_copies(self) -> Iterator[Message]:
+        """The records of the fork's rewards, so that an audit finds whose they are."""
         for env, by_uid in self.rewards.items():
-            for portion in portions(self._reward_messages(env, by_uid)):
-                commit(portion)
-
-    def _reward_messages(self, env: str, by_uid: RewardsByUid) -> Iterator[Message]:
-        for rewards in by_uid.values():
-            for reward in rewards:
+            for reward in chain.from_iterable(by_uid.values()):
                 copied = msgspec.structs.replace(reward, rescored=True)
                 yield to_message(Output(topology.rewards(env), copied.rollout, copied))
 
-    def _copies(self, schedule: list[CopiedStep]) -> Iterator[Message]:
+    def _rollout_copies(self, schedule: list[CopiedStep]) -> Iterator[Message]:
         """Copies of the rollouts, in the order in which the parent's buffer read them. Appends its
         steps to `schedule`.
 
         The shards of the parent are merged by the times of their entries.
         """
         shards = buffer.shards(self.parent)
-        found = [RecordedVersions(self.parent) for _ in shards]
+        followed = [RecordedVersions(self.parent) for _ in shards]
         steps = [
             zip(repeat(number), steps_of(self.old, shard)) for number, shard in enumerate(shards)
         ]
@@ -144,7 +132,7 @@ class RewardedCopy:
             read_then: list[TopicKey | int] = []
             for message in step.messages:
                 if message.topic == topology.POLICY_VERSIONS:
-                    version = found[number].pick(message)
+                    version = followed[number].pick(message)
                     if version is not None:
                         read_then.append(version.version)
                     continue
@@ -173,7 +161,7 @@ class RewardedCopy:
             record = with_new_rewards(record, rewards, weights)
         return to_message(Output(message.topic, record.group_id, record))._replace(key=message.key)
 
-    # ---- the parts ---------------------------------------------------------------------------
+    # ---- processors ---------------------------------------------------------------------------
 
     def _run_buffer(
         self,
@@ -190,7 +178,7 @@ class RewardedCopy:
         def steps() -> Iterator[Step]:
             newest = -1
             for number, time_s, read_then in schedule:
-                hears_versions = number == index or not is_divided_alike
+                reads_versions = number == index or not is_divided_alike
                 messages: list[Message] = []
                 for item in read_then:
                     if not isinstance(item, int):
@@ -198,7 +186,7 @@ class RewardedCopy:
                         partition = partitions[item]
                         if shard.takes(topic, partition):
                             messages.append(source.next_at(topic, partition))
-                    elif hears_versions and item > newest:
+                    elif reads_versions and item > newest:
                         newest = item
                         messages.append(source.announcement(item))
                 yield Step(time_s, messages)
@@ -212,14 +200,14 @@ class RewardedCopy:
         for env in self.run.envs:
             for message in messages_of(self.new, topology.groups(env)):
                 places[message.topic, message.key] = message.partition, message.offset
-        found = RecordedVersions(self.parent)
+        followed = RecordedVersions(self.parent)
 
         def steps() -> Iterator[Step]:
             for step in steps_of(self.old, batcher.make_processor(self.parent)):
                 messages: list[Message] = []
                 for message in step.messages:
                     if message.topic == topology.POLICY_VERSIONS:
-                        version = found.pick(message)
+                        version = followed.pick(message)
                         if version is not None:
                             messages.append(source.announcement(version.version))
                         continue
@@ -232,26 +220,12 @@ class RewardedCopy:
         self._run(batcher.make_processor(self.run), steps(), versions)
 
     def _run(
-        self, part: Processor[Any, Any], steps: Iterable[Step], versions: Mapping[int, int]
+        self, processor: Processor[Any, Any], steps: Iterable[Step], versions: Mapping[int, int]
     ) -> None:
-        """Process these steps as the part would, in its first transactions, following the parent's
-        versions.
-        """
-        part = replace(part, config=replace(part.config, learner=recorded_learner(self.parent)))
-        writer = self.new.writer(part.name)
-        meter = self.new.producer()
-        current = ProcessorState(
-            part.initial(), offsets={VERSIONS: min(versions.values(), default=0)}
-        )
-        for step in steps:
-            if step.messages or part.due(part.config, current.state, step.time_s):
-                done = process_batch(part, current, step.messages, step.time_s, writer.commit)
-                for metric in done.metrics:
-                    meter.send(metric)
-        meter.flush()
-        meter.close()
-        writer.close()
-        self.new.writer(part.name).close()
+        """Make these steps of a processor that follows the parent's versions."""
+        config = replace(processor.config, learner=recorded_learner(self.parent))
+        first_version = min(versions.values(), default=0)
+        run_steps(self.new, replace(processor, config=config), steps, {VERSIONS: first_version})
 
     def groups_of_producers(self) -> Counter[str]:
         return Counter(self.producers.values())
