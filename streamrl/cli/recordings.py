@@ -152,16 +152,17 @@ def fork(
     """
     import time
 
-    from streamrl.recordings.fork import show_fork
+    from streamrl.recordings.fork import ForkRequest, Retrain, show_fork
     from streamrl.recordings.new_rewards import parse_scorers
 
     if rollouts and (retrain or rewards):
         given = "--rewards" if rewards else "--retrain"
         raise click.UsageError(f"{given} takes all rollouts along; leave --rollouts out.")
-    scorers = [] if retrain else None
-    if rewards:
-        scorers = parse_scorers(rewards)
-    show_fork(load_run(run), name, version, overrides, rollouts, scorers, time.time(), console())
+    inherited = "untrained" if rollouts else "none"
+    if retrain or rewards:
+        inherited = Retrain(tuple(parse_scorers(rewards)) if rewards else ())
+    request = ForkRequest(load_run(run), name, version, overrides, inherited)
+    show_fork(request, time.time(), console())
 
 
 @click.command()

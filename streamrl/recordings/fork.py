@@ -13,7 +13,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -34,61 +35,68 @@ from streamrl.recordings.progress import OnProgress, progress_bar
 from streamrl.weights.manifest import WeightRef
 
 
-def show_fork(
-    parent: RunFile,
-    name: str,
-    version: int,
-    overrides: Sequence[str],
-    with_rollouts: bool,
-    scorers: Sequence[ScorerVersion] | None,
-    time_s: float,
-    console: Console,
-) -> None:
+@dataclass(frozen=True)
+class Retrain:
+    """All rollouts recorded from the fork's version on are trained on again, with the rewards of
+    these scorers where there are any.
+    """
+
+    scorers: tuple[ScorerVersion, ...] = ()
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """What `streamrl fork` is asked for."""
+
+    parent: RunFile
+    name: str  # of the fork
+    version: int  # that it begins with
+    overrides: Sequence[str]  # of the parent's settings
+    # which of the parent's rollouts it has; "untrained": those that were not trained on by then
+    rollouts: Literal["none", "untrained"] | Retrain
+
+
+def show_fork(request: ForkRequest, time_s: float, console: Console) -> None:
     """Make the fork and print what it begins with. For the arguments and errors see `fork`."""
+    version = request.version
     with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
-        made = fork(parent, name, version, overrides, with_rollouts, scorers, time_s, progress)
-    assert made.run.fork is not None
+        result = fork(request, time_s, progress)
+    assert result.run.fork is not None
     console.print(
-        f"run {name} begins with version {version} of {parent.run}, sha256 {made.run.fork.sha256}"
-        " as announced",
+        f"run {request.name} begins with version {version} of {request.parent.run}, sha256"
+        f" {result.run.fork.sha256} as announced",
         highlight=False,
     )
-    if with_rollouts:
-        batch = (
-            f"batch {version} is made of them" if made.has_batch else "they do not make a batch yet"
-        )
+    counts = f"it has {result.rollouts:,} rollouts of {result.groups:,} groups"
+    if isinstance(request.rollouts, Retrain):
+        scorers = ", ".join(map(str, request.rollouts.scorers))
+        rewards = f" with rewards of {scorers}" if scorers else ""
         console.print(
-            f"it has {made.rollouts:,} rollouts of {made.groups:,} groups; {batch}", highlight=False
-        )
-    if scorers is not None:
-        rewards = f" with rewards of {', '.join(map(str, scorers))}" if scorers else ""
-        console.print(
-            f"it has {made.rollouts:,} rollouts of {made.groups:,} groups{rewards}, and"
-            f" {made.batches:,} batches of them; its envs have `replicas: 0`",
+            f"{counts}{rewards}, and {result.batches:,} batches of them; its envs have"
+            " `replicas: 0`",
             highlight=False,
         )
-    console.print(f"go on with it: streamrl up {name} --resume", highlight=False, soft_wrap=True)
+    elif request.rollouts == "untrained":
+        batch = f"batch {version} is made of them"
+        if not result.has_batch:
+            batch = "they do not make a batch yet"
+        console.print(f"{counts}; {batch}", highlight=False)
+    console.print(
+        f"go on with it: streamrl up {request.name} --resume", highlight=False, soft_wrap=True
+    )
 
 
-def fork(
-    parent: RunFile,
-    name: str,
-    version: int,
-    overrides: Sequence[str],
-    with_rollouts: bool,
-    scorers: Sequence[ScorerVersion] | None,
-    time_s: float,
-    progress: OnProgress,
-) -> ForkResult:
-    """Fork `parent` at `version` as run `name`. Unless `scorers` is None, it has all recorded
-    rollouts from there on, with the rewards of these scorers where there are any.
+def fork(request: ForkRequest, time_s: float, progress: OnProgress) -> ForkResult:
+    """Make the run that is asked for.
 
     This makes the run's directory, and its topics on the parent's cluster or on a local broker.
     `time_s` is now, in seconds since the epoch. If it fails, it leaves nothing behind. Raises
     ConfigError for a version or a setting that cannot be forked, InputGone if retention has deleted
     what is needed, and VersionMismatch if the weights do not come out as announced.
     """
-    run = child_run_file(parent, name, overrides)
+    parent = request.parent
+    version = request.version
+    run = child_run_file(parent, request.name, request.overrides)
     with ExitStack() as stack:
         old = KafkaLog(stack.enter_context(connect.connect_or_start(parent)), parent.run)
         announced = announced_hashes(old, parent.learner.name)
@@ -100,23 +108,24 @@ def fork(
         run = run.model_copy(
             update={"fork": Fork(run=parent.run, version=version, sha256=announced[version])}
         )
+        scorers = request.rollouts.scorers if isinstance(request.rollouts, Retrain) else ()
         shared = [env for env in run.envs if env in parent.envs]
-        rewards = read_rewards(old, shared, scorers or ())
+        rewards = read_rewards(old, shared, scorers)
         stack.enter_context(_new_directory(run))
         settings = stack.enter_context(connect.connect_or_start(run, create=True))
         recorded = {topology.rewards(env): run.topics.partitions for env in rewards}
         topic_changes.create(run, settings, recorded)
         with _topics_gone_on_failure(run, settings):
-            stored = _seed(parent, run, old, version, progress)
+            uri = _seed(parent, run, old, version, progress).uri
             new = KafkaLog(settings, run.run)
-            made = (
-                copy_for_retraining(old, new, parent, run, stored.uri, scorers, rewards)
-                if scorers is not None
-                else copy_inherited(old, new, parent, run, stored.uri, with_rollouts, time_s)
-            )
+            if isinstance(request.rollouts, Retrain):
+                result = copy_for_retraining(old, new, parent, run, uri, scorers, rewards)
+            else:
+                with_rollouts = request.rollouts == "untrained"
+                result = copy_inherited(old, new, parent, run, uri, with_rollouts, time_s)
             # The run file comes last, because a directory without one is no run.
-            write_run_file(made.run)
-    return made
+            write_run_file(result.run)
+    return result
 
 
 def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunFile:

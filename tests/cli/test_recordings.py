@@ -3,7 +3,11 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from streamrl.cli import cli
+from streamrl.cli import cli, recordings
+from streamrl.recordings import fork
+from streamrl.recordings.fork import ForkRequest, Retrain
+from streamrl.recordings.new_rewards import ScorerVersion
+from tests.support.data_path import RUN
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,25 @@ from streamrl.cli import cli
 def test_options_that_need_each_other(arguments: list[str], says: str):
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 2 and says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "rollouts"),
+    [
+        ([], "none"),
+        (["--rollouts"], "untrained"),
+        (["--retrain"], Retrain()),
+        (["--rewards", "a@1,b@2"], Retrain((ScorerVersion("a", "1"), ScorerVersion("b", "2")))),
+        (["--retrain", "--rewards", "a@1"], Retrain((ScorerVersion("a", "1"),))),
+    ],
+)
+def test_a_fork_is_asked_for_with_some_of_the_rollouts(
+    options: list[str], rollouts: object, monkeypatch: pytest.MonkeyPatch
+):
+    requests: list[ForkRequest] = []
+    monkeypatch.setattr(recordings, "load_run", lambda run: RUN)
+    monkeypatch.setattr(fork, "show_fork", lambda request, *_: requests.append(request))
+    command = ["fork", "small", "--at", "3", "--as", "x", "--set", "buffer.max_age=1", *options]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.output
+    assert requests == [ForkRequest(RUN, "x", 3, ("buffer.max_age=1",), rollouts)]
