@@ -31,7 +31,7 @@ def audit(run: str, by_version: bool, scorer: str | None) -> None:
     export.
     """
     from streamrl.recordings.new_rewards import parse_scorers
-    from streamrl.recordings.show import show_audit
+    from streamrl.recordings.show_audit import show_audit
     from streamrl.recordings.show_scorer import show_scorer
 
     with open_recording(run) as (settings, log):
@@ -66,7 +66,7 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
     directory of an export.
     """
     from streamrl.recordings.replay_weights import show_weights
-    from streamrl.recordings.show import show_replay
+    from streamrl.recordings.show_replay import show_replay
 
     if first is not None and not weights:
         raise click.UsageError("--from needs --weights.")
@@ -102,10 +102,10 @@ def rescore(run: str, reward: str, env: str, version: str, overrides: tuple[str,
     What the run trained on stays as it is. A rollout that has a reward of this scorer and version
     is passed over, so an interrupted command goes on.
     """
-    from streamrl.recordings.show_rescore import show_rescore
+    from streamrl.recordings.rescore_command import rescore_command
 
     with connect(load_run(run, overrides)) as (settings, kafka):
-        show_rescore(settings, kafka, reward, env, version, console())
+        rescore_command(settings, kafka, reward, env, version, console())
 
 
 @click.command()
@@ -152,7 +152,7 @@ def fork(
     """
     import time
 
-    from streamrl.recordings.fork import ForkRequest, Retrain, show_fork
+    from streamrl.recordings.fork import ForkRequest, Retrain, fork_command
     from streamrl.recordings.new_rewards import parse_scorers
 
     if rollouts and (retrain or rewards):
@@ -162,7 +162,7 @@ def fork(
     if retrain or rewards:
         inherited = Retrain(tuple(parse_scorers(rewards)) if rewards else ())
     request = ForkRequest(load_run(run), name, version, overrides, inherited)
-    show_fork(request, time.time(), console())
+    fork_command(request, time.time(), console())
 
 
 @click.command()
@@ -172,10 +172,10 @@ def export(run: str, directory: Path) -> None:
     """Write all topics of a run to Parquet files in DIR: to query, to keep, to replay without a
     broker.
     """
-    from streamrl.recordings.show_archive import show_export
+    from streamrl.recordings.archive_commands import export_command
 
     with open_recording(run) as (settings, log):
-        show_export(settings, log, directory, console())
+        export_command(settings, log, directory, console())
 
 
 @click.command("import")
@@ -189,9 +189,9 @@ def export(run: str, directory: Path) -> None:
 )
 def import_(directory: Path, name: str) -> None:
     """Make a run of an export, every record at its old offset."""
-    from streamrl.recordings.show_archive import show_import
+    from streamrl.recordings.archive_commands import import_command
 
-    show_import(directory, name, console())
+    import_command(directory, name, console())
 
 
 @click.command("export-model")
@@ -217,10 +217,10 @@ def export_model(run: str, version: int | None, directory: Path, adapter: bool) 
     A version whose weights are deleted is computed again from the recorded batches. An adapter is
     merged with its base.
     """
-    from streamrl.recordings.export_model import show_export_model
+    from streamrl.recordings.export_model import export_model_command
 
     with open_recording(run) as (settings, log):
-        show_export_model(settings, log, version, directory, console(), adapter)
+        export_model_command(settings, log, version, directory, console(), adapter)
 
 
 @click.group("dead-letters")
@@ -263,14 +263,14 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
     had announced yet. What is refused again is a new letter.
     """
     from streamrl.log.kafka import KafkaLog
-    from streamrl.recordings.show_dead_letters import show_retry
+    from streamrl.recordings.show_dead_letters import retry_command
 
     if not (which or cause or everything):
         raise click.UsageError(
             "Say what to put back: a topic, the place of one record, --cause, or --all."
         )
     with connect(load_run(run)) as (settings, kafka):
-        show_retry(KafkaLog(kafka, settings.run), which, cause, console())
+        retry_command(KafkaLog(kafka, settings.run), which, cause, console())
 
 
 COMMANDS = (

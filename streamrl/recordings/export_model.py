@@ -33,7 +33,7 @@ class ExportedModel(NamedTuple):
     from_store: bool  # False if the weights were computed again
 
 
-def show_export_model(
+def export_model_command(
     run: RunFile,
     log: Log,
     version: int | None,
@@ -43,15 +43,15 @@ def show_export_model(
 ) -> None:
     """Write the model and print what it is. For the arguments and errors see `export_model`."""
     with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
-        made = export_model(run, log, version, directory, progress, adapter)
-    how = "from the store" if made.from_store else "computed again from the recorded batches"
+        model = export_model(run, log, version, directory, progress, adapter)
+    how = "from the store" if model.from_store else "computed again from the recorded batches"
     console.print(
-        f"version {made.version} of {run.run}, {how}, sha256 {made.sha256} as announced",
+        f"version {model.version} of {run.run}, {how}, sha256 {model.sha256} as announced",
         highlight=False,
         soft_wrap=True,
     )
     console.print(
-        f"{made.size_bytes / 1e6:,.1f} MB in {directory}", highlight=False, soft_wrap=True
+        f"{model.size_bytes / 1e6:,.1f} MB in {directory}", highlight=False, soft_wrap=True
     )
 
 

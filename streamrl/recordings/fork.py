@@ -56,7 +56,7 @@ class ForkRequest:
     rollouts: Literal["none", "untrained"] | Retrain
 
 
-def show_fork(request: ForkRequest, time_s: float, console: Console) -> None:
+def fork_command(request: ForkRequest, time_s: float, console: Console) -> None:
     """Make the fork and print what it begins with. For the arguments and errors see `fork`."""
     version = request.version
     with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:

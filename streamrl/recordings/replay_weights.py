@@ -90,12 +90,12 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
         for record in read_announcements(log, run.learner.name):
             replaced.setdefault(record.version, set()).add(record.sha256)
         result = compare_versions(announced, retrain_all(run, log, first), progress, replaced)
-    said = f"learner {run.learner.name}: {result.identical:,} versions identical"
+    line = f"learner {run.learner.name}: {result.identical:,} versions identical"
     if result.earlier:
-        said += (
+        line += (
             f", {result.earlier:,} of them to a lineage that has been computed differently since"
         )
-    console.print(said, highlight=False)
+    console.print(line, highlight=False)
     if result.difference:
         console.print(
             quoted("first difference", "bold red") + quoted(f" {result.difference}"), soft_wrap=True

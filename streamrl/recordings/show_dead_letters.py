@@ -1,4 +1,4 @@
-"""Prints the results of `streamrl dead-letters`."""
+"""Carries out `streamrl dead-letters`, and prints what there is and what was put back."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def show_letter(log: Log, place: str, console: Console) -> None:
         console.print(f"{len(value) - HEX_BYTES:,} more bytes", highlight=False)
 
 
-def show_retry(log: Log, which: str | None, cause: str, console: Console) -> None:
+def retry_command(log: Log, which: str | None, cause: str, console: Console) -> None:
     """Requeue the letters whose cause contains `cause`, and print how many there were.
 
     `which` is a topic, or the place of one record; None stands for all topics. Raises ConfigError

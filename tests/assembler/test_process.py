@@ -21,7 +21,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import show_replay
+from streamrl.recordings.show_replay import show_replay
 from streamrl.records import Record, Reward, Rollout
 from tests.assembler.test_session_assembler import run_of
 from tests.support.data_path import found, publish

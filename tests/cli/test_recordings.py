@@ -48,7 +48,7 @@ def test_a_fork_is_asked_for_with_some_of_the_rollouts(
 ):
     requests: list[ForkRequest] = []
     monkeypatch.setattr(recordings, "load_run", lambda run: RUN)
-    monkeypatch.setattr(fork, "show_fork", lambda request, *_: requests.append(request))
+    monkeypatch.setattr(fork, "fork_command", lambda request, *_: requests.append(request))
     command = ["fork", "small", "--at", "3", "--as", "x", "--set", "buffer.max_age=1", *options]
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ from streamrl.errors import ConfigError
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message
 from streamrl.recordings.dead_letters import find, retry
-from streamrl.recordings.show_dead_letters import hex_lines, show_letter, show_list, show_retry
+from streamrl.recordings.show_dead_letters import hex_lines, retry_command, show_letter, show_list
 from tests.recordings.test_dead_letters import send, with_letters
 from tests.support.data_path import TOPICS, play
 
@@ -59,14 +59,14 @@ def test_the_list_is_legible_on_a_narrow_terminal():
 
 def test_one_or_those_of_a_cause(recording: MemoryLog):
     assert "1 records put back to rollouts.copy" in printed(
-        show_retry, recording, "rollouts.copy[0]@1", ""
+        retry_command, recording, "rollouts.copy[0]@1", ""
     )
-    assert "nothing to put back" in printed(show_retry, recording, "rollouts.copy[0]@1", "")
+    assert "nothing to put back" in printed(retry_command, recording, "rollouts.copy[0]@1", "")
     assert "1 records put back to rollouts.add" in printed(
-        show_retry, recording, None, "schema header is …"
+        retry_command, recording, None, "schema header is …"
     )
     assert "1 records put back to rollouts.copy" in printed(
-        show_retry, recording, None, "further ahead"
+        retry_command, recording, None, "further ahead"
     )
 
 
@@ -80,7 +80,7 @@ def test_one_or_those_of_a_cause(recording: MemoryLog):
 )
 def test_what_does_not_exist_is_said(recording: MemoryLog, which: str, says: str):
     with pytest.raises(ConfigError, match=says):
-        show_retry(recording, which, "", Console(file=StringIO()))
+        retry_command(recording, which, "", Console(file=StringIO()))
 
 
 def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):

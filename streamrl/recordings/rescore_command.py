@@ -19,7 +19,7 @@ from streamrl.recordings.progress import OnProgress, progress_bar
 from streamrl.recordings.rescore import RescoreResult, RewardScorer, env_of, rescore, scorer_of
 
 
-def show_rescore(
+def rescore_command(
     run: RunFile,
     kafka: Mapping[str, Any],
     reward: str,

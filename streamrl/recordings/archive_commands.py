@@ -16,14 +16,14 @@ from streamrl.recordings.archive import export, restore, run_of
 from streamrl.recordings.progress import progress_bar
 
 
-def show_export(run: RunFile, log: Log, directory: Path, console: Console) -> None:
+def export_command(run: RunFile, log: Log, directory: Path, console: Console) -> None:
     """Export a run to `directory` and print how much it is. Raises ExportError."""
     with progress_bar("export", Console(stderr=True)) as progress:
         files = export(log, run, directory, progress)
     console.print(f"{in_words(files)} in {directory}", highlight=False, soft_wrap=True)
 
 
-def show_import(directory: Path, name: str, console: Console) -> None:
+def import_command(directory: Path, name: str, console: Console) -> None:
     """Import an export as run `name`, or under its own name if `name` is empty.
 
     The run gets a directory in runs/. Its topics lie on the cluster of STREAMRL_KAFKA, or on its

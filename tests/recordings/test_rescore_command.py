@@ -7,7 +7,7 @@ from rich.console import Console
 
 from streamrl.config.run_file import parse
 from streamrl.recordings.progress import no_progress
-from streamrl.recordings.show_rescore import print_result, rescore_and_close
+from streamrl.recordings.rescore_command import print_result, rescore_and_close
 from tests.recordings.test_rescore import Doubles, answer, recorded, scorer
 
 RUN = parse({"run": "r", "envs": {"copy": {}}})
