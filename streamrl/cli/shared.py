@@ -80,10 +80,10 @@ def open_recording(run: str) -> Iterator[tuple[RunFile, Log]]:
     """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
     if is_export(run):
         from streamrl.log.parquet import FileLog
-        from streamrl.recordings.archive import run_of
+        from streamrl.recordings.archive import exported_run_file
 
         files = FileLog(Path(run))
-        yield run_of(files), files
+        yield exported_run_file(files), files
         return
     from streamrl.log.kafka import KafkaLog
 

@@ -11,10 +11,10 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from streamrl.errors import BrokerError, BrokerUnreachable
+from streamrl.log.import_plan import WriteOp
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.kafka_admin import CALL_TIMEOUT_S, call_with_retries
 from streamrl.log.kafka_producer import PRODUCER, produce
-from streamrl.log.offsets import WriteOp
 from streamrl.log.protocol import Message, TopicPartition, end_offset
 
 IMPORT_TIMEOUT_S = 30.0  # of one call: an import writes as fast as the broker takes it

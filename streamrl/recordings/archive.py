@@ -2,14 +2,12 @@
 tombstones and offsets.
 
 Offsets are part of a run. A journal states by offsets what a part has read, and a fate which
-rollout it belongs to. So an import gives every record its old offset (`log/offsets.py`), and
+rollout it belongs to. So an import gives every record its old offset (`log/import_plan.py`), and
 journals can be replayed as they are.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,13 +18,13 @@ import msgspec
 from streamrl.config import topology
 from streamrl.config.choices import NAME
 from streamrl.config.plugins import is_import
-from streamrl.config.run_file import RunFile, load, recorded
+from streamrl.config.run_file import RUN_FILE, RunFile, load, recorded
 from streamrl.config.secrets import is_reference
-from streamrl.errors import BrokerError, ConfigError, ExportError
+from streamrl.errors import BrokerError, ConfigError
 from streamrl.log import topic_changes
+from streamrl.log.import_plan import WriteOp, plan_writes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.kafka_import import OffsetPreservingWriter
-from streamrl.log.offsets import WriteOp, plan_writes
 from streamrl.log.parquet import (
     MAX_GAP_OFFSETS,
     ExportedPartition,
@@ -37,6 +35,7 @@ from streamrl.log.parquet import (
 )
 from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset, end_offset, read
 from streamrl.processor.journal import last_record
+from streamrl.recordings.output_directory import new_directory
 from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import RunConfig
 
@@ -52,28 +51,23 @@ def export(log: Log, run: RunFile, directory: Path, progress: OnProgress = no_pr
 
     Raises ExportError if `directory` exists and is not an empty directory.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ExportError(
-            f"{directory} exists and is not an empty directory; give another one, or remove it"
-        )
+    with new_directory(directory) as temporary:
+        _write_topics(log, run, temporary, progress)
+    return FileLog(directory)
+
+
+def _write_topics(log: Log, run: RunFile, directory: Path, progress: OnProgress) -> None:
     bounds = {where: (beginning_offset(log, *where), end) for where, end in ends(log).items()}
     total = sum(end - start for start, end in bounds.values())
     before = 0
     written: dict[str, list[ExportedPartition]] = {topic: [] for topic in sorted(log.topics())}
-    part = directory.absolute().with_name(f".{directory.name}.{os.getpid()}.part")
-    part.mkdir(parents=True)
-    try:
-        for where, (start, end) in sorted(bounds.items()):
-            messages = read(log, *where, start, end, whole=False)
-            reported = _with_progress(messages, before - start, total, progress)
-            written[where[0]].append(write_partition(part, where, start, end, reported))
-            before += end - start
-        write_manifest(part, ExportManifest(run.run, shareable(as_recorded(log, run)), written))
-        part.replace(directory)
-    except BaseException:
-        shutil.rmtree(part)
-        raise
-    return FileLog(directory)
+    for where, (start, end) in sorted(bounds.items()):
+        messages = read(log, *where, start, end, whole=False)
+        reported = _with_progress(messages, before - start, total, progress)
+        written[where[0]].append(write_partition(directory, where, start, end, reported))
+        before += end - start
+    run_file = shareable(recorded_run_file(log, run))
+    write_manifest(directory, ExportManifest(run.run, run_file, written))
 
 
 def ends(log: Log) -> dict[TopicPartition, int]:
@@ -104,7 +98,7 @@ def _with_progress(
         yield message
 
 
-def as_recorded(log: Log, run: RunFile) -> RunFile:
+def recorded_run_file(log: Log, run: RunFile) -> RunFile:
     """The run file that the run itself has recorded last, or `run` if it has none that this version
     of streamrl can read.
     """
@@ -128,21 +122,23 @@ def shareable(run: RunFile) -> dict[str, object]:
 # ---- from files ----------------------------------------------------------------------------------
 
 
-def run_of(files: FileLog, name: str = "", runs_dir: str = "runs") -> RunFile:
+def exported_run_file(files: FileLog) -> RunFile:
     """The run file of an export.
 
-    With `name`, it is the run file for an import as run `name`, from which retention deletes
-    nothing. Anybody may have written the export, so settings that would act on this machine are
-    left out. Code is left out too, unless a run of the same name in `runs_dir` imports it already.
+    Anybody may have written the export, so settings that would act on this machine are left out.
+    Code is left out too, unless a run of the same name in runs/ imports it already.
     """
-    own = Path(runs_dir) / files.manifest.run / "run.yaml"
+    own = Path("runs") / files.manifest.run / RUN_FILE
     trusted = frozenset[str]()
     if NAME.fullmatch(files.manifest.run) and own.is_file():
         trusted = load(own).imported
     settings = _without_local_settings(files.manifest.run_file, trusted)
-    run = recorded({**settings, "imports": sorted(trusted)}, str(files.directory))
-    if not name:
-        return run
+    return recorded({**settings, "imports": sorted(trusted)}, str(files.directory))
+
+
+def run_file_for_import(files: FileLog, name: str) -> RunFile:
+    """The run file for an import of an export as run `name`. Retention deletes nothing of it."""
+    run = exported_run_file(files)
     kept = {**run.topics.model_dump(), "config": {**run.topics.config, "retention.ms": "-1"}}
     return recorded({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
 
@@ -198,7 +194,7 @@ def _without_code(value: Any, trusted: frozenset[str]) -> Any:
     return value
 
 
-def restore(
+def import_run(
     files: FileLog, run: RunFile, kafka: dict[str, object], progress: OnProgress = no_progress
 ) -> None:
     """Create the topics of `run` and write the exported records, each at its old offset.
@@ -209,14 +205,14 @@ def restore(
     topic_changes.create(run, kafka, files.topics())
     try:
         log = KafkaLog(kafka, run.run)
-        rewrite(files, log, progress)
-        check(files, log)
+        write_records(files, log, progress)
+        check_offsets(files, log)
     except BaseException:
         topic_changes.delete(run, kafka)
         raise
 
 
-def rewrite(files: FileLog, log: KafkaLog, progress: OnProgress) -> None:
+def write_records(files: FileLog, log: KafkaLog, progress: OnProgress) -> None:
     """Write the records of all partitions, up to `AT_ONCE` partitions side by side."""
     partitions = list(_partitions(files))
     total = sum(end_offset(files, *where) for where in partitions)
@@ -261,7 +257,7 @@ def plan(files: FileLog, where: TopicPartition) -> Iterator[WriteOp]:
         raise BrokerError(f"{error}; replay it from the files instead") from None
 
 
-def check(files: FileLog, log: Log) -> None:
+def check_offsets(files: FileLog, log: Log) -> None:
     """Raise BrokerError if a partition does not begin and end at its old offsets.
 
     The writer has checked the offset of each record already.

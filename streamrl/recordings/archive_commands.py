@@ -12,7 +12,7 @@ from streamrl.local_kafka.connect import cluster_settings, connect_or_start
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log
 from streamrl.orchestrator.run_directory import lock_run_dir
-from streamrl.recordings.archive import export, restore, run_of
+from streamrl.recordings.archive import export, import_run, run_file_for_import
 from streamrl.recordings.progress import progress_bar
 
 
@@ -30,7 +30,7 @@ def import_command(directory: Path, name: str, console: Console) -> None:
     own local broker. Raises ConfigError if there is a run of that name.
     """
     files = FileLog(directory)
-    run = run_of(files, name or files.manifest.run)
+    run = run_file_for_import(files, name or files.manifest.run)
     if not cluster_settings(run):
         # A cluster that consists of one local broker can keep only one replica.
         run = run.model_copy(update={"topics": run.topics.model_copy(update={"replicas": 1})})
@@ -42,7 +42,7 @@ def import_command(directory: Path, name: str, console: Console) -> None:
     with lock_run_dir(run), progress_bar("import", Console(stderr=True)) as progress:
         try:
             with connect_or_start(run, create=True) as kafka:
-                restore(files, run, kafka, progress)
+                import_run(files, run, kafka, progress)
         except BaseException:
             file.unlink()  # Without a run file the name is free again.
             raise

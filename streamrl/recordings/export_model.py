@@ -15,11 +15,12 @@ from typing import NamedTuple
 from rich.console import Console
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ConfigError, ExportError, WeightError
+from streamrl.errors import ConfigError, WeightError
 from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.log.protocol import Log
+from streamrl.recordings.output_directory import new_directory
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
-from streamrl.records import AdapterBase
+from streamrl.records import AdapterBase, PolicyVersion
 from streamrl.weights.manifest import MANIFEST
 from streamrl.weights.pull import pull
 
@@ -72,42 +73,39 @@ def export_model(
     version that is not announced, InputGone if retention has deleted what is needed, and
     VersionMismatch if the weights do not come out as announced.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ExportError(
-            f"{directory} exists and is not an empty directory; give another one, or remove it"
-        )
+    with new_directory(directory) as temporary:
+        announced = _announcement(run, log, version, adapter)
+        try:
+            pull(announced, run.store, temporary)
+            (temporary / MANIFEST).unlink()
+            from_store = True
+        except WeightError:  # The store no longer has the weights, or they are damaged.
+            _compute(run, log, announced.version, temporary, progress)
+            from_store = False
+        if announced.base is not None and not adapter:
+            _merge(run, announced.base, temporary)
+    return ExportedModel(announced.version, announced.sha256, announced.size_bytes, from_store)
+
+
+def _announcement(run: RunFile, log: Log, version: int | None, adapter: bool) -> PolicyVersion:
+    """The announcement of a version, or of the newest. Raises ConfigError if there is none, or if
+    it has no adapter, though that is to be exported.
+    """
     announced = newest_lineages(read_announcements(log, run.learner.name))
     newest = max(announced, default=-1)
     if newest < 0:
         raise ConfigError(f"run {run.run} has announced no version yet")
-    wanted = announced.get(newest if version is None else version)
-    if wanted is None:
+    record = announced.get(newest if version is None else version)
+    if record is None:
         raise ConfigError(
             f"--version {version}: that version of {run.learner.name} is not announced in run"
             f" {run.run}; the newest is {newest}"
         )
-    if adapter and wanted.base is None:
+    if adapter and record.base is None:
         raise ConfigError(
-            f"--adapter: version {wanted.version} of run {run.run} is a whole model; leave it out"
+            f"--adapter: version {record.version} of run {run.run} is a whole model; leave it out"
         )
-    temporary = directory.absolute().with_name(f".{directory.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)  # An export that was killed may have left it.
-    try:
-        try:
-            pull(wanted, run.store, temporary)
-            (temporary / MANIFEST).unlink()
-            from_store = True
-        except WeightError:  # The store no longer has the weights, or they are damaged.
-            _compute(run, log, wanted.version, temporary, progress)
-            from_store = False
-        if wanted.base is not None and not adapter:
-            _merge(run, wanted.base, temporary)
-        if directory.exists():
-            directory.rmdir()
-        temporary.rename(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return ExportedModel(wanted.version, wanted.sha256, wanted.size_bytes, from_store)
+    return record
 
 
 def _merge(run: RunFile, base: AdapterBase, directory: Path) -> None:

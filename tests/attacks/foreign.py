@@ -30,7 +30,7 @@ from streamrl.log.parquet import (
 from streamrl.log.protocol import Log, Output, end_offset, read
 from streamrl.monitoring.cells import quoted
 from streamrl.processor.definition import to_json
-from streamrl.recordings.archive import plan, run_of
+from streamrl.recordings.archive import plan, run_file_for_import
 from streamrl.recordings.dead_letters import retry
 from streamrl.recordings.replay import replay
 from streamrl.records import JournalEntry, PolicyVersion
@@ -99,7 +99,9 @@ def variables_of_an_importer(directory: Path) -> str:
         "runs_dir": "/elsewhere",
     }
     with at(directory, ATTACKED=SECRET):
-        run = run_of(export_of(directory, {**RUN.model_dump(mode="json"), **hostile}, {}), "mine")
+        run = run_file_for_import(
+            export_of(directory, {**RUN.model_dump(mode="json"), **hostile}, {}), "mine"
+        )
     return "its cluster, or its directory, is taken" if run.kafka or run.runs_dir != "runs" else ""
 
 

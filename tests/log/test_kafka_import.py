@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streamrl.errors import BrokerError
+from streamrl.log.import_plan import WriteOp, plan_writes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.kafka_import import OffsetPreservingWriter
-from streamrl.log.offsets import WriteOp, plan_writes
 from streamrl.log.protocol import Message, end_offset, read
 from tests.support.kafka import make_topics
 

@@ -11,14 +11,19 @@ import pytest
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import BrokerError, ConfigError, ExportError
-from streamrl.log import offsets, topic_changes, topics
+from streamrl.log import import_plan, topic_changes, topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.kafka_import import OffsetPreservingWriter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import ExportManifest, FileLog, write_manifest, write_partition
 from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset, read
 from streamrl.recordings import archive
-from streamrl.recordings.archive import export, restore, run_of
+from streamrl.recordings.archive import (
+    export,
+    exported_run_file,
+    import_run,
+    run_file_for_import,
+)
 from streamrl.recordings.audit import Audit, audit
 from streamrl.recordings.replay import replay
 from streamrl.records import RunConfig
@@ -66,7 +71,7 @@ def replays(log: Log, run: RunFile = RUN) -> tuple[int, int]:
 def test_files_hold_all_of_a_log(recording: MemoryLog, tmp_path: Path):
     files = export(recording, RUN, tmp_path / "x")
     assert everything(files) == everything(recording) and bounds(files) == bounds(recording)
-    assert files.manifest.run == "small" and run_of(files) == RUN
+    assert files.manifest.run == "small" and exported_run_file(files) == RUN
 
 
 def test_replay_and_audit_need_the_files_only(recording: MemoryLog, tmp_path: Path):
@@ -135,7 +140,7 @@ def test_the_run_file_is_the_one_recorded_and_belongs_to_no_machine(tmp_path: Pa
             "runs_dir": "/elsewhere",
         }
     )
-    assert archive.as_recorded(log, given) is given
+    assert archive.recorded_run_file(log, given) is given
     recorded = RUN.model_copy(
         update={"learner": RUN.learner.model_copy(update={"seed": 7}), "kafka": given.kafka}
     )
@@ -143,18 +148,18 @@ def test_the_run_file_is_the_one_recorded_and_belongs_to_no_machine(tmp_path: Pa
         log, Output("config", "small", RunConfig(run="small", text=recorded.to_json(), time_s=0.0))
     )
     files = export(log, given, tmp_path / "x")
-    assert run_of(files).learner.seed == 7
+    assert exported_run_file(files).learner.seed == 7
     text = (files.directory / "manifest.json").read_text()
     assert "secret" not in text and "there:1" not in text and "elsewhere" not in text
     publish(
         log,
         Output("config", "small", RunConfig(run="small", text='{"what": "is this"}', time_s=0.0)),
     )
-    assert archive.as_recorded(log, given) is given
+    assert archive.recorded_run_file(log, given) is given
 
 
 def test_a_run_made_of_an_export_keeps_what_is_old(recording: MemoryLog, tmp_path: Path):
-    run = run_of(export(recording, RUN, tmp_path / "x"), "again")
+    run = run_file_for_import(export(recording, RUN, tmp_path / "x"), "again")
     assert run.run == "again"
     for topic in topics.plan(run):
         assert (
@@ -182,9 +187,9 @@ def settled(log: KafkaLog) -> None:
 
 
 def imported(files: FileLog, broker: str, name: str) -> tuple[RunFile, KafkaLog]:
-    run = run_of(files, name)
+    run = run_file_for_import(files, name)
     kafka = {"bootstrap.servers": broker}
-    restore(files, run, kafka)
+    import_run(files, run, kafka)
     return run, KafkaLog(kafka, name)
 
 
@@ -211,7 +216,7 @@ def test_aborted_transactions_retention_and_several_partitions(
     """Holes of every size: 1 and 2 behind records, larger ones, and a beginning that retention has
     deleted.
     """
-    monkeypatch.setattr(offsets, "MAX_OP_MESSAGES", 3)
+    monkeypatch.setattr(import_plan, "MAX_OP_MESSAGES", 3)
     run, log = on_broker(broker, run_name, partitions=2)
 
     def record(topic: str, value: int, partition: int = 0) -> Message:
@@ -229,7 +234,7 @@ def test_aborted_transactions_retention_and_several_partitions(
     plain.flush()
     settled(log)
     for topic, gap in (("fates", 4), ("batches", 2)):  # aborted transactions of 3 records and of 1
-        rewriter.write([offsets.WriteOp((topic, 0), [], gap, end_offset(log, topic, 0) + gap)])
+        rewriter.write([import_plan.WriteOp((topic, 0), [], gap, end_offset(log, topic, 0) + gap)])
         rewriter.wait()
         plain.send(record(topic, 9))
     plain.flush()
@@ -250,11 +255,15 @@ def test_a_name_that_is_taken_and_topics_of_no_kind(broker: str, run_name: str, 
     _, log = on_broker(broker, run_name)
     files = export(MemoryLog(TOPICS), RUN, tmp_path / "x")
     with pytest.raises(ConfigError, match=f"topics of a run '{run_name}' already"):
-        restore(files, run_of(files, run_name), {"bootstrap.servers": broker})
+        import_run(files, run_file_for_import(files, run_name), {"bootstrap.servers": broker})
     assert "demand" in log.topics()
     strange = export(MemoryLog({"what.is-this": 1}), RUN, tmp_path / "y")
     with pytest.raises(ConfigError, match="topic what.is-this is of no kind"):
-        restore(strange, run_of(strange, f"{run_name}-strange"), {"bootstrap.servers": broker})
+        import_run(
+            strange,
+            run_file_for_import(strange, f"{run_name}-strange"),
+            {"bootstrap.servers": broker},
+        )
 
 
 def test_an_import_that_fails_leaves_nothing(broker: str, run_name: str, tmp_path: Path):
@@ -283,5 +292,5 @@ def test_an_import_that_fails_leaves_nothing(broker: str, run_name: str, tmp_pat
     with pytest.raises(
         BrokerError, match=r"fates\[0\] begins with a single offset .* from the files instead"
     ):
-        restore(files, run_of(files, run_name), {"bootstrap.servers": broker})
+        import_run(files, run_file_for_import(files, run_name), {"bootstrap.servers": broker})
     assert KafkaLog({"bootstrap.servers": broker}, run_name).topics() == {}

@@ -24,7 +24,12 @@ from streamrl.processor import restore as restoring
 from streamrl.processor.definition import Processor
 from streamrl.processor.journal import entries
 from streamrl.processor.snapshots import held_events
-from streamrl.recordings.archive import export, restore, run_of
+from streamrl.recordings.archive import (
+    export,
+    exported_run_file,
+    import_run,
+    run_file_for_import,
+)
 from streamrl.recordings.audit import KINDS, audit
 from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
@@ -90,7 +95,7 @@ def test_every_record_is_read_and_would_be_written_the_same(earlier: FileLog):
 
 
 def test_it_is_audited(earlier: FileLog):
-    run = run_of(earlier)
+    run = exported_run_file(earlier)
     account = audit(earlier, list(run.envs), run.learner.name, list(processors_of(run).values()))
     assert account.balanced and account.problems == []
     assert {name: account.total(name) for name in (*KINDS, "in flight")} == FATES
@@ -98,18 +103,18 @@ def test_it_is_audited(earlier: FileLog):
 
 def test_its_state_and_its_report_are_read(earlier: FileLog):
     """A topic that has come since is missing here, and nobody who reads it may end of that."""
-    run = run_of(earlier)
+    run = exported_run_file(earlier)
     assert read_view(run, earlier).version == VERSIONS - 1
     assert collect(run, earlier).newest == VERSIONS - 1
 
 
 def test_it_is_replayed(earlier: FileLog):
-    assert replays(earlier, processors_of(run_of(earlier))) == (GROUPS, BATCHES)
+    assert replays(earlier, processors_of(exported_run_file(earlier))) == (GROUPS, BATCHES)
 
 
 @pytest.mark.parametrize("name", ["buffer", "batcher"])
 def test_snapshots_are_read_and_hold_what_the_whole_fold_holds(earlier: FileLog, name: str):
-    part = processors_of(run_of(earlier))[name]
+    part = processors_of(exported_run_file(earlier))[name]
     written = [
         record
         for _, record in entries(earlier, topology.journal(name))
@@ -130,14 +135,14 @@ def held(state: object) -> list[tuple[str, int, int]]:
 
 
 def test_it_is_exported(earlier: FileLog, tmp_path: Path):
-    again = export(earlier, run_of(earlier), tmp_path / "again")
+    again = export(earlier, exported_run_file(earlier), tmp_path / "again")
     assert messages(again) == messages(earlier)
 
 
 def test_it_goes_on_on_a_broker(earlier: FileLog, broker: str, run_name: str):
-    run = run_of(earlier, run_name)
+    run = run_file_for_import(earlier, run_name)
     kafka = {"bootstrap.servers": broker}
-    restore(earlier, run, kafka)
+    import_run(earlier, run, kafka)
     log = KafkaLog(kafka, run_name)
     with running(log, run):
         for version in range(VERSIONS, VERSIONS + 3):

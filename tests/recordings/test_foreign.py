@@ -27,7 +27,7 @@ from streamrl.log.parquet import (
     write_manifest,
 )
 from streamrl.log.protocol import Output, beginning_offset, read
-from streamrl.recordings.archive import export, plan, run_of
+from streamrl.recordings.archive import export, exported_run_file, plan
 from streamrl.recordings.replay import replay
 from streamrl.records import JournalEntry
 from tests.support.data_path import RUN, TOPICS, parts, play
@@ -147,7 +147,7 @@ def test_of_a_foreign_run_file_only_what_acts_on_nothing_here_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    run = run_of(FileLog(exported(tmp_path / "x", HOSTILE)))
+    run = exported_run_file(FileLog(exported(tmp_path / "x", HOSTILE)))
     assert (
         not run.imported
         and "env:" not in run.to_json()
@@ -178,7 +178,7 @@ def test_what_a_run_of_ones_own_of_that_name_names_stays(
     (tmp_path / "runs" / "small" / "run.yaml").write_text(
         "run: small\nenvs: {copy: {}}\nlearner: {loss: evil_code:loss}\n"
     )
-    run = run_of(FileLog(exported(tmp_path / "x", HOSTILE)))
+    run = exported_run_file(FileLog(exported(tmp_path / "x", HOSTILE)))
     assert (
         run.imported == {"evil_code:loss"}
         and run.learner.kl == "k3"
@@ -188,7 +188,7 @@ def test_what_a_run_of_ones_own_of_that_name_names_stays(
 
 def test_what_a_run_exports_it_can_be_made_of_again(recording: MemoryLog, tmp_path: Path):
     files = export(recording, RUN, tmp_path / "x")
-    assert run_of(files) == RUN
+    assert exported_run_file(files) == RUN
 
 
 def file(name: str, first: int = 0, last: int = 1, count: int = 2) -> ExportedFile:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.log import offsets
-from streamrl.log.offsets import WriteOp, plan_writes
+from streamrl.log import import_plan
+from streamrl.log.import_plan import WriteOp, plan_writes
 from streamrl.log.protocol import Message
 
 WHERE = ("fates", 0)
@@ -75,10 +75,10 @@ def test_a_single_offset_before_everything_cannot_be_made():
 
 
 def test_chunks_are_bounded_and_the_last_one_closes_the_hole(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(offsets, "MAX_OP_MESSAGES", 2)
+    monkeypatch.setattr(import_plan, "MAX_OP_MESSAGES", 2)
     assert planned([0, 1, 2, 3, 4], 6) == [([0, 1], 0), ([2, 3], 0), ([4], 1)]
-    monkeypatch.setattr(offsets, "MAX_OP_MESSAGES", 99)
-    monkeypatch.setattr(offsets, "MAX_OP_BYTES", 10)
+    monkeypatch.setattr(import_plan, "MAX_OP_MESSAGES", 99)
+    monkeypatch.setattr(import_plan, "MAX_OP_BYTES", 10)
     made = list(plan_writes(WHERE, 0, 3, [message(i, b"x" * 10) for i in range(3)]))
     assert [len(step.messages) for step in made] == [1, 1, 1]
 
