@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from streamrl.config import topology
+from streamrl.config.run_file import RunFile
 from streamrl.learner.inputs import newest_lineages
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import (
@@ -33,6 +34,7 @@ from streamrl.log.protocol import (
 from streamrl.processor.definition import Processor
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import held_events
+from streamrl.recordings.processors import processors_of
 from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import Batch, Fate, PolicyVersion, Rollout, ScoredGroup
 
@@ -44,7 +46,7 @@ PartitionKey = tuple[str, int]  # env, partition
 
 
 @dataclass
-class PartitionAccount:
+class PartitionLedger:
     """What is known of the rollouts in one partition. The arrays are indexed by offset."""
 
     start: int  # the first offset that retention has not deleted
@@ -59,7 +61,7 @@ class PartitionAccount:
     early: np.ndarray
 
     @classmethod
-    def empty(cls, start: int, end: int) -> PartitionAccount:
+    def empty(cls, start: int, end: int) -> PartitionLedger:
         """A ledger of the offsets below `end`, without any rollout."""
         return cls(
             start,
@@ -75,7 +77,7 @@ class PartitionAccount:
 
 @dataclass
 class Audit:
-    """The account of a run."""
+    """What an audit has counted."""
 
     # (env, policy version) -> fate -> rollouts
     counts: dict[tuple[str, int], Counter[str]] = field(
@@ -112,7 +114,7 @@ class Audit:
         """The rollouts of all envs and versions with the fate `name`, or "in flight" or "lost"."""
         return sum(counts[name] for counts in self.counts.values())
 
-    def add(self, problem: str) -> None:
+    def add_problem(self, problem: str) -> None:
         """Add a problem to the list, unless it is full."""
         if len(self.problems) < NAMED:
             self.problems.append(problem)
@@ -124,14 +126,8 @@ class TopicReader:
 
     log: Log
     report: OnProgress
-    bounds: dict[tuple[str, int], tuple[int, int]]  # (topic, partition) -> (start, end)
+    bounds: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict[Any, Any])
     done: int = 0  # the offsets of the partitions that were read to their ends
-
-    @classmethod
-    def of(cls, log: Log, topics: list[str], report: OnProgress) -> TopicReader:
-        reading = cls(log, report, {})
-        reading.add(topics)
-        return reading
 
     def add(self, topics: list[str]) -> None:
         """Read these topics too, up to their current ends."""
@@ -163,80 +159,163 @@ class TopicReader:
             self.done += end - start
 
 
-def audit(
-    log: Log,
-    envs: list[str],
-    learner: str,
-    parts: list[Processor[Any, Any]],
-    progress: OnProgress = no_progress,
-) -> Audit:
-    """Read the topics of a run and account for every rollout.
+def audit(log: Log, run: RunFile, progress: OnProgress = no_progress) -> Audit:
+    """Read the topics of a run and account for every rollout."""
+    auditor = Auditor(log, run, progress)
+    auditor.read_rollouts()
+    for processor in processors_of(run).values():
+        auditor.mark_held(processor)
+    # The run may go on meanwhile. What the processors no longer hold by now has a fate, so fates
+    # are read after their states.
+    auditor.reader.add([topology.POLICY_VERSIONS, topology.FATES, topology.BATCHES])
+    auditor.read_training()
+    auditor.read_fates()
+    auditor.tally()
+    progress(auditor.reader.total, auditor.reader.total)
+    return auditor.result
 
-    `parts` are its buffer and batcher. The rollouts that they hold are in flight.
+
+class Auditor:
+    """Makes a ledger of each partition of rollouts, enters what the other topics say of them, and
+    counts.
+
+    Rollouts published after the ledgers were made are not part of the audit.
     """
-    rollouts = [topology.rollouts(env) for env in envs]
-    reading = TopicReader.of(log, rollouts, progress)
-    ledgers = read_rollouts(log, reading, rollouts)
-    for part in parts:
-        mark_held(log, ledgers, part)
-    # The run may go on meanwhile. What the parts no longer hold by now has a fate, so fates are
-    # read after their states.
-    reading.add([topology.POLICY_VERSIONS, topology.FATES, topology.BATCHES])
-    result = Audit()
-    newest = read_training(result, reading, learner)
-    # Fates of envs that were removed from the run are not counted.
-    removed = {t for t in log.topics() if topology.kind_of(t) == topology.ROLLOUTS} - set(rollouts)
-    for event in reading.events(topology.FATES, ("fate",)):
-        fate = event.record
-        if isinstance(fate, Fate) and topology.rollouts(fate.environment) not in removed:
-            record_fate(result, ledgers, fate, log)
-    for where, ledger in ledgers.items():
-        tally_partition(result, log, where, ledger, newest)
-    progress(reading.total, reading.total)
-    return result
 
+    def __init__(self, log: Log, run: RunFile, progress: OnProgress = no_progress) -> None:
+        self.log = log
+        self.learner = run.learner.name  # the lead learner
+        self.topics = [topology.rollouts(env) for env in run.envs]
+        self.reader = TopicReader(log, progress)
+        self.reader.add(self.topics)
+        self.ledgers: dict[PartitionKey, PartitionLedger] = {
+            (topology.subject_of(topic), partition): PartitionLedger.empty(start, end)
+            for (topic, partition), (start, end) in self.reader.bounds.items()
+        }
+        self.newest_version = -1  # of the lead learner; -1 if there is none
+        self.result = Audit()
 
-def read_training(result: Audit, reading: TopicReader, learner: str) -> int:
-    """Add the batches, and the versions that the lead learner was trained to.
+    # ---- ledgers -----------------------------------------------------------------------------
 
-    Returns the newest announced version, -1 if there is none.
-    """
-    versions = [
-        event.record
-        for event in reading.events(topology.POLICY_VERSIONS, ("policy-version",))
-        if isinstance(event.record, PolicyVersion) and event.record.learner == learner
-    ]
-    valid = newest_lineages(versions)
-    result.lineages = sum(record.lineage for record in valid.values())
-    result.skipped = sum(record.skipped for record in valid.values())
-    for event in reading.events(topology.BATCHES, ("batch",)):
-        if isinstance(event.record, Batch):
-            result.batches[event.record.number] = len(set(event.record.uids))
-    # A fork announces versions of its parent, whose batches are not in its own topic.
-    for record in versions:
-        if record.batch in result.batches:
-            result.trained_on[record.version] = record.batch
-    return max((record.version for record in versions), default=-1)
+    def read_rollouts(self) -> None:
+        """Enter the rollouts that lie in each partition."""
+        fates_from_s = oldest_s(self.log, topology.FATES)
+        for message in chain.from_iterable(self.reader.messages(topic) for topic in self.topics):
+            ledger = self.ledgers[topology.subject_of(message.topic), message.partition]
+            ledger.exists[message.offset] = True
+            record = to_event(message, ("rollout",)).record
+            if isinstance(record, Rollout):
+                ledger.versions[message.offset] = record.policy_version
+            ledger.early[message.offset] = message.timestamp_s < fates_from_s
 
+    def mark_held(self, processor: Processor[Any, Any]) -> None:
+        """Mark the rollouts that a processor holds or has not read yet."""
+        current, _ = restore(self.log, processor)
+        unread = unread_events(self.log, processor, current.offsets)
+        for event in chain(held_events(current.state), unread):
+            env = topology.subject_of(event.topic)
+            if isinstance(event.record, ScoredGroup):
+                held = self.ledgers[env, event.record.partition].held
+                offsets = event.record.offsets
+                held[offsets[offsets < len(held)]] = True
+            elif topology.kind_of(event.topic) == topology.ROLLOUTS:
+                held = self.ledgers[env, event.partition].held
+                if event.offset < len(held):
+                    held[event.offset] = True
 
-def read_rollouts(
-    log: Log, reading: TopicReader, topics: list[str]
-) -> dict[PartitionKey, PartitionAccount]:
-    """A ledger for each partition of the topics, with the rollouts that lie there."""
-    ledgers = {
-        (topology.subject_of(topic), partition): PartitionAccount.empty(start, end)
-        for (topic, partition), (start, end) in reading.bounds.items()
-        if topic in topics
-    }
-    fates_from_s = oldest_s(log, topology.FATES)
-    for message in chain.from_iterable(reading.messages(topic) for topic in topics):
-        ledger = ledgers[topology.subject_of(message.topic), message.partition]
-        ledger.exists[message.offset] = True
-        record = to_event(message, ("rollout",)).record
-        if isinstance(record, Rollout):
-            ledger.versions[message.offset] = record.policy_version
-        ledger.early[message.offset] = message.timestamp_s < fates_from_s
-    return ledgers
+    def read_fates(self) -> None:
+        """Enter the fates. Those of envs that were removed from the run are not counted."""
+        rollouts = {t for t in self.log.topics() if topology.kind_of(t) == topology.ROLLOUTS}
+        removed = rollouts - set(self.topics)
+        for event in self.reader.events(topology.FATES, ("fate",)):
+            fate = event.record
+            if isinstance(fate, Fate) and topology.rollouts(fate.environment) not in removed:
+                self._enter_fate(fate)
+
+    def _enter_fate(self, fate: Fate) -> None:
+        """Enter a fate for each rollout that it belongs to."""
+        topic = topology.rollouts(fate.environment)
+        ledger = self.ledgers.get((fate.environment, fate.partition))
+        for index, offset in enumerate(fate.offsets.tolist()):
+            uid = fate.uids[index] if index < len(fate.uids) else "an unreadable rollout"
+            place = f"{topic}[{fate.partition}]@{offset}"
+            if ledger is not None:
+                end = len(ledger.exists)
+                if end <= offset < end_offset(self.log, topic, fate.partition):
+                    continue
+                if 0 <= offset < ledger.start:
+                    self.result.gone += 1
+                    continue
+            if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
+                self.result.dangling += 1
+                self.result.add_problem(
+                    f"fate {fate.fate} of {uid} points at {place}, where no rollout lies"
+                )
+                continue
+            ledger.fates[offset] += 1
+            ledger.kind[offset] = KINDS.index(fate.fate)
+            ledger.batch[offset] = -1 if fate.batch is None else fate.batch
+            if ledger.fates[offset] == 2:
+                self.result.repeated += 1
+                self.result.add_problem(f"{uid} at {place} has a second fate: {fate.fate}")
+
+    # ---- counts ------------------------------------------------------------------------------
+
+    def read_training(self) -> None:
+        """Count the batches, and the versions that the lead learner was trained to."""
+        result = self.result
+        versions = [
+            event.record
+            for event in self.reader.events(topology.POLICY_VERSIONS, ("policy-version",))
+            if isinstance(event.record, PolicyVersion) and event.record.learner == self.learner
+        ]
+        valid = newest_lineages(versions)
+        result.lineages = sum(record.lineage for record in valid.values())
+        result.skipped = sum(record.skipped for record in valid.values())
+        for event in self.reader.events(topology.BATCHES, ("batch",)):
+            if isinstance(event.record, Batch):
+                result.batches[event.record.number] = len(set(event.record.uids))
+        # A fork announces versions of its parent, whose batches are not in its own topic.
+        for record in versions:
+            if record.batch in result.batches:
+                result.trained_on[record.version] = record.batch
+        self.newest_version = max((record.version for record in versions), default=-1)
+
+    def tally(self) -> None:
+        """Count the rollouts by fate, and name those that are lost."""
+        for (env, partition), ledger in self.ledgers.items():
+            self._tally_partition(env, partition, ledger)
+
+    def _tally_partition(self, env: str, partition: int, ledger: PartitionLedger) -> None:
+        result = self.result
+        without_fate = ledger.exists & (ledger.fates == 0)
+        gone = without_fate & ~ledger.held & ledger.early
+        lost = without_fate & ~ledger.held & ~gone
+        result.gone += int(gone.sum())
+        result.lost += int(lost.sum())
+        states = {name: ledger.exists & (ledger.kind == i) for i, name in enumerate(KINDS)}
+        states["in flight"] = without_fate & ledger.held
+        states["lost"] = lost
+        for name, mask in states.items():
+            versions, counts = np.unique(ledger.versions[mask], return_counts=True)
+            for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
+                result.counts.setdefault((env, version), Counter())[name] += count
+        batched = states["batched"]
+        batches = ledger.batch[batched]
+        sampled_by = ledger.versions[batched]
+        result.ages.update((batches - sampled_by).tolist())
+        result.trained += int((batches < self.newest_version).sum())
+        pairs, counts = np.unique(np.stack([batches, sampled_by]), axis=1, return_counts=True)
+        for (batch, version), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+            result.sampled_by.setdefault(batch, Counter())[version] += count
+        topic = topology.rollouts(env)
+        for offset in np.flatnonzero(lost)[:NAMED].tolist():
+            message = next(read(self.log, topic, partition, offset, offset + 1), None)
+            record = None if message is None else to_event(message, ("rollout",)).record
+            uid = record.rollout_uid if isinstance(record, Rollout) else "an unreadable record"
+            result.add_problem(
+                f"{uid} at {topic}[{partition}]@{offset} has no fate, and no part holds it"
+            )
 
 
 def oldest_s(log: Log, topic: str) -> float:
@@ -244,112 +323,24 @@ def oldest_s(log: Log, topic: str) -> float:
 
     It is -inf for a topic from which retention has deleted nothing.
     """
-    found = -math.inf
+    oldest = -math.inf
     for partition in range(log.topics().get(topic, 0)):
         start = beginning_offset(log, topic, partition)
         if start:
             first = next(read(log, topic, partition, start), None)
-            found = max(found, math.inf if first is None else first.timestamp_s)
-    return found
-
-
-def record_fate(
-    result: Audit, ledgers: dict[PartitionKey, PartitionAccount], fate: Fate, log: Log
-) -> None:
-    """Add a fate to each rollout that it belongs to.
-
-    Rollouts published after the ledgers were made are not part of the account.
-    """
-    topic = topology.rollouts(fate.environment)
-    ledger = ledgers.get((fate.environment, fate.partition))
-    for index, offset in enumerate(fate.offsets.tolist()):
-        uid = fate.uids[index] if index < len(fate.uids) else "an unreadable rollout"
-        place = f"{topic}[{fate.partition}]@{offset}"
-        if ledger is not None:
-            end = len(ledger.exists)
-            if end <= offset < end_offset(log, topic, fate.partition):
-                continue
-            if 0 <= offset < ledger.start:
-                result.gone += 1
-                continue
-        if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
-            result.dangling += 1
-            result.add(f"fate {fate.fate} of {uid} points at {place}, where no rollout lies")
-            continue
-        ledger.fates[offset] += 1
-        ledger.kind[offset] = KINDS.index(fate.fate)
-        ledger.batch[offset] = -1 if fate.batch is None else fate.batch
-        if ledger.fates[offset] == 2:
-            result.repeated += 1
-            result.add(f"{uid} at {place} has a second fate: {fate.fate}")
-
-
-def mark_held(
-    log: Log, ledgers: dict[PartitionKey, PartitionAccount], part: Processor[Any, Any]
-) -> None:
-    """Mark the rollouts that a part holds or has not read yet.
-
-    Rollouts published after the ledgers were made are not part of the account.
-    """
-    current, _ = restore(log, part)
-    for event in chain(held_events(current.state), unread_events(log, part, current.offsets)):
-        env = topology.subject_of(event.topic)
-        if isinstance(event.record, ScoredGroup):
-            held = ledgers[env, event.record.partition].held
-            offsets = event.record.offsets
-            held[offsets[offsets < len(held)]] = True
-        elif topology.kind_of(event.topic) == topology.ROLLOUTS:
-            held = ledgers[env, event.partition].held
-            if event.offset < len(held):
-                held[event.offset] = True
+            oldest = max(oldest, math.inf if first is None else first.timestamp_s)
+    return oldest
 
 
 def unread_events(
-    log: Log, part: Processor[Any, Any], offsets: Mapping[TopicPartition, int]
+    log: Log, processor: Processor[Any, Any], offsets: Mapping[TopicPartition, int]
 ) -> Iterator[Event]:
-    """The rollouts and groups that a part has not read yet. `offsets` are those it reads next."""
-    for topic, schemas in part.inputs.items():
+    """The rollouts and groups that a processor has not read yet. `offsets` are those it reads
+    next.
+    """
+    for topic, partition in processor.existing_partitions(log):
         if topology.kind_of(topic) not in topology.PARTITIONED:
             continue
-        for partition in range(log.topics().get(topic, 0)):
-            if not part.takes(topic, partition):
-                continue
-            start = offsets.get((topic, partition), beginning_offset(log, topic, partition))
-            for message in read(log, topic, partition, start):
-                yield to_event(message, schemas)
-
-
-def tally_partition(
-    result: Audit, log: Log, where: PartitionKey, ledger: PartitionAccount, announced: int
-) -> None:
-    """Count the rollouts of one partition by fate, and name those that are lost.
-
-    `announced` is the newest version of the lead learner, -1 if there is none.
-    """
-    env, partition = where
-    without_fate = ledger.exists & (ledger.fates == 0)
-    gone = without_fate & ~ledger.held & ledger.early
-    lost = without_fate & ~ledger.held & ~gone
-    result.gone += int(gone.sum())
-    result.lost += int(lost.sum())
-    states = {name: ledger.exists & (ledger.kind == i) for i, name in enumerate(KINDS)}
-    states["in flight"] = without_fate & ledger.held
-    states["lost"] = lost
-    for name, mask in states.items():
-        versions, counts = np.unique(ledger.versions[mask], return_counts=True)
-        for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
-            result.counts.setdefault((env, version), Counter())[name] += count
-    batched = states["batched"]
-    batches = ledger.batch[batched]
-    sampled_by = ledger.versions[batched]
-    result.ages.update((batches - sampled_by).tolist())
-    result.trained += int((batches < announced).sum())
-    pairs, counts = np.unique(np.stack([batches, sampled_by]), axis=1, return_counts=True)
-    for (batch, version), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
-        result.sampled_by.setdefault(batch, Counter())[version] += count
-    topic = topology.rollouts(env)
-    for offset in np.flatnonzero(lost)[:NAMED].tolist():
-        message = next(read(log, topic, partition, offset, offset + 1), None)
-        record = None if message is None else to_event(message, ("rollout",)).record
-        uid = record.rollout_uid if isinstance(record, Rollout) else "an unreadable record"
-        result.add(f"{uid} at {topic}[{partition}]@{offset} has no fate, and no part holds it")
+        start = offsets.get((topic, partition), beginning_offset(log, topic, partition))
+        for message in read(log, topic, partition, start):
+            yield to_event(message, processor.inputs[topic])

@@ -11,7 +11,6 @@ from streamrl.config.run_file import RunFile
 from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import quoted
 from streamrl.recordings.audit import KINDS, Audit, audit
-from streamrl.recordings.processors import processors_of
 from streamrl.recordings.progress import progress_bar
 
 COLUMNS = (*KINDS, "in flight", "lost")
@@ -20,8 +19,7 @@ COLUMNS = (*KINDS, "in flight", "lost")
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:
     """Print the account of a run. Returns the exit code, which is 1 if it does not balance."""
     with progress_bar("audit", Console(stderr=True)) as progress:
-        processors = list(processors_of(run).values())
-        result = audit(log, list(run.envs), run.learner.name, processors, progress)
+        result = audit(log, run, progress)
     console.print(account_table(result, by_version))
     if by_version:
         console.print(provenance_table(result))

@@ -58,7 +58,7 @@ def account(run: RunFile, log: Log, env: str, answered: Mapping[str, int], work:
     by_session = Counter(call.session for call in counted.values())
     trained = [rollout for rollout in rollouts if not rollout.failure]
     parts = processors_of(run)
-    audited = audit(log, list(run.envs), run.learner.name, list(parts.values()))
+    audited = audit(log, run)
     return Account(
         start=float(np.mean([rollout.reward for rollout in trained[:ENDS]])),
         end=float(np.mean([rollout.reward for rollout in trained[-ENDS:]])),

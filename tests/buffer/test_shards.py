@@ -194,5 +194,5 @@ def test_a_run_in_shards_is_audited_and_replayed_and_a_shard_restarts():
     assert min(made) > 0 and sum(made) == 64
     assert replayed["batcher"].identical["batches"] >= 4
     assert set(closed_groups(log, run).values()) == {1}
-    account = audit(log, list(run.envs), "lead", list(processors_of(run).values()))
+    account = audit(log, run)
     assert account.balanced and account.published == 128 and not account.total("lost")

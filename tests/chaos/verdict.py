@@ -197,7 +197,7 @@ def look_at_batches(
 
 
 def look_at_accounts(log: Log, run: RunFile, found: Verdict) -> None:
-    account = audit(log, list(run.envs), run.learner.name, list(processors_of(run).values()))
+    account = audit(log, run)
     found.two_fates, found.without_fate, found.in_flight = (
         account.repeated,
         account.lost,

@@ -18,7 +18,7 @@ from streamrl.recordings.archive import export
 from streamrl.recordings.audit import audit
 from streamrl.records import Rollout
 from tests.support.build import rollout
-from tests.support.data_path import RUN, TOPICS, parts, play, publish
+from tests.support.data_path import RUN, TOPICS, play, publish
 from tests.support.life import live
 from tests.support.waiting import patience
 
@@ -42,7 +42,7 @@ def read_through(log: Log, until: int) -> LiveState:
 
 def test_fates_are_counted_as_the_audit_counts_them(recording: MemoryLog):
     board = read_through(recording, 81)
-    result = audit(recording, list(RUN.envs), "lead", parts())
+    result = audit(recording, RUN)
     for env in views.fates(board.state):
         counted: Counter[str] = Counter()
         for (name, _), counts in result.counts.items():

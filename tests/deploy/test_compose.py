@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from streamrl.batcher import process as batcher
-from streamrl.buffer import process as buffer
 from streamrl.config import run_file
 from streamrl.local_kafka.distribution import VERSION
 from streamrl.log.codec import to_message
@@ -303,12 +301,7 @@ def ends_well(run: Composed) -> None:
         for name in run.services
         if name not in ("kafka", "topics")
     }
-    account = audit(
-        run.log,
-        list(run.run.envs),
-        run.run.learner.name,
-        [buffer.make_processor(run.run), batcher.make_processor(run.run)],
-    )
+    account = audit(run.log, run.run)
     assert account.balanced and account.batches
     assert run.written() == set(), "the root file system of a container may be read-only"
 

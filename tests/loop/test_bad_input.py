@@ -28,7 +28,6 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Message, Output, end_offset
 from streamrl.recordings.audit import audit
 from streamrl.recordings.dead_letters import letters
-from streamrl.recordings.processors import processors_of
 from tests.support.build import rollout
 from tests.support.data_path import announce, wait_for_batches
 from tests.support.rubbish import KIND, KINDS, LARGE, SCHEMA, bad
@@ -169,7 +168,7 @@ def test_ten_thousand_malformed_records_stop_nobody(broker: str, run: tuple[RunF
     ] == []
     assert sum(1 for _ in letters(log, "policy-versions")) == len(ROLES)  # each reader put it aside
 
-    account = audit(log, list(settings.envs), "lead", list(processors_of(settings).values()))
+    account = audit(log, settings)
     assert account.balanced and account.problems == []
     assert account.total("invalid") == sum(sent.values())
     assert (

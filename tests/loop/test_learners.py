@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from streamrl.recordings.audit import audit
-from streamrl.recordings.processors import processors_of
 from streamrl.records import Batch, PolicyVersion, Server
 from tests.loop.runs import ROOT, STREAMRL, Live, live, quickstart
 from tests.support.waiting import patience
@@ -81,7 +80,5 @@ def test_a_second_learner_joins_a_live_run(tmp_path: Path):
             not any(record.error for record in servers)
             and max(record.version for record in servers) >= AT + 4
         )
-        account = audit(
-            run.log(), list(run.run.envs), "lead", list(processors_of(run.run).values())
-        )
+        account = audit(run.log(), run.run)
         assert account.balanced, account.problems

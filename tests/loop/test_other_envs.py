@@ -13,7 +13,6 @@ import pytest
 from streamrl.config import topology
 from streamrl.local_kafka import connect
 from streamrl.recordings.audit import audit
-from streamrl.recordings.processors import processors_of
 from streamrl.records import Rollout
 from tests.loop.runs import live
 
@@ -65,9 +64,7 @@ def test_choices_and_programs_are_judged_and_accounted_for(tmp_path: Path):
         assert run.wait(900) == 0, run.said()
         run.nothing_left()
         with connect.connect_or_start(run.run):
-            account = audit(
-                run.log(), list(run.run.envs), "lead", list(processors_of(run.run).values())
-            )
+            account = audit(run.log(), run.run)
             made = {
                 env: [
                     r

@@ -147,7 +147,7 @@ def check_account(run, report: dict) -> None:
     parts = [buffer.make_processor(run), batcher.make_processor(run)]
     with connect.connect_or_start(run) as settings:
         log = KafkaLog(settings, run.run)
-        account = audit(log, list(run.envs), run.learner.name, parts)
+        account = audit(log, run)
         assert account.balanced, account.problems
         assert account.published == sum(env["rollouts"] for env in report["envs"].values())
         assert [replay(log, part)[0].difference for part in parts] == ["", ""]

@@ -126,12 +126,7 @@ def check_account(run: Live) -> None:
     the run replays bit for bit.
     """
     log = run.log()
-    account = audit(
-        log,
-        [ENV],
-        run.run.learner.name,
-        [buffer.make_processor(run.run), batcher.make_processor(run.run)],
-    )
+    account = audit(log, run.run)
     rollouts = published(run)
     counts = Counter((rollout.group_id, rollout.rollout_uid) for rollout in rollouts)
     groups = {rollout.group_id for rollout in rollouts}

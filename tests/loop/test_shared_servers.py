@@ -96,7 +96,7 @@ def test_two_learners_share_a_server_and_neither_stops_the_other(runs: tuple[Liv
         assert len(mismatches) >= VERSIONS and max(mismatches) < MISMATCH
 
         parts = processors_of(run.run)
-        account = audit(run.log(), list(run.run.envs), "lead", list(parts.values()))
+        account = audit(run.log(), run.run)
         assert account.balanced, account.problems
         for name in ("buffer", "batcher"):
             assert replay(run.log(), parts[name])[0].difference == ""

@@ -22,7 +22,7 @@ def test_two_runs_on_one_broker_do_not_meet(broker: str, run_name: str):
         batches = list(pool.map(play, logs, (4, 3)))
     for log, made, rounds in zip(logs, batches, (4, 3), strict=True):
         assert [batch.number for batch in made] == list(range(len(made))) and len(made) >= rounds
-        account = audit(log, list(RUN.envs), "lead", parts())
+        account = audit(log, RUN)
         assert account.balanced, account.problems
         assert account.published == rounds * 2 * 5 * 2  # envs, groups, rollouts of a group
         assert [replay(log, part)[0].difference for part in parts()] == ["", ""]

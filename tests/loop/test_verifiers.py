@@ -12,7 +12,6 @@ import yaml
 from streamrl.config import topology
 from streamrl.local_kafka import connect
 from streamrl.recordings.audit import audit
-from streamrl.recordings.processors import processors_of
 from streamrl.records import Rollout
 from tests.loop.runs import ROOT, Live, live
 
@@ -49,9 +48,7 @@ def test_one_of_each_sort_is_learned_token_for_token(tmp_path: Path):
         assert report["logprob_mismatch_max_abs"] <= 1e-4
         run.nothing_left()
         with connect.connect_or_start(run.run):
-            account = audit(
-                run.log(), list(run.run.envs), "lead", list(processors_of(run.run).values())
-            )
+            account = audit(run.log(), run.run)
             assert account.balanced, account.problems
             made = {name: good(run, name) for name in settings["envs"]}
     names = {

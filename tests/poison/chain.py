@@ -163,7 +163,7 @@ def judged(
         ends += fates.get(place, []) or [
             f"dead letter: {aside[place]}" if place in aside else "passed over"
         ]
-    account = audit(log, list(run.envs), run.learner.name, list(parts))
+    account = audit(log, run)
     if not account.balanced:
         return Outcome(ends, f"the audit does not balance: {account.problems[:1]}")
     for part in parts:

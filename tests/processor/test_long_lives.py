@@ -221,7 +221,7 @@ def test_the_batcher_lets_go_of_groups_that_are_deleted_and_goes_on():
         result, fold = replay(log, part)
         assert result.difference == "" and result.begins_at > 0
         assert serialize_state(fold.state) == serialize_state(restore(log, part)[0].state)
-    assert audit(log, BOTH, RUN.learner.name, [of_rollouts, of_groups]).balanced
+    assert audit(log, run_of(*BOTH, on_removed="expire")).balanced
 
 
 def found_from(log: MemoryLog, topic: str) -> list[Any]:
@@ -285,7 +285,7 @@ def test_an_env_is_taken_out_and_another_added_and_what_was_held_of_it_ends():
     ]
     batches = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
     assert batches and all(batch.environments == ["copy", "math"] for batch in batches)
-    assert audit(log, ["copy", "math"], RUN.learner.name, parts(run)).balanced
+    assert audit(log, run).balanced
 
 
 def test_what_an_env_owed_that_is_gone_goes_to_the_others():
@@ -375,7 +375,7 @@ def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(
     for part in parts(after):
         result, fold = replay(log, part)
         assert (result.difference, fold.sequence) == ("", restore(log, part)[0].sequence)
-    account = audit(log, list(after.envs), after.learner.name, parts(after))
+    account = audit(log, after)
     assert account.balanced and account.total("batched") > 0
 
 

@@ -58,7 +58,7 @@ def bounds(log: Log) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def account(log: Log, run: RunFile = RUN) -> Audit:
-    return audit(log, list(run.envs), run.learner.name, parts(run))
+    return audit(log, run)
 
 
 def replays(log: Log, run: RunFile = RUN) -> tuple[int, int]:

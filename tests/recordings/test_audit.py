@@ -8,11 +8,11 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.recordings.audit import Audit, audit
 from streamrl.records import Fate
-from tests.support.data_path import RUN, TOPICS, parts, play, publish
+from tests.support.data_path import RUN, TOPICS, play, publish
 
 
 def account(log: MemoryLog) -> Audit:
-    return audit(log, list(RUN.envs), "lead", parts())
+    return audit(log, RUN)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from streamrl.recordings.dead_letters import (
 )
 from streamrl.records import PolicyVersion
 from tests.support.build import rollout
-from tests.support.data_path import RUN, TOPICS, announce, parts, play, running, wait_until_heard
+from tests.support.data_path import RUN, TOPICS, announce, play, running, wait_until_heard
 from tests.support.waiting import patience, until
 
 
@@ -127,7 +127,7 @@ def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_bala
             recording, ["rollouts.copy"], lambda letter: "further ahead" in letter.cause
         ) == {"rollouts.copy": 2}
         wait_for_group(recording, "early")
-    result = audit(recording, list(RUN.envs), "lead", parts())
+    result = audit(recording, RUN)
     assert result.balanced and result.problems == []
     assert result.counts["copy", 12]["invalid"] == 2  # the old offsets keep their fate
     # the new ones have another
@@ -184,7 +184,7 @@ def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
         assert reader.poll(1, patience(30))
     row = summarize_causes(recording)["rollouts.add", "the record is empty"]
     assert (row.letters, row.requeued) == (2, 1) and row.last.offset > row.first.offset
-    assert audit(recording, list(RUN.envs), "lead", parts()).balanced
+    assert audit(recording, RUN).balanced
 
 
 def test_a_retry_that_dies_half_way_is_finished_by_the_next(

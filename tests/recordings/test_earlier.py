@@ -96,7 +96,7 @@ def test_every_record_is_read_and_would_be_written_the_same(earlier: FileLog):
 
 def test_it_is_audited(earlier: FileLog):
     run = exported_run_file(earlier)
-    account = audit(earlier, list(run.envs), run.learner.name, list(processors_of(run).values()))
+    account = audit(earlier, run)
     assert account.balanced and account.problems == []
     assert {name: account.total(name) for name in (*KINDS, "in flight")} == FATES
 
@@ -151,4 +151,4 @@ def test_it_goes_on_on_a_broker(earlier: FileLog, broker: str, run_name: str):
                 send_groups(log, env, range(version * 5, version * 5 + 5), version)
         wait_for_batches(log, BATCHES + 2, 60)
     assert replays(log, processors_of(run))[1] >= BATCHES + 2
-    assert audit(log, list(run.envs), run.learner.name, list(processors_of(run).values())).balanced
+    assert audit(log, run).balanced

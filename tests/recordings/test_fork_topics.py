@@ -104,7 +104,7 @@ def test_the_parts_go_on_from_there_and_the_books_are_in_order(parent: MemoryLog
         later = wait_for_batches(log, 3)
     assert [batch.number for batch in later[:3]] == [2, 3, 4]
     parts = [buffer.make_processor(made.run), batcher.make_processor(made.run)]
-    account = audit(log, list(RUN.envs), "lead", parts)
+    account = audit(log, made.run)
     assert account.balanced, account.problems
     assert [replay(log, part)[0].difference for part in parts] == ["", ""]
     assert not set(later[0].uids) & {uid for batch in later[1:] for uid in batch.uids}

@@ -69,7 +69,7 @@ def replayed(log: Log) -> None:
 
 
 def audited(log: Log) -> None:
-    result = audit(log, list(RUN.envs), "lead", parts())
+    result = audit(log, RUN)
     assert result.balanced and result.total("in flight") >= SHORT * 20
 
 

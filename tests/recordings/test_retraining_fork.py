@@ -332,7 +332,7 @@ def test_the_books_balance_and_the_parts_go_on_with_the_forks_own_versions():
     )
     parts = [buffer.make_processor(result.run), batcher.make_processor(result.run)]
     assert [replay(new, part)[0].difference for part in parts] == ["", ""]
-    account = audit(new, list(RUN.envs), "lead", parts)
+    account = audit(new, result.run)
     assert account.balanced and account.published == result.rollouts, account.problems
     assert result.run.fork is not None and result.run.fork.scorers == ["style@2"]
     assert {env.replicas for env in result.run.envs.values()} == {0}
@@ -344,7 +344,7 @@ def test_the_books_balance_and_the_parts_go_on_with_the_forks_own_versions():
         later = wait_for_batches(new, result.batches + 1)
     assert [batch.number for batch in later] == list(range(len(later)))
     assert [replay(new, part)[0].difference for part in parts] == ["", ""]
-    account = audit(new, list(RUN.envs), "lead", parts)
+    account = audit(new, result.run)
     assert account.balanced, account.problems
 
 
