@@ -77,7 +77,7 @@ class BatchBuilder:
             queue.ahead = []
             for held in waiting:
                 queue.add(held, announced=version)
-        self.totals.refresh(self.config, self.state)
+        self.totals.refresh()
 
     def on_group(self, event: Event, group: ScoredGroup) -> None:
         """A group has come: it counts as closed for its env, and waits if there is something to
@@ -112,7 +112,7 @@ class BatchBuilder:
         while self.batch_is_due() and self.state.next_batch != before and self.build():
             for env, queue in self.state.queues.items():
                 self.expire_old(env, queue)
-            self.totals.refresh(self.config, self.state)
+            self.totals.refresh()
 
     def batch_is_due(self) -> bool:
         """Is the version announced that the next batch waits for?"""
@@ -125,7 +125,7 @@ class BatchBuilder:
         if self.batch_is_due() and self.totals.is_clearly_short:
             self.record_shortage(self.totals.shortage())
         elif self.skipped_attempt:
-            self.record_shortage(self.totals.select(self.state).short)
+            self.record_shortage(self.totals.select().short)
 
     def publish_demand(self) -> None:
         for demand in changed_demands(self.config, self.state, self.time_s):
@@ -156,7 +156,7 @@ class BatchBuilder:
         }
         fractions = fractions_at(self.config, state, state.next_batch)
         state.deficit = rebase_deficit(fractions, state.deficit)
-        self.totals.refresh(self.config, state)
+        self.totals.refresh()
 
     # ---- which groups can be trained on ------------------------------------------------------
 
@@ -236,7 +236,7 @@ class BatchBuilder:
         if self.totals.retry_is_hopeless:
             self.skipped_attempt = True
             return None
-        selection = self.totals.select(self.state)
+        selection = self.totals.select()
         self.record_shortage(selection.short)
         self.totals.on_attempt(selection)
         return selection

@@ -11,23 +11,23 @@ from streamrl.batcher.state import BatcherConfig, BatcherState, deficit_under, f
 class EnvTotals:
     """What there is of each env and what the next batch owes each share.
 
-    Both are asked for at every group, of every env of the run, and seldom change. The
-    totals also know when it is of no use to try to build the batch again.
+    Both are asked for at every group, of every env of the run, and seldom change. The totals also
+    know when it is of no use to try to build the batch again.
     """
 
     def __init__(self, config: BatcherConfig, state: BatcherState) -> None:
-        self._budget = config.total_token_budget
-        self._spill = config.spill
-        self._envs = len(config.fractions)
+        self._config = config
+        self._state = state
         self._tokens_since_attempt = 0
-        self.refresh(config, state)
+        self.refresh()
 
-    def refresh(self, config: BatcherConfig, state: BatcherState) -> None:
+    def refresh(self) -> None:
         """Count again. Needed when a version is announced, or groups have left."""
+        state = self._state
         self.supply = {env: queue.usable_tokens for env, queue in state.queues.items()}
-        fractions = fractions_at(config, state, state.next_batch)
-        deficit = deficit_under(config, state, fractions)
-        self.owed = tokens_owed(fractions, deficit, self._budget)
+        fractions = fractions_at(self._config, state, state.next_batch)
+        deficit = deficit_under(self._config, state, fractions)
+        self.owed = tokens_owed(fractions, deficit, self._config.total_token_budget)
         self._deficit = sum(state.deficit.values())
         self._retry_after_tokens = dict[str, int]()
 
@@ -52,16 +52,21 @@ class EnvTotals:
     @property
     def is_clearly_short(self) -> bool:
         """Is there so much less than a batch that some share surely lacks a token?"""
-        return sum(self.supply.values()) + self._envs + 2 < self._budget + self._deficit
+        rounding = len(self._config.fractions) + 2
+        needed = self._config.total_token_budget + self._deficit
+        return sum(self.supply.values()) + rounding < needed
 
     def shortage(self) -> dict[str, int]:
-        return shortage(self.supply, self.owed, self._budget, self._spill)
+        config = self._config
+        return shortage(self.supply, self.owed, config.total_token_budget, config.spill)
 
-    def select(self, state: BatcherState) -> Selection:
+    def select(self) -> Selection:
+        config = self._config
+        queues = self._state.queues
         return select(
             self.supply,
-            lambda env, number: state.queues[env].candidate(env, number),
+            lambda env, number: queues[env].candidate(env, number),
             self.owed,
-            self._budget,
-            self._spill,
+            config.total_token_budget,
+            config.spill,
         )
