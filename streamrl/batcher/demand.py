@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from streamrl.batcher.admission import admission_named, capacity, grants
 from streamrl.batcher.selection import REMAINDER, quotas
@@ -19,32 +18,47 @@ from streamrl.records import Demand
 FIRST_WAIT_S = 60.0  # for the first group of a producer
 
 
-def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -> Iterator[Demand]:
-    """The demands that have changed since they were published last. A demand is what the batches
-    need that work begun now may be for (`admission.py`), less what is held.
+def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -> list[Demand]:
+    """Update the grants of all producers, and return the demands that have changed since they were
+    published last.
+    """
+    changed = list[Demand]()
+    for env, tokens in wanted_tokens(config, state).items():
+        queue = state.queues.setdefault(env, EnvQueue())
+        if env in config.producers:
+            update_grants(config, env, queue, tokens, time_s)
+        demand = demand_of(state, env, tokens)
+        if demand != queue.demand:
+            queue.demand = demand
+            changed.append(demand)
+    return changed
+
+
+def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
+    """By env, the tokens that the batches need that work begun now may be for (`admission.py`),
+    less what is held. Nothing is wanted before a version is announced.
     """
     admission = admission_named(config.admission)
     deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
     batches = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
+    wanted = dict[str, int]()
     for env in config.fractions:
         max_age = config.max_age_of(env)
         if max_age not in batches:
             eta = min(config.eta, max_age) if env in config.max_ages else config.eta
             last = admission(state.version, config.lookahead, max_age, eta)
             batches[max_age] = due_batches(config, state, last)
-        queue = state.queues.setdefault(env, EnvQueue())
+        queue = state.queues.get(env)
         due_tokens = capacity(
             batches=batches[max_age][env],
             batch_tokens=config.total_token_budget,
             owed_tokens=deficit.get(env, 0.0),
             # Each env is asked for what the remainder lacks, as any of them may have stopped.
             missing_tokens=state.short.get(REMAINDER, 0),
-            held_tokens=queue.tokens,
+            held_tokens=queue.tokens if queue else 0,
         )
-        demand = env_demand(config, state, env, due_tokens if state.version >= 0 else 0, time_s)
-        if demand != queue.demand:
-            queue.demand = demand
-            yield demand
+        wanted[env] = due_tokens if state.version >= 0 else 0
+    return wanted
 
 
 def due_batches(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:
@@ -65,16 +79,12 @@ def due_batches(config: BatcherConfig, state: BatcherState, last: int) -> dict[s
     }
 
 
-def env_demand(
-    config: BatcherConfig, state: BatcherState, env: str, wanted_tokens: int, time_s: float
-) -> Demand:
-    """The demand of an env of which `wanted_tokens` are wanted."""
+def demand_of(state: BatcherState, env: str, tokens: int) -> Demand:
+    """The demand of an env of which so many tokens are wanted."""
     queue = state.queues[env]
-    if env in config.producers:
-        grant_groups(config, env, queue, wanted_tokens, time_s)
     return Demand(
         environment=env,
-        wanted_tokens=wanted_tokens,
+        wanted_tokens=tokens,
         held_tokens=queue.tokens,
         closed_groups=dict(queue.closed),
         missing_tokens=state.short.get(env, 0),
@@ -82,10 +92,10 @@ def env_demand(
     )
 
 
-def grant_groups(
+def update_grants(
     config: BatcherConfig, env: str, queue: EnvQueue, wanted_tokens: int, time_s: float
 ) -> None:
-    """Note which of the env's producers may have begun how many groups by now."""
+    """Set how many groups each of the env's producers may have begun by now."""
     group_tokens = queue.group_tokens if queue.measured else config.group_tokens[env]
     producers = config.producers[env]
     queue.away = absent_producers(config, env, queue, time_s)
