@@ -101,54 +101,83 @@ def select(
     With `spill`, what an env cannot supply is taken from the others. Without, its share is `short`
     and the batch has to wait.
 
-    A share comes up short when it is the one that lacks most. By then each env has taken just
-    enough groups to lack less. Another group of an env, wherever it comes in the order, adds at
-    most its own tokens to that. So while these fit into the budget too, the batch does not end
-    before that share's turn, and a retry would fail. This does not hold where the fractions leave a
-    remainder, as whom it takes from changes with every group.
+    `retry_after_tokens` says how many tokens must arrive before another attempt can differ: a share
+    is found short only when it lacks most, so smaller additions of other envs cannot change that.
+    Not computed if the fractions leave a remainder, as whom it takes from changes with every group.
     """
-    need = dict(owed)
-    left = dict(supply)
-    charged = dict.fromkeys(need, 0)
-    taken = dict.fromkeys(left, 0)  # groups
-    of_remainder = dict.fromkeys(left, 0)  # tokens
+    shares = _Shares(supply, owed)
     chosen = list[Candidate]()
     short = dict[str, int]()
     retry_after_tokens = dict[str, int]()
     total = 0
-    # The share that lacks most comes first; of equals, the one that was named first.
-    queue = [(-tokens, order, share) for order, (share, tokens) in enumerate(need.items())]
-    heapify(queue)
-    while queue and -queue[0][0] >= 1:
-        _, order, share = heappop(queue)
-        lacking = need[share] - charged[share]
+    while (share := shares.pop_most_lacking()) is not None:
+        group = shares.next_group(share, offer)
+        if group is None:
+            if spill and share != REMAINDER:
+                shares.spill(share)
+                continue
+            short[share] = int(shares.lacking(share))
+            if shares.need[REMAINDER] < 1:
+                retry_after_tokens[share] = budget - total
+            continue
+        if total + group.tokens > budget:
+            break
+        chosen.append(group)
+        total += group.tokens
+        shares.charge(share, group)
+    return Selection(chosen, shares.charged, short, retry_after_tokens)
+
+
+class _Shares:
+    """What each share needs and is charged while groups are selected, and what is left of each
+    env.
+    """
+
+    def __init__(self, supply: Mapping[str, int], owed: Mapping[str, float]) -> None:
+        self.need = dict(owed)
+        self.charged = dict.fromkeys(self.need, 0)
+        self._left = dict(supply)
+        self._taken = dict.fromkeys(supply, 0)  # groups
+        self._of_remainder = dict.fromkeys(supply, 0)  # tokens that the remainder has taken
+        self._orders = {share: order for order, share in enumerate(self.need)}
+        # The share that lacks most comes first; of equals, the one that was named first.
+        self._queue = [(-tokens, self._orders[share], share) for share, tokens in owed.items()]
+        heapify(self._queue)
+
+    def lacking(self, share: str) -> float:
+        return self.need[share] - self.charged[share]
+
+    def pop_most_lacking(self) -> str | None:
+        """The share that lacks most. It is taken out until it is charged. None where no share lacks
+        a token.
+        """
+        if not self._queue or -self._queue[0][0] < 1:
+            return None
+        return heappop(self._queue)[2]
+
+    def next_group(self, share: str, offer: Offer) -> Candidate | None:
+        """The group that the share takes next. None where there is none."""
         env = share
         if share == REMAINDER:
-            still = {other: need[other] - charged[other] for other in need}
-            env = pick_surplus_env(left, still, of_remainder)
-        head = offer(env, taken[env]) if env in taken else None
-        if head is None:
-            if spill and share != REMAINDER:
-                need[REMAINDER] += lacking
-                need[share] = charged[share]
-                queue = [(charged[s] - need[s], o, s) for _, o, s in queue]
-                heapify(queue)
-            else:
-                short[share] = int(lacking)
-                if need[REMAINDER] < 1:
-                    retry_after_tokens[share] = budget - total
-            continue
-        if total + head.tokens > budget:
-            break
-        chosen.append(head)
-        taken[env] += 1
-        left[env] -= head.tokens
-        charged[share] += head.tokens
+            lacking = {other: self.lacking(other) for other in self.need}
+            env = pick_surplus_env(self._left, lacking, self._of_remainder)
+        return offer(env, self._taken[env]) if env in self._taken else None
+
+    def charge(self, share: str, group: Candidate) -> None:
+        """Charge the share for a group."""
+        self._taken[group.env] += 1
+        self._left[group.env] -= group.tokens
+        self.charged[share] += group.tokens
         if share == REMAINDER:
-            of_remainder[env] += head.tokens
-        total += head.tokens
-        heappush(queue, (charged[share] - need[share], order, share))
-    return Selection(chosen, charged, short, retry_after_tokens)
+            self._of_remainder[group.env] += group.tokens
+        heappush(self._queue, (-self.lacking(share), self._orders[share], share))
+
+    def spill(self, share: str) -> None:
+        """Let the remainder take what the share lacks."""
+        self.need[REMAINDER] += self.lacking(share)
+        self.need[share] = self.charged[share]
+        self._queue = [(-self.lacking(other), order, other) for _, order, other in self._queue]
+        heapify(self._queue)
 
 
 def pick_surplus_env(
