@@ -165,11 +165,13 @@ class _Shares:
 
     def charge(self, share: str, group: Candidate) -> None:
         """Charge the share for a group."""
-        self._taken[group.env] += 1
-        self._left[group.env] -= group.tokens
-        self.charged[share] += group.tokens
+        env = group.env
+        tokens = group.tokens
+        self._taken[env] += 1
+        self._left[env] -= tokens
+        self.charged[share] += tokens
         if share == REMAINDER:
-            self._of_remainder[group.env] += group.tokens
+            self._of_remainder[env] += tokens
         heappush(self._queue, (-self.lacking(share), self._orders[share], share))
 
     def spill(self, share: str) -> None:

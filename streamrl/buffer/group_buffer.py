@@ -1,25 +1,15 @@
-"""GroupBuffer: how rollouts become groups. Each rollout leaves in a closed group, or by a fate of
-its own.
-"""
+"""GroupBuffer: what a step of the buffer does for all envs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import takewhile
 
-import msgspec
-import numpy as np
-
-from streamrl.buffer.advantages import advantage_named
-from streamrl.buffer.groups import POLICY_GRADIENT, empty_group, rollout_of, trains, try_score
-from streamrl.buffer.staleness import is_fresh
-from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window, record_bytes
+from streamrl.buffer.env_groups import EnvGroups
+from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.buffer.stats import IntakeStats
-from streamrl.buffer.validation import foreign_token, refusal
 from streamrl.config import topology
-from streamrl.log.dead_letters import printable, to_dead_letter
-from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import ENV_REMOVED, Fate, FateKind, Metric, Rollout, ScoredGroup
+from streamrl.log.protocol import Event, Output
+from streamrl.records import Metric, Rollout
 
 IDLE_CHECK_S = 1.0  # the open groups are asked so often how long they have waited
 
@@ -32,36 +22,31 @@ class GroupBuffer:
         self.state = state
         self.time_s = time_s
         self.outputs = list[Output]()
-        self._rules = dict[str, BufferConfig]()
+        self._groups = dict[str, EnvGroups]()
 
-    def rules_of(self, env: str) -> BufferConfig:
-        if env not in self._rules:
-            self._rules[env] = self.config.for_env(env)
-        return self._rules[env]
-
-    # ---- events ------------------------------------------------------------------------------
+    def groups_of(self, env: str) -> EnvGroups:
+        groups = self._groups.get(env)
+        if groups is None:
+            rules = self.config.for_env(env)
+            groups = EnvGroups(env, rules, self.state, self.time_s, self.outputs)
+            self._groups[env] = groups
+        return groups
 
     def on_policy_version(self, version: int, vocab_size: int) -> None:
-        """A policy version was announced: forget ids that are long over, expire what has become too
-        old, and close what could not wait for another version.
+        """A policy version was announced: forget ids that are long over, and let every env do what
+        a version brings about.
         """
         state = self.state
         is_new_vocabulary = vocab_size > 0 and vocab_size != state.vocab_size
         state.version = version
         state.vocab_size = vocab_size
         if is_new_vocabulary and self.config.rules_version >= 2:
-            self.refuse_foreign_tokens()
+            for env in state.windows:
+                self.groups_of(env).refuse_foreign_tokens()
         self.forget_ids(version - self.config.remember_versions)
         values = dict[str, float]()
         for env, window in state.windows.items():
-            for group_id, group in list(window.open.items()):
-                if group.next_check_version > version:
-                    continue
-                self.expire_old(env, window, group_id)
-                expires = group.would_expire(version, self.rules_of(env))
-                self.maybe_close(env, window, group_id, expires=expires)
-                # a group that is still open is near its end
-                group.next_check_version = version + 1
+            self.groups_of(env).on_policy_version(version)
             values |= window.intake.metrics(env)
             window.intake = IntakeStats()
         if values:
@@ -70,176 +55,18 @@ class GroupBuffer:
             self.outputs.append(Output(topology.METRICS, source, metric))
 
     def on_rollout(self, event: Event, rollout: Rollout) -> None:
-        """A rollout has come: it joins its group, or meets its end."""
-        state = self.state
-        env = topology.subject_of(event.topic)
-        group_id = rollout.group_id
-        rules = self.rules_of(env)
-        cause = refusal(event, rollout, env, rules, state)
-        if cause:
-            self.refuse(env, event, rollout, cause)
-            return
-        if self.is_known(env, rollout.rollout_uid):
-            self.record_fate("duplicate", [event])
-            return
-        window = state.windows.setdefault(env, Window())
-        seen = window.seen if rules.rules_version else state.seen
-        seen[rollout.rollout_uid] = state.version
-        tokens = rollout.total_tokens
-        window.intake.add(rollout, tokens)
-        if rollout.misaligned:
-            self.outputs += to_dead_letter(event, rollout.misaligned)
-        if self.is_closed(env, group_id):
-            if not rollout.misaligned:
-                self.record_fate("filtered", [event], "late for its group")
-            return
-        group = self.get_or_open_group(window, event, rollout)
-        if rollout.misaligned:
-            group.lost += 1
-        elif rollout.failure:
-            failure = printable(rollout.failure) if rules.rules_version else rollout.failure
-            self.record_fate("failed", [event], failure)
-            group.lost += 1
-        elif not self.is_fresh(env, rollout):
-            self.record_fate("expired", [event])
-            group.lost += 1
-        else:
-            # Nobody asks for the metadata here, and its objects may take 70 times its bytes.
-            if rollout.metadata:
-                msgspec.structs.force_setattr(rollout, "metadata", {})
-            group.members.append(event)
-            window.tokens += tokens
-            window.bytes += record_bytes(event)
-            check_version = state.version + 1
-            if rollout.newest_policy_version <= state.version:
-                check_version = rollout.policy_version + rules.max_age
-            group.next_check_version = min(group.next_check_version, check_version)
-        self.maybe_close(env, window, group_id)
-        self.evict_oldest(env, window, newest=group_id)
+        self.groups_of(topology.subject_of(event.topic)).on_rollout(event, rollout)
 
     def close_idle_groups(self) -> None:
-        """Close the groups to which nothing has been added for long (`idle_groups`). No version may
-        come while the batch is short of just these groups, so this happens by time.
+        """Close the groups to which nothing has been added for long. No version may come while the
+        batch is short of just these groups, so this happens by time.
         """
         state = self.state
         if not self.config.rules_version or 0 <= self.time_s - state.looked_s < IDLE_CHECK_S:
             return
         state.looked_s = self.time_s
-        for env, window in state.windows.items():
-            for group in window.open.values():
-                # A snapshot of rules version 0 does not have the time, and a clock may be set back.
-                if group.last_rollout_s < 0 or group.last_rollout_s > self.time_s:
-                    group.last_rollout_s = self.time_s
-            for group_id in window.idle_groups(self.rules_of(env), state.version, self.time_s):
-                self.close_incomplete(env, window, group_id)
-
-    def expire_removed(self, env: str, removed: Offsets) -> None:
-        """Expire the members whose records retention has deleted: those below these offsets."""
-        window = self.state.windows[env]
-        for group_id, group in list(window.open.items()):
-            gone = [
-                event
-                for event in group.members
-                if event.offset < removed.get((event.topic, event.partition), 0)
-            ]
-            if not gone:
-                continue
-            record = Fate(
-                fate="expired",
-                environment=env,
-                partition=group.partition,
-                offsets=np.array([event.offset for event in gone], np.int64),
-                cause="retention has deleted it before it was used",
-            )
-            self.outputs.append(Output(topology.FATES, group_id, record))
-            group.members = [event for event in group.members if event not in gone]
-            group.lost += len(gone)
-            self.maybe_close(env, window, group_id)
-        window.recount()
-
-    def remove_env(self, env: str) -> None:
-        """The env was taken out of the run: everything that is held of it is filtered.
-
-        Nobody may read or write its topics now, so by the rules of version 2 the ends of its groups
-        are published when it is put back.
-        """
-        for group_id, group in self.state.windows.pop(env).open.items():
-            if not self.config.rules_version:
-                self.state.closed[group_id] = self.state.version
-            if group.members:
-                self.record_fate("filtered", group.members, ENV_REMOVED)
-            if self.config.rules_version >= 2:
-                group.members = []
-                self.state.left.setdefault(env, {})[group_id] = group
-
-    def restore_env(self, env: str) -> None:
-        """The env was put back: the groups that were open when it left are over, and its producers
-        may begin as many others.
-        """
-        window = self.state.windows.setdefault(env, Window())
-        for group_id, group in self.state.left.pop(env).items():
-            window.closed[group_id] = self.state.version
-            record = empty_record(env, group_id, group)
-            self.outputs.append(Output(topology.groups(env), group_id, record))
-
-    # ---- what a rollout is to its group ------------------------------------------------------
-
-    def refuse(self, env: str, event: Event, rollout: Rollout, cause: str) -> None:
-        """Put the rollout aside. Its group counts it as lost, so that it can close."""
-        self.outputs += to_dead_letter(event, cause)
-        if not self.rules_of(env).rules_version:
-            return
-        if self.is_closed(env, rollout.group_id) or self.is_known(env, rollout.rollout_uid):
-            return
-        window = self.state.windows.setdefault(env, Window())
-        group = self.get_or_open_group(window, event, rollout)
-        group.lost += 1
-        group.refused += 1
-        self.maybe_close(env, window, rollout.group_id)
-
-    def refuse_foreign_tokens(self) -> None:
-        """The vocabulary has become known: refuse the rollouts that came before and have token ids
-        outside of it.
-        """
-        for window in self.state.windows.values():
-            for group_id, group in window.open.items():
-                for event in list(group.members):
-                    cause = foreign_token(rollout_of(event), self.state.vocab_size)
-                    if cause:
-                        self.outputs += to_dead_letter(event, cause)
-                        window.lose(group_id, [event])
-                        group.refused += 1
-                        group.next_check_version = self.state.version
-
-    def get_or_open_group(self, window: Window, event: Event, rollout: Rollout) -> OpenGroup:
-        """The open group of a rollout that has just come, a new one if it is the first."""
-        group = window.open.get(rollout.group_id)
-        if group is None:
-            group = OpenGroup(
-                opened=self.state.version,
-                problem_id=rollout.problem_id,
-                producer=rollout.producer,
-                partition=event.partition,
-                next_check_version=self.state.version + self.config.remember_versions + 1,
-            )
-            window.open[rollout.group_id] = group
-        group.last_rollout_s = self.time_s
-        return group
-
-    def is_known(self, env: str, uid: str) -> bool:
-        """Has this rollout come before? Ids belong to their env; the rules of version 0 noted them
-        for all envs together.
-        """
-        window = self.state.windows.get(env)
-        return uid in self.state.seen or (window is not None and uid in window.seen)
-
-    def is_closed(self, env: str, group_id: str) -> bool:
-        window = self.state.windows.get(env)
-        return group_id in self.state.closed or (window is not None and group_id in window.closed)
-
-    def is_fresh(self, env: str, rollout: Rollout) -> bool:
-        """May the batch of the newest announced version, or a later one, still take it?"""
-        return is_fresh(self.state.version, rollout.policy_version, self.rules_of(env).max_age)
+        for env in state.windows:
+            self.groups_of(env).close_idle()
 
     def forget_ids(self, horizon: int) -> None:
         """Forget uids and closed groups that were noted at a version below `horizon`."""
@@ -250,123 +77,3 @@ class GroupBuffer:
             old = [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]
             for name in old:
                 del memory[name]
-
-    def expire_old(self, env: str, window: Window, group_id: str) -> None:
-        """Take out the members that have become too old."""
-        members = window.open[group_id].members
-        old = [event for event in members if not self.is_fresh(env, rollout_of(event))]
-        if old:
-            self.record_fate("expired", old)
-            window.lose(group_id, old)
-
-    # ---- when a group closes -----------------------------------------------------------------
-
-    def maybe_close(self, env: str, window: Window, group_id: str, expires: bool = False) -> None:
-        """Close the group if it is complete, or if it would expire, or if it has been open for
-        longer than ids are remembered.
-        """
-        rules = self.rules_of(env)
-        version = self.state.version
-        group = window.open[group_id]
-        forgotten = version - group.opened > rules.remember_versions
-        if not (group.size >= rules.group_size or expires or forgotten):
-            return
-        # a group with a rollout of a later version is held until that version is announced
-        if group.is_announced(version):
-            self.close_group(env, window, group_id)
-
-    def evict_oldest(self, env: str, window: Window, newest: str) -> None:
-        """A full window closes its oldest groups at their minimum size, rather than wait for
-        rollouts that it will not read.
-
-        If that is not enough it goes on with groups below their minimum, but not with the `newest`:
-        only what the buffer reads next can complete a group, so it has to read on.
-        """
-        rules = self.rules_of(env)
-        if not window.is_full(rules):
-            return
-        for group_id, group in list(window.open.items()):
-            if not window.is_full(rules):
-                return
-            is_large_enough = len(group.members) >= rules.min_group_size
-            if is_large_enough and group.is_announced(self.state.version):
-                self.close_group(env, window, group_id)
-        if not rules.rules_version:
-            return
-        for group_id in list(window.open):
-            if not window.is_full(rules):
-                return
-            if group_id != newest:
-                window.intake.crowded_out += 1
-                self.close_incomplete(env, window, group_id)
-
-    def close_incomplete(self, env: str, window: Window, group_id: str) -> None:
-        """Close the group with what it has. Rollouts of a version that nobody has announced cannot
-        be trained on, and are refused.
-        """
-        newest = self.state.version
-        for event in list(window.open[group_id].members):
-            version = rollout_of(event).newest_policy_version
-            if version > newest:
-                waited = f"policy version {version} was not announced while its group waited"
-                self.outputs += to_dead_letter(event, f"{waited}; the newest is {newest}")
-                window.lose(group_id, [event])
-        self.close_group(env, window, group_id)
-
-    def close_group(self, env: str, window: Window, group_id: str) -> None:
-        """Score the group and publish it. It is published empty when too few rollouts are left."""
-        rules = self.rules_of(env)
-        group = window.open[group_id]
-        members = group.members
-        window.lose(group_id, members)
-        del window.open[group_id]
-        # a group that was refused as a whole may be put back from the dead letters
-        if group.lost > group.refused:
-            closed = window.closed if rules.rules_version else self.state.closed
-            closed[group_id] = self.state.version
-        record, cause = self.score(env, window, members)
-        if record is None:
-            record = empty_record(env, group_id, group)
-            if members:
-                self.record_fate("filtered", members, cause)
-        self.outputs.append(Output(topology.groups(env), group_id, record))
-
-    def score(
-        self, env: str, window: Window, members: Sequence[Event]
-    ) -> tuple[ScoredGroup | None, str]:
-        """The scored group of these members, or None and why there is nothing to train on."""
-        rules = self.rules_of(env)
-        if len(members) < rules.min_group_size:
-            return None, "group below its minimum size"
-        scored, cause = try_score(
-            members,
-            advantage_named(rules.advantage, rules.rules_version),
-            rules.losses.get(env, POLICY_GRADIENT),
-        )
-        if scored is None:
-            window.intake.unscored = cause
-        elif not trains(scored):
-            window.intake.flat_groups += 1
-            if rules.zero_advantage == "filter":
-                return None, "group whose advantages are all 0"
-        return scored, cause
-
-    def record_fate(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
-        """Publish the fate of these rollouts of one group."""
-        rollouts = [rollout_of(event) for event in events]
-        first = rollouts[0]
-        record = Fate(
-            fate=fate,
-            environment=first.environment,
-            partition=events[0].partition,
-            offsets=np.array([event.offset for event in events], np.int64),
-            uids=[rollout.rollout_uid for rollout in rollouts],
-            policy_versions=np.array([rollout.policy_version for rollout in rollouts], np.int32),
-            cause=cause,
-        )
-        self.outputs.append(Output(topology.FATES, first.group_id, record))
-
-
-def empty_record(env: str, group_id: str, group: OpenGroup) -> ScoredGroup:
-    """Says that the group is over and has nothing to train on."""
-    return empty_group(env, group_id, group.problem_id, group.producer, group.partition)

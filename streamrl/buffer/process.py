@@ -84,11 +84,12 @@ def reconcile(
     """
     buffer = GroupBuffer(config, state, time_s)
     for env in list(state.windows):
-        buffer.expire_removed(env, removed)
+        groups = buffer.groups_of(env)
+        groups.expire_removed(removed)
         if env not in config.envs:
-            buffer.remove_env(env)
+            groups.remove()
     for env in [env for env in state.left if env in config.envs]:
-        buffer.restore_env(env)
+        buffer.groups_of(env).restore()
     return state, buffer.outputs
 
 

@@ -1,0 +1,466 @@
+"""When a group closes, and that every group does, whatever becomes of its rollouts. 2 rollouts a
+group, at least 2.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from streamrl.buffer import process as buffer
+from streamrl.buffer.process import due, paused, step
+from streamrl.buffer.report import report
+from streamrl.buffer.state import BufferState
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.protocol import Event, Message, Output, Undecodable
+from streamrl.processor.snapshots import deserialize_state, serialize_state
+from streamrl.records import Fate, LossWeights, Metric, Rollout
+from tests.support.buffer import CONFIG, RULES, advance, fates, fold, groups, of_size
+from tests.support.build import rollout, rollout_event, turns, version_event
+
+
+def test_a_refused_rollout_counts_as_lost_of_its_group():
+    refused = rollout(sample=1, turns=turns(top_p=0.9))
+    _, out = advance(
+        [
+            version_event(0),
+            *(
+                rollout_event(i, r)
+                for i, r in enumerate([rollout(sample=0), refused, rollout(sample=2)])
+            ),
+        ],
+        of_size(3),
+    )
+    assert groups(out)[0].uids == ["g0-0", "g0-2"] and [fate for fate, _, _ in fates(out)] == [
+        "invalid"
+    ]
+
+
+def test_an_env_that_comes_back_gets_the_ends_of_the_groups_it_had_open():
+    without = replace(RULES, envs=())
+    state, _ = advance([version_event(0), rollout_event(0, rollout(sample=0))])
+    state, out = buffer.reconcile(without, state, {}, 1.0)
+    assert [fate for fate, _, _ in fates(out)] == ["filtered"] and groups(out) == []
+    state = deserialize_state(serialize_state(state), BufferState, lambda _: {})
+    state, out = buffer.reconcile(RULES, state, {}, 2.0)
+    (over,) = groups(out)
+    assert (over.group_id, over.uids) == ("g0", []) and over.producer == rollout().producer
+    state, out = advance([rollout_event(1, rollout(sample=1))], state=state)
+    assert fates(out) == [("filtered", [1], "late for its group")] and groups(out) == []
+    assert buffer.reconcile(RULES, state, {}, 3.0)[1] == [], "once"
+
+
+def test_a_group_that_is_refused_as_a_whole_closes_so_that_its_producer_may_begin_another():
+    _, out = advance(
+        [
+            version_event(0),
+            *(rollout_event(i, rollout(sample=i, temperature=1e9)) for i in range(2)),
+        ]
+    )
+    (group,) = groups(out)
+    assert (group.uids, group.producer, group.group_id) == ([], "copy-0", "g0") and [
+        fate for fate, _, _ in fates(out)
+    ] == ["invalid"] * 2
+
+
+def test_a_refused_copy_of_a_rollout_that_is_there_is_not_lost_as_well():
+    again = rollout(sample=0, turns=turns(top_p=0.9))
+    state, out = advance(
+        [version_event(0), rollout_event(0, rollout(sample=0)), rollout_event(1, again)]
+    )
+    assert groups(out) == []
+    assert groups(advance([rollout_event(2, rollout(sample=1))], state=state)[1])[0].uids == [
+        "g0-0",
+        "g0-1",
+    ]
+
+
+def test_earlier_runs_are_folded_as_they_were():
+    _, out = advance(
+        [
+            version_event(0),
+            *(rollout_event(i, rollout(sample=i, temperature=1e9)) for i in range(2)),
+        ],
+        CONFIG,
+    )
+    assert groups(out) == []
+
+
+def test_groups_of_4_under_a_group_size_of_8_close_when_nothing_is_added_to_them():
+    state, out = advance(
+        [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(4))],
+        of_size(8),
+        time_s=100.0,
+    )
+    assert groups(out) == [] and not due(of_size(8), state, 159.0)
+    assert due(of_size(8), state, 160.0)
+    state, out = advance([], of_size(8), state, 160.0)
+    assert groups(out)[0].uids == ["g0-0", "g0-1", "g0-2", "g0-3"] and not due(
+        of_size(8), state, 170.0
+    )
+
+
+def test_a_group_that_is_being_added_to_goes_on_waiting():
+    state, _ = advance(
+        [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(4))],
+        of_size(8),
+        time_s=100.0,
+    )
+    state, _ = advance([rollout_event(4, rollout(sample=4))], of_size(8), state, 150.0)
+    assert not due(of_size(8), state, 209.0) and due(of_size(8), state, 210.0)
+
+
+def test_below_its_minimum_a_group_waits_ten_times_as_long_and_closes_empty():
+    state, _ = advance([version_event(0), rollout_event(0, rollout())], time_s=100.0)
+    assert not due(RULES, state, 699.0) and due(RULES, state, 700.0)
+    _, out = advance([], RULES, state, 700.0)
+    assert (
+        fates(out) == [("filtered", [0], "group below its minimum size")]
+        and groups(out)[0].uids == []
+    )
+
+
+def test_a_version_that_nobody_announces_does_not_hold_a_group_for_ever():
+    events = [
+        version_event(0),
+        rollout_event(0, rollout(sample=0)),
+        rollout_event(1, rollout(sample=1, version=5)),
+    ]
+    state, out = advance(events, time_s=100.0)
+    assert groups(out) == []
+    _, out = advance([], RULES, state, 700.0)
+    assert [fate for fate, _, _ in fates(out)] == [
+        "invalid",
+        "filtered",
+    ] and "policy version 5 was not announced" in fates(out)[0][2]
+    assert groups(out)[0].uids == []
+
+
+def test_a_full_window_is_read_on_and_closes_its_oldest_groups():
+    """10 tokens are two rollouts: the third is of a second group, and no group has its minimum of
+    3.
+    """
+    config = replace(of_size(3, 3), max_window_tokens=10)
+    arrivals = [rollout_event(0, rollout(group="a")), rollout_event(1, rollout(group="b"))]
+    state, out = advance([version_event(0), *arrivals], config)
+    assert (
+        fates(out) == [("filtered", [0], "group below its minimum size")]
+        and paused(config, state) == frozenset()
+    )
+    (warning,) = report(config, state, 0.0).warnings
+    assert (
+        warning == "the window of copy was full, 1 groups below their minimum were closed; raise"
+        " buffer.max_window_tokens"
+    )
+    _, out = advance(
+        [rollout_event(2 + i, rollout(group="b", sample=1 + i)) for i in range(2)], config, state
+    )
+    assert groups(out)[0].uids == ["b-0", "b-1", "b-2"]
+
+
+def raises(rewards: np.ndarray) -> np.ndarray:
+    raise ZeroDivisionError(f"of {object()}")
+
+
+def a_list(rewards: np.ndarray) -> np.ndarray:
+    return rewards.tolist()
+
+
+def infinite(rewards: np.ndarray) -> np.ndarray:
+    return rewards / np.float32(0)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("raises", "the group cannot be scored: ZeroDivisionError: of <object object at 0x...>"),
+        (
+            "a_list",
+            "the group cannot be scored: AttributeError: 'list' object has no attribute 'shape'",
+        ),
+        (
+            "infinite",
+            (
+                "the group cannot be scored: ValueError: group g0: the advantage function returned"
+                " array([inf, inf]"
+            ),
+        ),
+    ],
+)
+def test_an_advantage_function_that_cannot_score_a_group_ends_the_group_and_not_the_buffer(
+    name: str, cause: str
+):
+    config = replace(RULES, advantage=f"{__name__}:{name}")
+    state, out = advance(
+        [version_event(0), *(rollout_event(i, rollout(sample=i, reward=1.0)) for i in range(2))],
+        config,
+    )
+    (fate,) = fates(out)
+    assert (
+        fate[:2] == ("filtered", [0, 1]) and fate[2].startswith(cause) and groups(out)[0].uids == []
+    )
+    assert report(config, state, 0.0).warnings == (f"copy: {fate[2]}",)
+
+
+def test_a_group_that_was_refused_as_a_whole_may_be_put_back():
+    """From the dead letters, once the version is announced that was too far ahead."""
+    early = [rollout(sample=i, version=9) for i in range(2)]
+    state, out = advance([version_event(0), *(rollout_event(i, r) for i, r in enumerate(early))])
+    assert groups(out)[0].uids == []
+    _, out = advance(
+        [version_event(9), *(rollout_event(2 + i, r) for i, r in enumerate(early))], state=state
+    )
+    assert groups(out)[0].uids == ["g0-0", "g0-1"]
+
+
+def bomb(metadata: bytes) -> Message:
+    """A good rollout with these bytes for its metadata."""
+    message = to_message(Output("rollouts.copy", "g0", rollout(rollout_uid=f"u{len(metadata)}")))
+    fields = msgspec.msgpack.decode(message.value or b"", type=dict[str, msgspec.Raw])
+    return message._replace(
+        value=msgspec.msgpack.encode({**fields, "metadata": msgspec.Raw(metadata)}),
+        partition=0,
+        offset=0,
+    )
+
+
+def lists(count: int) -> bytes:
+    """A map of one list of so many empty lists."""
+    return b"\x81\xa1x\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+
+
+def test_metadata_of_8_million_lists_costs_the_buffer_its_bytes():
+    message = bomb(lists(8_000_000))
+    tracemalloc.start()
+    event = to_event(message, ("rollout",))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(event.record, Undecodable) and peak < 9_000_000
+    assert (
+        event.record.cause
+        == "rollout: metadata has more than 1,048,576 bytes, or is nested too deeply to be measured"
+    )
+    deep = to_event(bomb(b"\x91" * 2_000_000 + b"\x90"), ("rollout",))
+    assert isinstance(deep.record, Undecodable) and deep.record.cause == event.record.cause
+
+
+def test_what_metadata_decodes_to_is_not_held():
+    event = to_event(bomb(lists(1000)), ("rollout",))
+    assert isinstance(event.record, Rollout) and len(event.record.metadata["x"]) == 1000
+    state, _ = advance([version_event(0), event])
+    (held,) = state.windows["copy"].open["g0"].members
+    assert (
+        isinstance(held.record, Rollout)
+        and held.record.metadata == {}
+        and held.value == event.value
+    )
+
+
+def test_a_group_closes_at_its_size():
+    out = fold(
+        [
+            version_event(0),
+            rollout_event(0, rollout(sample=0, reward=1.0)),
+            rollout_event(1, rollout(sample=1, reward=0.0)),
+        ]
+    )
+    (group,) = groups(out)
+    assert group.advantages.tolist() == [1.0, -1.0]
+    assert group.uids == ["g0-0", "g0-1"]
+    assert fates(out) == []
+
+
+def test_a_late_rollout_is_filtered():
+    out = fold([version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(3))])
+    assert fates(out) == [("filtered", [2], "late for its group")]
+
+
+def test_a_second_copy_is_a_duplicate():
+    out = fold([version_event(0), rollout_event(0, rollout()), rollout_event(1, rollout())])
+    assert fates(out) == [("duplicate", [1], "")] and groups(out) == []
+
+
+def test_what_is_too_old_on_arrival_expires_and_its_group_closes_without_it():
+    config = replace(CONFIG, min_group_size=1)
+    out = fold(
+        [
+            version_event(2),
+            rollout_event(0, rollout(sample=0, version=0)),
+            rollout_event(1, rollout(sample=1, version=1)),
+        ],
+        config,
+    )
+    assert fates(out) == [("expired", [0], "")]
+    assert groups(out)[0].uids == ["g0-1"]
+
+
+def test_a_group_that_would_age_out_closes_at_its_minimum():
+    config = replace(CONFIG, group_size=3)
+    out = fold(
+        [
+            version_event(0),
+            rollout_event(0, rollout(sample=0)),
+            rollout_event(1, rollout(sample=1)),
+            version_event(1),
+            rollout_event(2, rollout(sample=2)),
+        ],
+        config,
+    )
+    assert groups(out)[0].uids == ["g0-0", "g0-1"]
+    assert fates(out) == [("filtered", [2], "late for its group")]
+
+
+def test_below_the_minimum_it_waits_and_expires():
+    out = fold([version_event(0), rollout_event(0, rollout()), version_event(1), version_event(2)])
+    assert fates(out) == [("expired", [0], "")] and groups(out) == []
+
+
+def test_a_misaligned_rollout_is_invalid_counted_and_lets_its_group_close():
+    config = replace(CONFIG, min_group_size=1)
+    bad = rollout(
+        sample=1, misaligned="token 3 of the server's prompt is 7, tokenize_prompt gives 8"
+    )
+    late = rollout(sample=2, misaligned="again")
+    out = fold(
+        [
+            version_event(0),
+            *(rollout_event(i, r) for i, r in enumerate([rollout(sample=0), bad, late])),
+            version_event(1),
+        ],
+        config,
+    )
+    assert [fate for fate, _, _ in fates(out)] == ["invalid", "invalid"] and fates(out)[0][
+        2
+    ] == bad.misaligned
+    assert groups(out)[0].uids == ["g0-0"]
+    (values,) = (o.record.values for o in out if isinstance(o.record, Metric))
+    assert (values["replays/copy/new_misaligned"], values["replays/copy/new_rollouts"]) == (2, 1)
+
+
+def test_a_failed_generation_lets_its_group_close():
+    config = replace(CONFIG, min_group_size=1)
+    out = fold(
+        [
+            version_event(0),
+            rollout_event(0, rollout(sample=0, failure="server gone")),
+            rollout_event(1, rollout(sample=1)),
+        ],
+        config,
+    )
+    assert fates(out) == [("failed", [0], "server gone")]
+    assert groups(out)[0].uids == ["g0-1"]
+
+
+def test_why_a_generation_failed_is_a_line_of_bounded_length_and_earlier_what_the_env_said():
+    said = "gone \x1b]0;owned\x07 " + "x" * 1000
+    events = [
+        version_event(0),
+        rollout_event(0, rollout(sample=0, failure=said)),
+        rollout_event(1, rollout(sample=1)),
+    ]
+    ((_, _, now),) = [
+        fate
+        for fate in fates(fold(events, replace(CONFIG, min_group_size=1, rules_version=1)))
+        if fate[0] == "failed"
+    ]
+    assert now.startswith("gone \\x1b]0;owned\\x07 xxx") and len(now) < 400 and "\x1b" not in now
+    assert ("failed", [0], said) in fates(
+        fold(events, replace(CONFIG, min_group_size=1, rules_version=0))
+    )
+
+
+def test_a_group_with_too_few_left_closes_empty_so_that_its_env_gets_its_credit_back():
+    out = fold(
+        [
+            version_event(0),
+            rollout_event(0, rollout(sample=0, failure="x")),
+            rollout_event(1, rollout(sample=1)),
+        ]
+    )
+    assert fates(out) == [("failed", [0], "x"), ("filtered", [1], "group below its minimum size")]
+    assert groups(out)[0].uids == [] and groups(out)[0].producer == "copy-0"
+
+
+def test_a_version_not_heard_of_yet_is_held():
+    events = [
+        version_event(0),
+        rollout_event(0, rollout(sample=0, version=3)),
+        rollout_event(1, rollout(sample=1, version=3)),
+    ]
+    assert fold(events) == []
+    assert len(groups(fold([*events, version_event(3)]))) == 1
+
+
+def test_how_far_ahead_it_may_be_is_a_matter_of_the_pipeline():
+    events = [
+        version_event(0),
+        *(rollout_event(i, rollout(sample=i, version=9)) for i in range(2)),
+        version_event(9),
+    ]
+    _, out = step(replace(CONFIG, ahead=9), BufferState(), events, 0.0)
+    assert len(groups(out)) == 1 and fates(out) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (rollout_event(0, rollout(version=9)), "policy version 9 is further ahead than 8"),
+        (Event("rollouts.copy", 0, 0, "g0", rollout(env="other")), "environment 'other'"),
+        (Event("rollouts.copy", 0, 0, "elsewhere", rollout()), "key 'elsewhere'"),
+        (rollout_event(0, rollout(turns=turns(top_p=0.9))), "top_p 0.9"),
+    ],
+)
+def test_what_cannot_be_used_is_dead_lettered_with_its_cause(event: Event, cause: str):
+    letter, fate = fold([version_event(0), event])
+    assert letter.topic == "dead-letters.rollouts.copy" and isinstance(letter.record, Undecodable)
+    headers = dict(letter.record.headers)
+    assert cause in headers["__connect.errors.exception.message"].decode()
+    assert (headers["__connect.errors.topic"], headers["__connect.errors.offset"]) == (
+        b"rollouts.copy",
+        b"0",
+    )
+    assert (
+        isinstance(fate.record, Fate)
+        and fate.record.fate == "invalid"
+        and cause in fate.record.cause
+    )
+
+
+def test_a_token_that_is_not_in_the_vocabulary_is_dead_lettered():
+    letter, fate = fold(
+        [version_event(0, vocab_size=5), rollout_event(0, rollout(turns=turns(response=[3, 5])))]
+    )
+    assert letter.topic == "dead-letters.rollouts.copy"
+    assert (
+        isinstance(fate.record, Fate)
+        and fate.record.cause == "token id 5 is not in the policy's vocabulary of 5"
+    )
+
+
+def test_a_full_window_closes_its_oldest_group_at_the_minimum():
+    config = replace(CONFIG, max_window_tokens=10, group_size=8)
+    state, outputs = step(
+        config,
+        BufferState(),
+        [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(2))],
+        0.0,
+    )
+    assert groups(outputs)[0].uids == ["g0-0", "g0-1"] and paused(config, state) == frozenset()
+
+
+def test_demonstrations_train_although_their_advantages_are_all_0():
+    """A group without advantages is filtered; one that the cross entropy trains is not."""
+    events = [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(2))]
+    filtering = replace(RULES, zero_advantage="filter")
+    _, out = advance(events, filtering)
+    assert [group.uids for group in groups(out)] == [[]]
+    imitated = LossWeights(policy_gradient=0, cross_entropy=1)
+    _, out = advance(events, replace(filtering, losses={"copy": imitated}))
+    (scored,) = groups(out)
+    assert len(scored.uids) == 2 and scored.cross_entropy_weights is not None
+    assert scored.cross_entropy_weights.tolist() == [1] * 6
