@@ -154,7 +154,7 @@ class EnvGroups:
                 self.record_fate("filtered", group.members, ENV_REMOVED)
             if self.rules.rules_version >= 2:
                 group.members = []
-                self.state.left.setdefault(self.env, {})[group_id] = group
+                self.state.groups_of_removed_envs.setdefault(self.env, {})[group_id] = group
         self.window = Window()
 
     def restore(self) -> None:
@@ -162,7 +162,7 @@ class EnvGroups:
         may begin as many others.
         """
         window = self.state.windows.setdefault(self.env, self.window)
-        for group_id, group in self.state.left.pop(self.env).items():
+        for group_id, group in self.state.groups_of_removed_envs.pop(self.env).items():
             window.closed[group_id] = self.state.version
             self.publish(group_id, self.empty_record(group_id, group))
 

@@ -11,7 +11,7 @@ from streamrl.config import topology
 from streamrl.log.protocol import Event, Output
 from streamrl.records import Metric, Rollout
 
-IDLE_CHECK_S = 1.0  # the open groups are asked so often how long they have waited
+IDLE_CHECK_S = 1.0  # between two checks of how long the open groups have waited
 
 
 class GroupBuffer:
@@ -62,9 +62,9 @@ class GroupBuffer:
         batch is short of just these groups, so this happens by time.
         """
         state = self.state
-        if not self.config.rules_version or 0 <= self.time_s - state.looked_s < IDLE_CHECK_S:
+        if not self.config.rules_version or 0 <= self.time_s - state.checked_s < IDLE_CHECK_S:
             return
-        state.looked_s = self.time_s
+        state.checked_s = self.time_s
         for env in state.windows:
             self.groups_of(env).close_idle()
 

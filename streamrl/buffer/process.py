@@ -88,7 +88,7 @@ def reconcile(
         groups.expire_removed(removed)
         if env not in config.envs:
             groups.remove()
-    for env in [env for env in state.left if env in config.envs]:
+    for env in [env for env in state.groups_of_removed_envs if env in config.envs]:
         buffer.groups_of(env).restore()
     return state, buffer.outputs
 
@@ -102,12 +102,12 @@ def paused(config: BufferConfig, state: BufferState) -> frozenset[str]:
 
 
 def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:
-    """Whether a group has been open without a new rollout for long enough to be closed. It is
-    looked up once in IDLE_CHECK_S.
+    """Whether a group has been open without a new rollout for long enough to be closed. This is
+    checked every IDLE_CHECK_S.
     """
-    if not config.rules_version or 0 <= time_s - state.looked_s < IDLE_CHECK_S:
+    if not config.rules_version or 0 <= time_s - state.checked_s < IDLE_CHECK_S:
         return False
-    if time_s < state.looked_s:
+    if time_s < state.checked_s:
         return True  # The clock was set back.
     return any(
         window.idle_groups(config.for_env(env), state.version, time_s)

@@ -157,15 +157,15 @@ class Window(msgspec.Struct):
         """Open groups to which nothing was added for `group_wait_s`. Where fewer than
         `min_group_size` rollouts can be trained on, it is PATIENCE times as long.
         """
-        found = list[str]()
+        idle = list[str]()
         for group_id, group in self.open.items():
             idle_s = time_s - group.last_rollout_s
             if group.last_rollout_s < 0 or idle_s < rules.group_wait_s:
                 continue
             usable = sum(rollout.newest_policy_version <= version for rollout in group.rollouts)
             if usable >= rules.min_group_size or idle_s >= rules.group_wait_s * PATIENCE:
-                found.append(group_id)
-        return found
+                idle.append(group_id)
+        return idle
 
 
 class BufferState(msgspec.Struct):
@@ -175,10 +175,13 @@ class BufferState(msgspec.Struct):
     # ids under the rules of version 0, for all envs together; otherwise they are in the windows
     seen: dict[str, int] = {}
     closed: dict[str, int] = {}
-    looked_s: float = 0.0  # when the open groups were last asked how long they have waited
+    # when it was last checked how long the open groups have waited
+    checked_s: float = msgspec.field(default=0.0, name="looked_s")
     # By env: the groups, without their members, that were open when the env was taken out of the
     # run. Its producers are owed an end of each when it is put back.
-    left: dict[str, dict[str, OpenGroup]] = {}
+    groups_of_removed_envs: dict[str, dict[str, OpenGroup]] = msgspec.field(
+        default_factory=dict[str, dict[str, OpenGroup]], name="left"
+    )
 
 
 def full_envs(config: BufferConfig, state: BufferState) -> list[str]:

@@ -59,7 +59,7 @@ class RescoreResult(NamedTuple):
     after: float  # mean of the new ones, weighted
 
 
-class OtherLevel(StreamrlError):
+class UnsupportedRewardLevel(StreamrlError):
     """The function gives rewards of single turns or tokens."""
 
 
@@ -84,7 +84,7 @@ class RewardScorer:
         for _ in range(ATTEMPTS):
             try:
                 values = await self._judge(rollout)
-            except OtherLevel:
+            except UnsupportedRewardLevel:
                 raise
             except Exception as error:  # it is somebody else's code
                 cause = describe_error(error)
@@ -107,7 +107,7 @@ class RewardScorer:
             threads=self.threads,
             what=f"reward {self.name!r}",
         )
-        return checked(result, self.name)
+        return reward_values(result, self.name)
 
     def _record(self, rollout: Rollout, time_s: float, **fields: Any) -> Reward:
         return Reward(
@@ -154,15 +154,15 @@ def completion_of(rollout: Rollout, problem: Problem) -> Completion:
     )
 
 
-def checked(result: float | RewardResult, name: str) -> dict[str, float]:
+def reward_values(result: float | RewardResult, name: str) -> dict[str, float]:
     """The rewards that a reward function returned, by name.
 
-    Raises TypeError or ValueError for what is no reward, and OtherLevel for rewards of turns or
-    tokens, for which a record has no field.
+    Raises TypeError or ValueError for what is no reward, and UnsupportedRewardLevel for rewards
+    of turns or tokens, for which a record has no field.
     """
     rewards = normalize(result, name)
     if rewards.turns or rewards.tokens:
-        raise OtherLevel(
+        raise UnsupportedRewardLevel(
             f"reward {name!r} gives rewards of turns or tokens; a record has one value for the"
             " whole rollout: return that"
         )
@@ -350,7 +350,7 @@ def source_version(function: RewardFunction, params: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:12]
 
 
-def env_of(run: RunFile, name: str) -> str:
+def resolve_env_option(run: RunFile, name: str) -> str:
     """The env that `--env` names; without a name the only one. Raises ConfigError."""
     if name in run.envs:
         return name

@@ -16,7 +16,13 @@ from streamrl.log import topic_changes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log
 from streamrl.recordings.progress import OnProgress, progress_bar
-from streamrl.recordings.rescore import RescoreResult, RewardScorer, env_of, rescore, scorer_of
+from streamrl.recordings.rescore import (
+    RescoreResult,
+    RewardScorer,
+    rescore,
+    resolve_env_option,
+    scorer_of,
+)
 
 
 def rescore_command(
@@ -32,7 +38,7 @@ def rescore_command(
     `kafka` has librdkafka's settings. Raises ConfigError for an env or a reward that is not there.
     """
     hide_memory()  # This process has the run's credentials and runs somebody else's code.
-    name = env_of(run, env)
+    name = resolve_env_option(run, env)
     scorer = scorer_of(run, name, reward, version)
     topic_changes.add(run, kafka, topology.rewards(name))
     log = KafkaLog(kafka, run.run)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from streamrl.buffer.state import BufferState, EnvRules, OpenGroup, Window, full_envs
 from streamrl.log.protocol import Event
+from streamrl.processor.snapshots import serialize_state
 from tests.support.buffer import CONFIG, RULES, advance, fates, of_size
 from tests.support.build import rollout, rollout_event, version_event
 
@@ -72,3 +75,15 @@ def test_the_rules_of_an_env_replace_those_for_all():
     found = config.for_env("copy")
     assert (found.group_size, found.max_age, found.zero_advantage) == (8, 0, "filter")
     assert found.max_window_tokens == CONFIG.max_window_tokens
+
+
+def test_snapshots_have_the_fields_under_the_names_that_they_had_from_the_first():
+    assert list(msgspec.msgpack.decode(serialize_state(BufferState()))) == [
+        "version",
+        "vocab_size",
+        "windows",
+        "seen",
+        "closed",
+        "looked_s",
+        "left",
+    ]

@@ -20,13 +20,13 @@ from streamrl.log.memory import MemoryLog, MemoryWriter
 from streamrl.log.protocol import Output
 from streamrl.recordings.rescore import (
     ATTEMPTS,
-    OtherLevel,
     RescoreResult,
     RewardScorer,
+    UnsupportedRewardLevel,
     completion_of,
-    env_of,
     problem_of,
     rescore,
+    resolve_env_option,
     rewards_of_scorer,
     scorer_of,
 )
@@ -116,11 +116,11 @@ def test_what_is_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch):
 
     def interrupted(problem: Problem, *_: Any) -> float:
         if problem.answer == 3:
-            raise OtherLevel("whatever ends it")
+            raise UnsupportedRewardLevel("whatever ends it")
         return 1.0
 
     log = recorded()
-    with pytest.raises(OtherLevel):
+    with pytest.raises(UnsupportedRewardLevel):
         run_on(log, scorer(interrupted))
     assert [reward.rollout for reward in rewards(log)] == ["g0-0", "g0-1"]
     result = run_on(log, scorer(answer))
@@ -246,7 +246,7 @@ def test_a_problem_in_other_words_is_not_the_rollouts():
 
 def test_rewards_of_turns_have_no_place_in_a_record():
     log = recorded(1)
-    with pytest.raises(OtherLevel, match="one value for the whole rollout"):
+    with pytest.raises(UnsupportedRewardLevel, match="one value for the whole rollout"):
         run_on(log, scorer(lambda *_: RewardBreakdown(turns=[{"answer": 1.0}])))
 
 
@@ -284,5 +284,5 @@ def test_the_version_of_a_scorer_is_a_hash_of_its_source(tmp_path: Path):
     with pytest.raises(ConfigError, match="no '@'"):
         scorer_of(run, "copy", f"a@b={source}:brief", "")
     with pytest.raises(ConfigError, match="the run has copy, agents"):
-        env_of(run, "")
-    assert env_of(run, "agents") == "agents"
+        resolve_env_option(run, "")
+    assert resolve_env_option(run, "agents") == "agents"
