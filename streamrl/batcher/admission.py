@@ -1,5 +1,5 @@
 """How much work may be under way: being generated, waiting in a group, or waiting for a batch. The
-age limit, which drops what is too old, holds besides.
+age limit, which drops what is too old, applies as well.
 
 Batches are trained in order, one a version, so work that is begun now is for a batch of a known
 number: the one behind all that is under way. Each rule says which number may be the last, and

@@ -1,10 +1,8 @@
-"""Advantages once more, over a whole batch, where the method needs that: what the buffer made of
-each group is set against all that train with it.
+"""Rescales advantages over a whole batch, for methods that need it (REINFORCE++).
 
-Each function is pure and maps `values`, value by value, by what it finds `over` the batch:
-(rollouts,) float32, one advantage each. It is called for the rollouts themselves, and for their
-tokens where these have advantages of their own, so that both stay on one scale. The run file names
-a function of your own as MODULE:FUNCTION.
+A normalizer is pure. It maps `values` by the statistics of `over`, the batch's (rollouts,) float32
+advantages. It is called for rollouts and, if they have advantages of their own, for tokens, so that
+both stay on one scale. The run file names a function of your own as MODULE:FUNCTION.
 """
 
 from __future__ import annotations

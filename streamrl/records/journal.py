@@ -11,7 +11,7 @@ ENV_REMOVED = "its env was taken out of the run"  # a `cause`
 
 
 class Fate(Record, frozen=True, kw_only=True):
-    """The one end of each of these rollouts. A fate belongs to a record of rollouts.<env>:
+    """The final outcome of these rollouts. A fate belongs to a record of rollouts.<env>:
     (partition, offset).
     """
 
@@ -44,7 +44,8 @@ class Slice(Record, frozen=True, array_like=True, kw_only=True):
 
 
 class JournalEntry(Record, frozen=True, kw_only=True):
-    """One turn of a part's loop: what it took, in order, and when; enough to run it again.
+    """One transaction of a part: which slices it read, in order, and when. This is enough to run it
+    again.
 
     Where `removed` is not None the part took no records: at its start it brought its state in line
     with its configuration (`Processor.reconcile`), and with what retention had deleted: of each

@@ -25,8 +25,8 @@ class PassAt(Record, frozen=True, array_like=True, kw_only=True):
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
-    """What one policy version made of held-out problems: every token counted was sampled by that
-    version. Never trained on.
+    """The results of one policy version on held-out problems. Every token that is counted was
+    sampled by that version. Nothing is trained on it.
     """
 
     name: str  # of the evaluation in the run file

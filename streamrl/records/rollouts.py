@@ -182,7 +182,7 @@ class EnvProgress(Record, frozen=True, kw_only=True):
 
 
 class Visit(Record, frozen=True, kw_only=True):
-    """A problem of a finite set was posed: how its rollouts did. By its visits it may be left out
+    """How the rollouts of one problem of a finite set did. By its visits a problem may be left out
     of the next epochs (`envs/difficulty_filter.py`).
     """
 

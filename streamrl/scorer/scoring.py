@@ -32,7 +32,7 @@ class BatchLogprobs(NamedTuple):
 
 
 class ScoringModels(NamedTuple):
-    """The models under which the pool scores each batch. One of them is there."""
+    """The models under which the pool scores each batch. At least one is set."""
 
     reference: ReferenceModel | None
     teacher: ReferenceModel | None
