@@ -64,10 +64,14 @@ def grants(granted: Mapping[str, int], closed: Mapping[str, int], groups: int) -
     `groups`, and nothing is taken back. So what all producers have begun and not seen closed is
     within the capacity, although none knows of the others.
     """
-    given = {producer: max(count, closed.get(producer, 0)) for producer, count in granted.items()}
-    open_groups = {producer: count - closed.get(producer, 0) for producer, count in given.items()}
+    new_grants = {
+        producer: max(count, closed.get(producer, 0)) for producer, count in granted.items()
+    }
+    open_groups = {
+        producer: count - closed.get(producer, 0) for producer, count in new_grants.items()
+    }
     for _ in range(sum(open_groups.values()), groups if open_groups else 0):
         producer = min(open_groups, key=lambda p: open_groups[p])
         open_groups[producer] += 1
-        given[producer] += 1
-    return given
+        new_grants[producer] += 1
+    return new_grants

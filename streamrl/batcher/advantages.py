@@ -81,10 +81,10 @@ def policy_gradient_mask(batch: Batch) -> np.ndarray:
 def _apply(
     normalizer: BatchNormalizer, batch: Batch, values: np.ndarray, over: np.ndarray
 ) -> np.ndarray:
-    made = normalizer(values, over)
-    if made.shape != values.shape or not np.isfinite(made).all():
+    result = normalizer(values, over)
+    if result.shape != values.shape or not np.isfinite(result).all():
         raise ValueError(
-            f"batch {batch.number}: batcher.advantage returned {made!r}, "
+            f"batch {batch.number}: batcher.advantage returned {result!r}, "
             f"expected {len(values)} finite numbers"
         )
-    return made.astype(np.float32, copy=False)
+    return result.astype(np.float32, copy=False)

@@ -94,10 +94,10 @@ def join_prompt_experts(
     shape = experts.shape[1:]
     arrays = list[np.ndarray]()
     for group in groups:
-        said = group.prompt_routed_experts
-        if said is None or said.shape[1:] != shape:
-            said = np.zeros((len(group.prompt), *shape), experts.dtype)
-        arrays.append(said)
+        array = group.prompt_routed_experts
+        if array is None or array.shape[1:] != shape:
+            array = np.zeros((len(group.prompt), *shape), experts.dtype)
+        arrays.append(array)
     return np.concatenate(arrays)
 
 

@@ -47,13 +47,13 @@ def costs_of(lengths: np.ndarray, name: str, hidden: int) -> np.ndarray:
     """(n,) float64: the cost named `name` of these lengths. Raises ValueError when it does not give
     n finite numbers of at least 0.
     """
-    made = np.asarray(cost_named(name)(lengths, hidden), np.float64)
-    if made.shape != lengths.shape or not np.isfinite(made).all() or (made < 0).any():
+    costs = np.asarray(cost_named(name)(lengths, hidden), np.float64)
+    if costs.shape != lengths.shape or not np.isfinite(costs).all() or (costs < 0).any():
         raise ValueError(
-            f"batcher.balance {name} returned {made!r}, "
+            f"batcher.balance {name} returned {costs!r}, "
             f"expected {len(lengths)} finite numbers of at least 0"
         )
-    return made
+    return costs
 
 
 def loads(batch: Batch, costs: np.ndarray) -> np.ndarray:

@@ -103,15 +103,15 @@ def fractions_of(rules: CurriculumRules, state: CurriculumState, batch: int) -> 
     """The fraction of each env in batch number `batch`. Raises ValueError naming the batch where
     the curriculum does not return fractions of the run's envs.
     """
-    found = curriculum_named(rules.kind)(rules, state, batch)
-    valid = all(math.isfinite(fraction) and fraction >= 0 for fraction in found.values())
-    whole = valid and math.fsum(found.values()) <= 1 + 1e-9
-    if not whole or not found.keys() <= set(rules.envs):
+    fractions = curriculum_named(rules.kind)(rules, state, batch)
+    valid = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions.values())
+    whole = valid and math.fsum(fractions.values()) <= 1 + 1e-9
+    if not whole or not fractions.keys() <= set(rules.envs):
         raise ValueError(
-            f"batch {batch}: batcher.curriculum {rules.kind} gave {dict(found)}, "
+            f"batch {batch}: batcher.curriculum {rules.kind} gave {dict(fractions)}, "
             f"no fractions of {', '.join(rules.envs)}"
         )
-    return {env: float(found.get(env, 0.0)) for env in rules.envs}
+    return {env: float(fractions.get(env, 0.0)) for env in rules.envs}
 
 
 def curriculum_named(kind: str) -> Curriculum:

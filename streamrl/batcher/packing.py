@@ -86,9 +86,9 @@ class RowBins:
         """Put `length` tokens into the tightest row that has them free. Returns the row, or None if
         there is none.
         """
-        found = bisect_left(self._free, (length, -1))
-        if found < len(self._free):
-            space, row = self._free.pop(found)
+        position = bisect_left(self._free, (length, -1))
+        if position < len(self._free):
+            space, row = self._free.pop(position)
         else:
             space = self._max_seq_len
             row = next(self._empty, None)

@@ -43,9 +43,9 @@ class Selection(NamedTuple):
 
 def quotas(fractions: Mapping[str, float]) -> dict[str, float]:
     """The fractions of a batch by share, with what they leave under REMAINDER."""
-    found = {env: fraction for env, fraction in fractions.items() if fraction > 0}
-    found[REMAINDER] = max(1.0 - sum(fractions.values()), 0.0)
-    return found
+    shares = {env: fraction for env, fraction in fractions.items() if fraction > 0}
+    shares[REMAINDER] = max(1.0 - sum(fractions.values()), 0.0)
+    return shares
 
 
 def tokens_owed(

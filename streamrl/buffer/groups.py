@@ -108,12 +108,12 @@ def _loss_columns(pieces: Sequence[Piece], loss: LossWeights) -> dict[str, np.nd
     """
     weights = [piece.turn.loss or loss for piece in pieces]
     lengths = [piece.length for piece in pieces]
-    found = dict[str, np.ndarray]()
+    columns = dict[str, np.ndarray]()
     for name, default in msgspec.structs.asdict(POLICY_GRADIENT).items():
         values = [getattr(weight, name) for weight in weights]
         if any(value != default for value in values):
-            found[f"{name}_weights"] = np.repeat(np.array(values, np.float32), lengths)
-    return found
+            columns[f"{name}_weights"] = np.repeat(np.array(values, np.float32), lengths)
+    return columns
 
 
 def _sourced_columns(
@@ -153,15 +153,15 @@ def _prompt_experts(turns: Sequence[Turn], shared: int, like: np.ndarray) -> np.
     """The routed experts of the shared prompt, as these turns have them: (shared, layers, k), 0
     where they do not say. `like`: (tokens, layers, k), those of the tokens behind the prompt.
     """
-    found = np.zeros((shared, *like.shape[1:]), like.dtype)
+    experts = np.zeros((shared, *like.shape[1:]), like.dtype)
     start = 0
     for turn in turns:
         end = min(start + len(tokens_of(turn)), shared)
-        said = turn.routed_experts
-        if said is not None and said.shape[1:] == like.shape[1:]:
-            found[start:end] = said[: end - start]
+        of_turn = turn.routed_experts
+        if of_turn is not None and of_turn.shape[1:] == like.shape[1:]:
+            experts[start:end] = of_turn[: end - start]
         start = end
-    return found
+    return experts
 
 
 def empty_group(
@@ -266,12 +266,12 @@ def _token_advantages(
     sampled. None when every token has the advantage of its rollout.
     """
     try:
-        found = token_advantages(rollouts, advantage)
+        by_rollout = token_advantages(rollouts, advantage)
     except ValueError as error:
         raise ValueError(f"group {rollouts[0].group_id}: {error}") from None
-    if found is None:
+    if by_rollout is None:
         return None
     spread = np.zeros(total, np.float32)
     sampled = slice(None) if mask is None else mask > 0
-    spread[sampled] = np.concatenate(found)
+    spread[sampled] = np.concatenate(by_rollout)
     return spread

@@ -203,9 +203,9 @@ def _largest(tokens: np.ndarray) -> int:
 
 def _rewards(rollout: Rollout) -> list[float]:
     """All rewards of the rollout and its turns, and the largest one of each turn's tokens."""
-    found = [rollout.reward, *rollout.rewards.values()]
+    rewards = [rollout.reward, *rollout.rewards.values()]
     for turn in rollout.turns:
-        found += [turn.reward or 0.0, *turn.rewards.values()]
+        rewards += [turn.reward or 0.0, *turn.rewards.values()]
         if turn.token_rewards is not None and turn.token_rewards.size:
-            found.append(float(np.abs(turn.token_rewards).max()))
-    return found
+            rewards.append(float(np.abs(turn.token_rewards).max()))
+    return rewards

@@ -72,13 +72,13 @@ def last_record(log: Log, topic: str, kind: type[R]) -> R | None:
     end = end_offset(log, topic, 0)
     tail = TAIL
     while end > 0:
-        found = [
+        records = [
             record
             for _, record in entries(log, topic, max(begin, end - tail))
             if isinstance(record, kind)
         ]
-        if found:
-            return found[-1]
+        if records:
+            return records[-1]
         if tail >= end:
             return None
         tail *= 8
@@ -114,24 +114,24 @@ class SliceReader:
         """Single records, wherever they lie. One that retention has deleted becomes an event
         without a record.
         """
-        found: dict[RecordRef, Event] = {}
+        events: dict[RecordRef, Event] = {}
         begin = first_offsets(self.log, {(topic, partition) for topic, partition, _ in references})
         existing: dict[TopicPartition, list[int]] = {tp: [] for tp in sorted(begin)}
         for topic, partition, offset in references:
             if offset < begin[topic, partition]:
-                found[topic, partition, offset] = Event(
+                events[topic, partition, offset] = Event(
                     topic=topic, partition=partition, offset=offset, key="", record=None
                 )
             else:
                 existing[topic, partition].append(offset)
         for tp, wanted in existing.items():
-            found |= self._read_offsets(tp, sorted(wanted))
-        if missing := set(references) - found.keys():
+            events |= self._read_offsets(tp, sorted(wanted))
+        if missing := set(references) - events.keys():
             raise InputGone(
                 f"{len(missing)} records that a snapshot refers to are gone, "
                 f"the first {min(missing)}: somebody has removed them"
             )
-        return found
+        return events
 
     def close(self) -> None:
         for tp in list(self._open):
@@ -143,16 +143,16 @@ class SliceReader:
 
     def _read_offsets(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[RecordRef, Event]:
         """The records at these ascending offsets of one partition."""
-        found: dict[RecordRef, Event] = {}
+        events: dict[RecordRef, Event] = {}
         wanted = set(offsets)
         schemas = self.schemas_of(tp[0]) if offsets else ()
         for group in split_at_gaps(offsets):
             for message in self._read_range(tp, group[0], group[-1]):
                 if message.offset in wanted:
-                    found[*tp, message.offset] = to_event(message, schemas)
+                    events[*tp, message.offset] = to_event(message, schemas)
         if offsets:
             self._close(tp)
-        return found
+        return events
 
     def _read_range(self, tp: TopicPartition, start: int, last: int) -> Iterator[Message]:
         """Messages with start <= offset <= last, where `last` is the offset of a message."""

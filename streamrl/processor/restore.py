@@ -36,11 +36,13 @@ def restore(log: Log, processor: Processor[C, S]) -> tuple[ProcessorState[C, S],
         return current, 0
     reader = SliceReader(log, processor.schemas_of)
     begin = beginning_offset(log, processor.journal, 0)
-    found = list(whole_snapshots(entries(log, processor.journal, max(last.snapshot_offset, begin))))
-    base = choose_snapshot(log, found, last.snapshot_offset)
+    records = list(
+        whole_snapshots(entries(log, processor.journal, max(last.snapshot_offset, begin)))
+    )
+    base = choose_snapshot(log, records, last.snapshot_offset)
     if base is not None:
         load_snapshot(processor, current, *base, reader)
-    since = [(offset, record) for offset, record in found if record.sequence > current.sequence]
+    since = [(offset, record) for offset, record in records if record.sequence > current.sequence]
     check_inputs(log, processor, [record for _, record in since])
     # A snapshot is committed right before the entry of the same sequence number. If the processor
     # died after that entry, no later one names the snapshot.
@@ -58,23 +60,23 @@ def restore(log: Log, processor: Processor[C, S]) -> tuple[ProcessorState[C, S],
 
 
 def choose_snapshot(
-    log: Log, found: Sequence[tuple[int, JournalEntry | Snapshot]], named: int
+    log: Log, records: Sequence[tuple[int, JournalEntry | Snapshot]], named: int
 ) -> tuple[int, Snapshot] | None:
     """The snapshot to start from, with its offset: the one at offset `named`, which the last entry
     names, or a newer one. None if there is none.
     """
-    snapshots = [(offset, record) for offset, record in found if isinstance(record, Snapshot)]
+    snapshots = [(offset, record) for offset, record in records if isinstance(record, Snapshot)]
     if not snapshots:
         return None
     newest = snapshots[-1]
-    if found[-1][0] == newest[0]:
+    if records[-1][0] == newest[0]:
         # No entry follows: the processor was idle, or has been told to stop.
         return newest
     base = dict(snapshots).get(named)
     replayed_to = -1 if base is None else base.sequence
     since = [
         record
-        for _, record in found
+        for _, record in records
         if isinstance(record, JournalEntry) and record.sequence > replayed_to
     ]
     if deleted_inputs(log, since):

@@ -99,8 +99,8 @@ def is_part_of(rollout: Rollout, reward: Reward, is_of_fork: bool) -> bool:
 
 def rollouts_in(batch: Batch) -> Sequence[EnvUid]:
     """The rollouts of a batch, each once."""
-    found: dict[EnvUid, None] = {}
+    rollouts: dict[EnvUid, None] = {}
     for uid, group in zip(batch.uids, batch.groups.tolist(), strict=True):
         env = batch.environments[batch.group_environments[group]]
-        found[env, uid] = None
-    return list(found)
+        rollouts[env, uid] = None
+    return list(rollouts)

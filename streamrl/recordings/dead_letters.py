@@ -66,8 +66,8 @@ def letters(log: Log, topic: str) -> Iterator[DeadLetter]:
 
 def requeued_letters(log: Log, topic: str) -> set[tuple[int, int]]:
     """The (partition, offset) of each letter that was requeued."""
-    found = ((message.partition, requeued_offset(message)) for message in messages(log, topic))
-    return {(partition, offset) for partition, offset in found if offset is not None}
+    requeued = ((message.partition, requeued_offset(message)) for message in messages(log, topic))
+    return {(partition, offset) for partition, offset in requeued if offset is not None}
 
 
 _TERMS = {

@@ -33,13 +33,13 @@ class ScorerVersion(NamedTuple):
 
 def parse_scorers(text: str) -> list[ScorerVersion]:
     """The scorers of `NAME@VERSION[,...]`. Raises ConfigError."""
-    found: list[ScorerVersion] = []
+    scorers: list[ScorerVersion] = []
     for scorer in text.split(","):
         name, _, version = scorer.strip().partition("@")
         if not (name and version):
             raise ConfigError(f"{text}: give NAME@VERSION, as `streamrl rescore` says it")
-        found.append(ScorerVersion(name, version))
-    return found
+        scorers.append(ScorerVersion(name, version))
+    return scorers
 
 
 def read_rewards(
@@ -50,7 +50,7 @@ def read_rewards(
 
     Raises ConfigError where a scorer has judged nothing, or a rollout lacks its reward.
     """
-    found: dict[str, RewardsByUid] = {}
+    by_env: dict[str, RewardsByUid] = {}
     used: dict[ScorerVersion, None] = {}
     for env in envs:
         of_env: dict[str, list[Reward]] = {}
@@ -63,14 +63,14 @@ def read_rewards(
             for uid, given in rewards.items():
                 of_env.setdefault(uid, []).extend(given)
         if of_env:
-            found[env] = of_env
+            by_env[env] = of_env
     for scorer in scorers:
         if scorer not in used:
             raise ConfigError(
                 f"--rewards {scorer}: no rollout has a reward of that scorer and version; give them"
                 " with `streamrl rescore`"
             )
-    return found
+    return by_env
 
 
 def _check_complete(old: Log, env: str, scorer: ScorerVersion, rewards: RewardsByUid) -> None:
@@ -108,8 +108,8 @@ def with_new_rewards(
         if reward.name in values:
             raise ConfigError(f"--rewards: two scorers give {reward.name!r}; take one of them")
         values[reward.name] = reward.value
-    said = [turn for turn in rollout.turns if turn.logprobs is not None]
-    lengths = [len(turn.tokens) for turn in said if turn.tokens is not None]
+    sampled = [turn for turn in rollout.turns if turn.logprobs is not None]
+    lengths = [len(turn.tokens) for turn in sampled if turn.tokens is not None]
     weighted = apply_weights(RewardBreakdown(rollout=values), weights, lengths)
     return msgspec.structs.replace(
         rollout,

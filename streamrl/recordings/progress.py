@@ -52,13 +52,13 @@ class PlainProgress:
     say: Callable[[str], None]
     started_s: float  # by `clock`
     clock: Callable[[], float] = time.monotonic
-    said_s: float | None = None  # when the last line was printed
+    printed_s: float | None = None  # when the last line was printed
 
     def __call__(self, done: int, total: int) -> None:
         now_s = self.clock()
-        last_s = self.started_s if self.said_s is None else self.said_s
+        last_s = self.started_s if self.printed_s is None else self.printed_s
         if now_s - last_s < EVERY_S or not 0 < done < total:
             return
-        self.said_s = now_s
+        self.printed_s = now_s
         left = timedelta(seconds=round((now_s - self.started_s) / done * (total - done)))
         self.say(f"{self.what}: {done:,} of {total:,} ({done / total:.0%}), {left} left")

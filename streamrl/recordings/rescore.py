@@ -140,15 +140,17 @@ def problem_of(rollout: Rollout, env: BaseEnv | None) -> Problem:
 
 def completion_of(rollout: Rollout, problem: Problem) -> Completion:
     """The policy's completion of the problem, as a reward function gets it."""
-    said = [turn for turn in rollout.turns if turn.logprobs is not None]
+    sampled = [turn for turn in rollout.turns if turn.logprobs is not None]
     messages = [
         *problem.messages,
         *({"role": turn.role, "content": turn.message} for turn in rollout.turns[1:]),
     ]
     return Completion(
-        text=said[-1].message,
+        text=sampled[-1].message,
         finished=not rollout.truncated,
-        turns=[PolicyTurn(turn.message, turn.tokens) for turn in said if turn.tokens is not None],
+        turns=[
+            PolicyTurn(turn.message, turn.tokens) for turn in sampled if turn.tokens is not None
+        ],
         messages=messages,
         truncation=str(rollout.metadata.get("truncation", "")),
     )
@@ -278,14 +280,14 @@ def rewards_of_scorer(log: Log, env: str, name: str, version: str) -> dict[str, 
     Of several rewards with the same name, the last one counts. A rollout that `rescore` could not
     judge at first, and then could, has not failed.
     """
-    found: dict[str, dict[str, Reward]] = {}
+    by_uid: dict[str, dict[str, Reward]] = {}
     for reward, _ in records_of(log, topology.rewards(env), Reward):
         if (reward.scorer, reward.scorer_version) == (name, version):
-            given = found.setdefault(reward.rollout, {})
+            given = by_uid.setdefault(reward.rollout, {})
             if any(earlier.failure and earlier.rescored for earlier in given.values()):
                 given.clear()
             given[reward.name] = reward
-    return {uid: list(rewards.values()) for uid, rewards in found.items()}
+    return {uid: list(rewards.values()) for uid, rewards in by_uid.items()}
 
 
 # ---- the scorer that a command line names --------------------------------------------------------

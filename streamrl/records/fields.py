@@ -40,12 +40,12 @@ class Column(NamedTuple):
 def columns_of(record: type[Record]) -> Mapping[str, Column]:
     """The columns that the fields of a record declare, by name."""
     hints = get_type_hints(record, include_extras=True)
-    found = dict[str, Column]()
+    columns = dict[str, Column]()
     for name in record.__struct_fields__:
         for declared in getattr(hints[name], "__metadata__", ()):
             if isinstance(declared, Column):
-                found[name] = declared
-    return found
+                columns[name] = declared
+    return columns
 
 
 def check_columns(what: str, record: Record, counts: Mapping[str, int]) -> None:
