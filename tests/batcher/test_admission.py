@@ -98,8 +98,8 @@ def test_the_run_file_and_the_rules_know_the_same_names():
 def test_the_run_file_says_which_and_eta_is_the_age_limit_unless_it_is_said():
     def chosen(**batcher: object) -> tuple[str, int]:
         settings = {"run": "r", "envs": {"copy": {}}, "buffer": {"max_age": 3}, "batcher": batcher}
-        made = make_processor(run_file.parse(settings)).config
-        return made.admission, made.eta
+        config = make_processor(run_file.parse(settings)).config
+        return config.admission, config.eta
 
     assert chosen(admission="capacity") == ("capacity", 3) and chosen(
         admission="capacity", eta=0
@@ -181,7 +181,7 @@ class Async:
             self.flying.append((f"g{self.launched}", credit, self.state.version))
         elif what == "close" and self.flying:
             name, credit, version = self.flying.pop(self.random.randrange(len(self.flying)))
-            made = group(
+            record = group(
                 "copy",
                 name,
                 sizes=self.random.sample(self.sizes, 2),
@@ -189,7 +189,7 @@ class Async:
                 newest=self.state.version,
             )
             self.mixed += 2 * (version < self.state.version)
-            self.hear(group_event(self.launched, structs.replace(made, producer=credit.producer)))
+            self.hear(group_event(self.launched, structs.replace(record, producer=credit.producer)))
         elif what == "version" and self.state.version < self.batches:
             self.hear(version_event(self.state.version + 1))
 
@@ -260,8 +260,10 @@ class Replicas(Async):
         if able:
             credit = min(able, key=lambda credit: credit.launched)
             credit.launched, self.launched = credit.launched + 1, self.launched + 1
-            made = group("copy", f"g{self.launched}", version=self.state.version)
-            self.told([group_event(self.launched, structs.replace(made, producer=credit.producer))])
+            record = group("copy", f"g{self.launched}", version=self.state.version)
+            self.told(
+                [group_event(self.launched, structs.replace(record, producer=credit.producer))]
+            )
         return bool(able)
 
     def until_version(self, last: int, patience_s: float) -> None:
@@ -298,11 +300,11 @@ def test_a_replica_that_ran_and_died_is_waited_for_as_long_as_a_group_may_take()
 def test_a_run_under_it_replays_bit_for_bit():
     run = run_file.changed(RUN, ["batcher.admission=capacity", "batcher.eta=1"])
     log = MemoryLog(TOPICS)
-    made = play(log, 4, run)
-    found = [replay(log, each)[0] for each in parts(run)]
-    assert [result.difference for result in found] == ["", ""] and found[1].identical[
+    batches = play(log, 4, run)
+    results = [replay(log, each)[0] for each in parts(run)]
+    assert [result.difference for result in results] == ["", ""] and results[1].identical[
         "batches"
-    ] == len(made) >= 4
+    ] == len(batches) >= 4
     # what was recorded is what is folded: the settings of the journal, not those of today
     other = run_file.changed(run, ["batcher.eta=2"])
     assert replay(log, parts(other)[1])[0].difference == ""

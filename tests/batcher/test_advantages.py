@@ -52,9 +52,9 @@ def test_reinforce_plus_plus_takes_the_batch_for_its_baseline_and_with_one_each_
     easy = floats(1, 0.8)
     hard = floats(0.2, 0)
     plain, based = (
-        normalizer_named(NORMALIZER_OF[name])(made, made)
+        normalizer_named(NORMALIZER_OF[name])(both, both)
         for name in ("reinforce++", "reinforce++-baseline")
-        for made in [np.concatenate([advantage_named(name)(easy), advantage_named(name)(hard)])]
+        for both in [np.concatenate([advantage_named(name)(easy), advantage_named(name)(hard)])]
     )
     np.testing.assert_allclose(plain, np.array([0.5, 0.3, -0.3, -0.5]) / np.sqrt(0.17), rtol=1e-5)
     np.testing.assert_allclose(based, [1, -1, 1, -1], rtol=1e-5)
@@ -98,10 +98,12 @@ def test_tokens_advantages_are_scaled_as_their_rollouts_are():
     )
     batch = assemble([by_token], 7, 7, row_count=2, max_seq_len=10)
     assert batch is not None
-    made = normalize_batch(batch, normalized)
-    assert made.advantages.tolist() == [-1, 1]
-    assert made.token_advantages is not None and made.token_advantages.tolist() == [-1, 1, 0, 0, -1]
-    assert sorted(expand(made).advantages[expand(made).loss_mask > 0].tolist()) == [-1, -1, 0, 1]
+    result = normalize_batch(batch, normalized)
+    assert result.advantages.tolist() == [-1, 1]
+    assert result.token_advantages is not None
+    assert result.token_advantages.tolist() == [-1, 1, 0, 0, -1]
+    example = expand(result)
+    assert sorted(example.advantages[example.loss_mask > 0].tolist()) == [-1, -1, 0, 1]
     # the batch it was made of stays
     assert batch.token_advantages is not None and batch.token_advantages.tolist() == [0, 4, 0, 2, 0]
 
@@ -152,10 +154,10 @@ def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
 
 
 def test_rollouts_that_the_policy_gradient_does_not_train_are_no_part_of_the_scale():
-    made = assemble([group(sizes=(1, 2, 1))], 0, 0, row_count=1, max_seq_len=16)
-    assert made is not None
+    batch = assemble([group(sizes=(1, 2, 1))], 0, 0, row_count=1, max_seq_len=16)
+    assert batch is not None
     batch = structs.replace(
-        made, advantages=floats(1, 100, 3), policy_gradient_weights=floats(1, 0, 0, 0.5)
+        batch, advantages=floats(1, 100, 3), policy_gradient_weights=floats(1, 0, 0, 0.5)
     )
     found = normalize_batch(batch, normalized)
     np.testing.assert_allclose(found.advantages[[0, 2]], [-1, 1])

@@ -33,12 +33,12 @@ def test_a_rollout_of_which_a_sequence_is_too_long_is_filtered_as_a_whole():
 
 
 def test_a_batch_says_for_how_many_processes_it_is():
-    made = assemble(
+    batch = assemble(
         [group("a", "ga", sizes=(6, 1, 1)), group("a", "gb", sizes=(4,))], 0, 0, 4, 8, Sharding(2)
     )
-    assert made is not None and made.processes == 2
+    assert batch is not None and batch.processes == 2
     # 8, 6, 3 and 3 tokens: 8 and 3 to process 0, 6 and 3 to process 1
-    assert loads(made, made.prompt_lengths[made.groups] + made.lengths).tolist() == [11, 9]
+    assert loads(batch, batch.prompt_lengths[batch.groups] + batch.lengths).tolist() == [11, 9]
 
 
 def test_rows_that_cannot_be_divided_are_no_batch():

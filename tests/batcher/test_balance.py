@@ -135,9 +135,10 @@ def test_the_run_file_chooses():
     run = run_file.parse(
         {"run": "r", "envs": {"copy": {}}, "batcher": {"processes": 4, "balance": "flops"}}
     )
-    made = process.make_processor(run).config
+    config = process.make_processor(run).config
     # 10 would do
-    assert (made.processes, made.balance, made.hidden) == (4, "flops", 128) and made.row_count == 12
+    assert (config.processes, config.row_count) == (4, 12)
+    assert (config.balance, config.hidden) == ("flops", 128)
     with pytest.raises(
         ConfigError, match=r"batcher.balance: 'token' is not known; did you mean 'tokens'\?"
     ):

@@ -68,15 +68,15 @@ GOALS = CurriculumRules(
 
 
 def batch_of(number: int, **rewards: float) -> Batch:
-    made = assemble(
+    batch = assemble(
         [group(env, f"{env}-{number}", reward=reward) for env, reward in rewards.items()],
         number,
         number,
         4,
         10,
     )
-    assert made is not None
-    return made
+    assert batch is not None
+    return batch
 
 
 # ---- the decisions -------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def test_rewards_are_remembered_as_long_as_somebody_asks():
 def test_a_rollout_that_forked_counts_once():
     """Rewards 0 and 1, the second rollout in two sequences."""
     forked = structs.replace(group(sizes=(1, 1, 1)), uids=["a", "b", "b"], rewards=floats(0, 1, 1))
-    made = assemble([forked], 0, 0, 2, 10)
-    assert made is not None and advance(STEPS, CurriculumState(), made).rewards == {"copy": [0.5]}
+    batch = assemble([forked], 0, 0, 2, 10)
+    assert batch is not None and advance(STEPS, CurriculumState(), batch).rewards == {"copy": [0.5]}
 
 
 def test_learnability_gives_most_to_what_is_won_half_the_time():
@@ -299,10 +299,10 @@ def test_batches_stay_full_when_a_share_ends():
     for i in range(40):
         events += [group_event(i, group(env, f"{env}{i}", sizes=(5, 5))) for env in ENVS]
     state, out = step(config, state, events, 0.0)
-    made = [o.record for o in out if isinstance(o.record, Batch)]
-    sizes = [int((batch.prompt_lengths[batch.groups] + batch.lengths).sum()) for batch in made]
+    built = [o.record for o in out if isinstance(o.record, Batch)]
+    sizes = [int((batch.prompt_lengths[batch.groups] + batch.lengths).sum()) for batch in built]
     assert len(sizes) > 8 and set(sizes) == {28}
-    assert {name for batch in made[3:] for name in batch.environments} == {"add"}
+    assert {name for batch in built[3:] for name in batch.environments} == {"add"}
     assert sum(state.deficit.values()) == pytest.approx(0)
 
 
@@ -361,7 +361,8 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
             for i in range(9)
         ]
         messages += [
-            to_message(Output(topology.groups(env), made.group_id, made)) for env, made in groups
+            to_message(Output(topology.groups(env), record.group_id, record))
+            for env, record in groups
         ]
     writer = log.writer(part.name)
     fold = ProcessorState(part.initial())
@@ -378,8 +379,8 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
 
 
 def batches(log: Log) -> list[Batch]:
-    found = (to_event(message, ("batch",)).record for message in read(log, "batches", 0, 0))
-    return [record for record in found if isinstance(record, Batch)]
+    records = (to_event(message, ("batch",)).record for message in read(log, "batches", 0, 0))
+    return [record for record in records if isinstance(record, Batch)]
 
 
 @pytest.mark.parametrize("run", [RUN, LEARNABLE], ids=["stages", "learnability"])
@@ -403,13 +404,13 @@ def test_a_curriculum_that_decides_otherwise_is_found_by_replay(monkeypatch: pyt
 
 
 def test_the_recorded_run_went_through_its_stages():
-    made = batches(recorded(RUN)[0])
+    built = batches(recorded(RUN)[0])
     shares = [
         {
             env: sum(batch.environments[e] == env for e in batch.group_environments)
             for env in batch.environments
         }
-        for batch in made
+        for batch in built
     ]
     first_mixed = next(i for i, share in enumerate(shares) if "add" in share)
     assert 2 < first_mixed < 7 and all(share.keys() == {"copy"} for share in shares[:first_mixed])

@@ -13,22 +13,23 @@ def totals() -> EnvTotals:
 
 
 def test_a_batch_is_clearly_short_until_there_are_nearly_its_tokens():
-    found = totals()
-    assert found.is_clearly_short
-    found.supply = {"a": 50, "b": 45}
-    assert found.is_clearly_short
-    found.supply = {"a": 50, "b": 46}  # rounding may take a token of each share, and of the rest
-    assert not found.is_clearly_short
+    env_totals = totals()
+    assert env_totals.is_clearly_short
+    env_totals.supply = {"a": 50, "b": 45}
+    assert env_totals.is_clearly_short
+    env_totals.supply = {"a": 50, "b": 46}
+    # rounding may take a token of each share, and of the rest
+    assert not env_totals.is_clearly_short
 
 
 def test_an_attempt_is_hopeless_until_its_own_env_or_enough_of_others_has_come():
-    found = totals()
-    assert not found.retry_is_hopeless
-    found.on_attempt(Selection([], {"a": 3}, {}, {"a": 10}))
-    found.on_group("b", 10)
-    assert found.retry_is_hopeless
-    found.on_group("b", 1)
-    assert not found.retry_is_hopeless
-    found.on_attempt(Selection([], {"a": 3}, {}, {"a": 10}))
-    found.on_group("a", 1)
-    assert not found.retry_is_hopeless
+    env_totals = totals()
+    assert not env_totals.retry_is_hopeless
+    env_totals.on_attempt(Selection([], {"a": 3}, {}, {"a": 10}))
+    env_totals.on_group("b", 10)
+    assert env_totals.retry_is_hopeless
+    env_totals.on_group("b", 1)
+    assert not env_totals.retry_is_hopeless
+    env_totals.on_attempt(Selection([], {"a": 3}, {}, {"a": 10}))
+    env_totals.on_group("a", 1)
+    assert not env_totals.retry_is_hopeless

@@ -14,23 +14,23 @@ RULES = replace(CONFIG, shortage_after_s=2.0)
 
 def test_without_a_shortage_it_says_what_it_holds():
     state = BatcherState(next_batch=4, version=3, queues={"copy": EnvQueue(tokens=30)})
-    said = report(RULES, state, 100.0)
-    assert said.values == {
+    result = report(RULES, state, 100.0)
+    assert result.values == {
         "batcher/blocked_s": 0.0,
         "batcher/next_batch": 4.0,
         "batcher/version": 3.0,
         "batcher/held_tokens/copy": 30.0,
     }
-    assert said.warnings == ()
+    assert result.warnings == ()
 
 
 def test_a_shortage_is_reported_at_once_and_warned_of_after_a_while():
     state = BatcherState(next_batch=4, short={"add": 20, REMAINDER: 5}, short_since_s=100.0)
-    said = report(RULES, state, 101.0)
-    assert said.values["batcher/blocked_s"] == 1.0
-    assert said.values["batcher/missing_tokens/add"] == 20.0
-    assert said.values["batcher/missing_tokens/rest"] == 5.0
-    assert said.warnings == ()
+    result = report(RULES, state, 101.0)
+    assert result.values["batcher/blocked_s"] == 1.0
+    assert result.values["batcher/missing_tokens/add"] == 20.0
+    assert result.values["batcher/missing_tokens/rest"] == 5.0
+    assert result.warnings == ()
     assert report(RULES, state, 102.0).warnings == (
         "batch 4 has waited 2 s for add, 20 tokens short",
         "batch 4 has waited 2 s for the envs together, 5 tokens short",

@@ -11,20 +11,20 @@ from tests.support.build import group, group_event
 
 
 def held(number: int, version: int) -> HeldGroup:
-    made = group(name=f"g{number}", version=version)
-    return held_group(group_event(number, made), made)
+    record = group(name=f"g{number}", version=version)
+    return held_group(group_event(number, record), record)
 
 
 def test_a_held_group_knows_its_tokens_its_rollouts_and_who_sampled_them():
     """The first rollout is of version 1 alone, the second went on across the update."""
-    made = structs.replace(
+    record = structs.replace(
         group(name="g", version=1),
         oldest_versions=np.array([1, 0], np.int32),
     )
-    found = held_group(group_event(0, made), made)
-    assert (found.tokens, found.rollouts) == (10, 2)
-    assert (found.oldest, found.newest, found.of_newest) == (0, 1, 1)
-    assert on_policy_rollouts([found, held(1, 1), held(2, 0)], 1) == 1 + 2
+    mixed = held_group(group_event(0, record), record)
+    assert (mixed.tokens, mixed.rollouts) == (10, 2)
+    assert (mixed.oldest, mixed.newest, mixed.of_newest) == (0, 1, 1)
+    assert on_policy_rollouts([mixed, held(1, 1), held(2, 0)], 1) == 1 + 2
 
 
 def test_the_newest_group_is_offered_first_and_one_of_a_version_to_come_not_at_all():

@@ -67,12 +67,12 @@ def test_maxrl_follows_the_gradient_of_the_log_likelihood(tries: int):
     of d log p / dp = 1 + (1 - p) + (1 - p)^2 + ...
     """
     p = 0.3
-    found = 0.0
+    gradient = 0.0
     for solved in product((0, 1), repeat=tries):
         chance = p ** sum(solved) * (1 - p) ** (tries - sum(solved))
         score = [1 / p if one else -1 / (1 - p) for one in solved]
-        found += chance * float(maxrl(floats(*solved)) @ score) / tries
-    assert found == pytest.approx(sum((1 - p) ** k for k in range(tries - 1)), rel=1e-6)
+        gradient += chance * float(maxrl(floats(*solved)) @ score) / tries
+    assert gradient == pytest.approx(sum((1 - p) ** k for k in range(tries - 1)), rel=1e-6)
 
 
 def test_equal_rewards_carry_no_information():
@@ -84,8 +84,9 @@ def test_equal_rewards_carry_no_information():
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_results_are_float32_of_any_size(name: str):
     for size in range(4):
-        made = ADVANTAGES[name](floats(*range(size)))
-        assert made.dtype == np.float32 and made.shape == (size,) and np.isfinite(made).all()
+        advantages = ADVANTAGES[name](floats(*range(size)))
+        assert (advantages.dtype, advantages.shape) == (np.float32, (size,))
+        assert np.isfinite(advantages).all()
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)

@@ -92,13 +92,13 @@ def test_a_group_is_looked_at_whenever_something_about_it_may_change(
         else:
             group, sample, age, ahead = move
             oldest = max(version - age, 0)
-            made = rollout(
+            record = rollout(
                 group=f"g{group}-{version // 3}",
                 sample=sample,
                 version=oldest,
                 newest=version + ahead,
             )
-            events.append(rollout_event(offset, made))
+            events.append(rollout_event(offset, record))
     for event in events:
         for window in always.windows.values():
             for group in window.open.values():
@@ -114,7 +114,7 @@ def test_an_env_may_have_rules_of_its_own():
     """
     own = {"group_size": 3, "max_age": 0, "advantage": "dr-grpo", "group_wait_s": 5.0}
     envs = {"copy": {}, "add": {"buffer": own}}
-    made = make_processor(
+    processor = make_processor(
         parse(
             {
                 "run": "r",
@@ -124,8 +124,8 @@ def test_an_env_may_have_rules_of_its_own():
             }
         )
     )
-    again = from_json(to_json(made.config), made)
-    assert again == made.config and again.own["add"].group_wait_s == 5.0
+    again = from_json(to_json(processor.config), processor)
+    assert again == processor.config and again.own["add"].group_wait_s == 5.0
     sent = [
         rollout_event(i, rollout(env, sample=i, reward=float(i))) for env in envs for i in range(2)
     ]

@@ -11,8 +11,8 @@ from tests.support.build import rollout, rollout_event, version_event
 
 
 def test_an_empty_buffer_has_a_version_and_no_warnings():
-    said = report(RULES, BufferState(version=4), 0.0)
-    assert said.values == {"buffer/version": 4.0} and said.warnings == ()
+    result = report(RULES, BufferState(version=4), 0.0)
+    assert result.values == {"buffer/version": 4.0} and result.warnings == ()
 
 
 def test_every_window_says_how_full_it_is():

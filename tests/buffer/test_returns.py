@@ -50,11 +50,11 @@ def test_advantages_are_the_groups_function_at_every_position():
     one = of(0, 1.5, asked(1), said(3, 4, reward=0.5), asked(9), said(5, reward=1.0))
     # to go: 0.5 0.25 0.25 0.25
     two = of(1, 0.5, asked(1), said(3, reward=0.25), asked(9), said(6, 7, 8, reward=0.25))
-    found = token_advantages([one, two], rloo)
+    advantages = token_advantages([one, two], rloo)
     # with two, leave-one-out is the difference; when the first is over it stands with 0
-    assert found is not None
-    assert [a.tolist() for a in found] == [[1.0, 1.25, 0.75], [-1.0, -1.25, -0.75, 0.25]]
-    assert [a[0] for a in found] == rloo(floats(1.5, 0.5)).tolist()
+    assert advantages is not None
+    assert [a.tolist() for a in advantages] == [[1.0, 1.25, 0.75], [-1.0, -1.25, -0.75, 0.25]]
+    assert [a[0] for a in advantages] == rloo(floats(1.5, 0.5)).tolist()
 
 
 def test_where_nothing_is_earned_on_the_way_there_is_one_advantage_a_rollout():

@@ -109,9 +109,9 @@ def test_shards_are_parts_with_names_journals_and_access_of_their_own():
     names = {topic.name for topic in topics.plan(run)}
     assert {"small.journal.buffer-0", "small.journal.buffer-1"} <= names
     assert "small.journal.buffer" not in names
-    said = "\n".join(map(str, acls.rules(run)["buffer"]))
-    assert "READ,WRITE topic small.journal.buffer-1" in said
-    assert "transactional-id small.buffer-0" in said and "group small.buffer-1" in said
+    rules = "\n".join(map(str, acls.rules(run)["buffer"]))
+    assert "READ,WRITE topic small.journal.buffer-1" in rules
+    assert "transactional-id small.buffer-0" in rules and "group small.buffer-1" in rules
     assert list(processors_of(run)) == ["buffer-0", "buffer-1", "batcher"]
 
 
@@ -190,8 +190,8 @@ def test_a_run_in_shards_is_audited_and_replayed_and_a_shard_restarts():
             life.stop(name)
     replayed = {name: replay(log, part)[0] for name, part in processors_of(run).items()}
     assert not any(result.difference for result in replayed.values())
-    made = [replayed[name].identical["groups"] for name in ("buffer-0", "buffer-1")]
-    assert min(made) > 0 and sum(made) == 64
+    counts = [replayed[name].identical["groups"] for name in ("buffer-0", "buffer-1")]
+    assert min(counts) > 0 and sum(counts) == 64
     assert replayed["batcher"].identical["batches"] >= 4
     assert set(closed_groups(log, run).values()) == {1}
     account = audit(log, run)

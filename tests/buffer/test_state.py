@@ -72,9 +72,9 @@ def test_the_rules_of_an_env_replace_those_for_all():
     )
     config = replace(CONFIG, own={"copy": own})
     assert config.for_env("add") is config
-    found = config.for_env("copy")
-    assert (found.group_size, found.max_age, found.zero_advantage) == (8, 0, "filter")
-    assert found.max_window_tokens == CONFIG.max_window_tokens
+    rules = config.for_env("copy")
+    assert (rules.group_size, rules.max_age, rules.zero_advantage) == (8, 0, "filter")
+    assert rules.max_window_tokens == CONFIG.max_window_tokens
 
 
 def test_snapshots_have_the_fields_under_the_names_that_they_had_from_the_first():

@@ -72,7 +72,7 @@ def test_a_slice_is_read_again_and_one_of_which_a_record_is_gone_is_not():
     log = filled(8)  # a: 0, 2 and so on
     reader = SliceReader(log, lambda topic: ("env-progress",))
     piece = Slice(topic="a", partition=0, start=0, end=3, count=2)
-    assert [found.offset for found in reader.read_slice(piece)] == [0, 2]
+    assert [message.offset for message in reader.read_slice(piece)] == [0, 2]
     assert reader.records_read == 2
     reader.close()
     with pytest.raises(InputGone, match=r"^a\[0\] 0 to 3 held 3 records, now 2: retention or some"):
@@ -83,8 +83,8 @@ def test_single_records_are_read_wherever_they_lie_and_a_deleted_one_is_empty():
     log = filled(8)
     log.delete_before({("a", 0): 2})
     reader = SliceReader(log, lambda topic: ("env-progress",))
-    found = reader.read_records([("a", 0, 0), ("a", 0, 4), ("b", 0, 2)])
-    values = {where: getattr(event.record, "next_problem", None) for where, event in found.items()}
+    events = reader.read_records([("a", 0, 0), ("a", 0, 4), ("b", 0, 2)])
+    values = {where: getattr(event.record, "next_problem", None) for where, event in events.items()}
     assert values == {("a", 0, 0): None, ("a", 0, 4): 4, ("b", 0, 2): 3}
     with pytest.raises(InputGone, match="1 records that a snapshot refers to are gone, the first"):
         reader.read_records([("a", 0, 5)])  # that of a marker

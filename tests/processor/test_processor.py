@@ -94,13 +94,13 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
         live(log, [6], die_at=3, each=me)
     assert end_offset(log, "metrics", 0) == 0
     life.live(lambda stop: run_processor(log, me, stop), lambda: end_offset(log, "metrics", 0) >= 2)
-    found = [
+    metrics = [
         record
         for m in read(log, "metrics", 0, 0)
         if isinstance(record := decode("metric/1", m.value or b""), Metric)
     ]
     # the two sums of the second turn, with its time
-    assert [record.time_s for record in found if not record.values] == [1.0, 1.0]
+    assert [record.time_s for record in metrics if not record.values] == [1.0, 1.0]
     assert len(sums(log)) == 4
 
 

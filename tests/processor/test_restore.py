@@ -94,15 +94,15 @@ def part_and_past(room: str) -> tuple[Processor[Any, Any], list[Message], int]:
 
 @pytest.mark.parametrize("room", ["buffer", "batcher"])
 def test_a_restart_reads_no_more_than_the_window(room: str):
-    made, messages, held = part_and_past(room)
-    part = replace(made, snapshot_events=SNAPSHOT_EVENTS)
+    original, messages, held = part_and_past(room)
+    part = replace(original, snapshot_events=SNAPSHOT_EVENTS)
     log, fold = live(part, messages)
     steps = 0
 
     def step(*arguments: Any) -> Any:
         nonlocal steps
         steps += 1
-        return made.step(*arguments)
+        return original.step(*arguments)
 
     again, records_read = restore(log, replace(part, step=step))
     assert serialize_state(again.state) == serialize_state(fold.state)

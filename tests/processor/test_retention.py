@@ -34,8 +34,8 @@ def test_a_record_is_gone_if_more_than_a_marker_is(start: int, begin: int, gone:
 def test_of_a_topic_that_does_not_exist_nothing_is_left():
     log = filled(4)
     log.delete_before({("a", 0): 2})
-    found = first_offsets(log, [("a", 0), ("b", 0), ("rollouts.gone", 3)])
-    assert found == {("a", 0): 2, ("b", 0): 0, ("rollouts.gone", 3): NOTHING_LEFT}
+    offsets = first_offsets(log, [("a", 0), ("b", 0), ("rollouts.gone", 3)])
+    assert offsets == {("a", 0): 2, ("b", 0): 0, ("rollouts.gone", 3): NOTHING_LEFT}
 
 
 def entry(*slices: tuple[str, int, int]) -> JournalEntry:

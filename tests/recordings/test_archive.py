@@ -40,12 +40,12 @@ def recording() -> MemoryLog:
 
 def everything(log: Log) -> dict[tuple[str, int], list[Message]]:
     """All that lies in a log; times as a broker keeps them, in whole milliseconds."""
-    there = [(topic, p) for topic, count in sorted(log.topics().items()) for p in range(count)]
+    partitions = [(topic, p) for topic, count in sorted(log.topics().items()) for p in range(count)]
     return {
         (t, p): [
             m._replace(timestamp_s=round(m.timestamp_s * 1000) / 1000) for m in read(log, t, p)
         ]
-        for t, p in there
+        for t, p in partitions
     }
 
 
@@ -83,11 +83,12 @@ def test_replay_and_audit_need_the_files_only(recording: MemoryLog, tmp_path: Pa
 def test_a_run_that_differs_is_found_in_files_too(recording: MemoryLog, tmp_path: Path):
     """One rollout with another reward, in a file whose hash is right: only replaying it tells."""
     files = export(recording, RUN, tmp_path / "x")
-    there = list(read(files, "rollouts.copy", 0, 0))
+    messages = list(read(files, "rollouts.copy", 0, 0))
     other = [
-        m._replace(value=(m.value or b"").replace(b"\xcb\x3f\xe8", b"\xcb\x3f\xe9")) for m in there
+        m._replace(value=(m.value or b"").replace(b"\xcb\x3f\xe8", b"\xcb\x3f\xe9"))
+        for m in messages
     ]
-    assert other != there
+    assert other != messages
     partition = write_partition(
         files.directory, ("rollouts.copy", 0), 0, end_offset(files, "rollouts.copy", 0), other
     )

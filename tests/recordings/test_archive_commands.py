@@ -65,12 +65,12 @@ def test_the_commands(
 
     exported = streamrl("export", run_name, "y", STREAMRL_KAFKA=broker)
     assert exported.exit_code == 0 and exported.stdout.endswith("MB in y\n"), exported.stderr
-    there = everything(FileLog(tmp_path / "x"))
+    before = everything(FileLog(tmp_path / "x"))
     assert {
-        where: list(found)
-        for where, found in everything(FileLog(tmp_path / "y")).items()
-        if where in there
-    } == there
+        where: list(messages)
+        for where, messages in everything(FileLog(tmp_path / "y")).items()
+        if where in before
+    } == before
     assert json.loads((tmp_path / "y" / "manifest.json").read_text())["run"] == run_name
 
     for arguments in (("export", run_name, "y"), ("replay", "runs"), ("audit", tmp_path)):

@@ -36,7 +36,7 @@ def test_published_is_the_sum_of_the_fates_and_what_is_in_flight(recording: Memo
         batch: versions.total() for batch, versions in result.sampled_by.items()
     } == result.batches
     assert result.sampled_by[0].keys() == {0} and all(
-        batch - min(made) <= RUN.buffer.max_age for batch, made in result.sampled_by.items()
+        batch - min(versions) <= RUN.buffer.max_age for batch, versions in result.sampled_by.items()
     )
     assert max(result.ages) <= RUN.buffer.max_age
 
@@ -49,9 +49,9 @@ def test_a_rollout_that_nobody_has_read_yet_is_in_flight(recording: MemoryLog):
 
 
 def test_a_deleted_fate_is_named(recording: MemoryLog):
-    there = recording._partitions["fates", 0]
-    index = next(i for i, message in enumerate(there) if message is not None)
-    there[index] = None
+    messages = recording._partitions["fates", 0]
+    index = next(i for i, message in enumerate(messages) if message is not None)
+    messages[index] = None
     result = account(recording)
     assert not result.balanced and result.lost == 2
     assert (
@@ -134,10 +134,10 @@ def test_rollouts_that_retention_has_deleted_are_gone_and_neither_astray_nor_los
 
 
 def test_rollouts_whose_fates_retention_has_deleted_are_gone_and_not_lost(recording: MemoryLog):
-    there = recording._partitions["fates", 0]
-    last = max(offset for offset, message in enumerate(there) if message is not None)
+    messages = recording._partitions["fates", 0]
+    last = max(offset for offset, message in enumerate(messages) if message is not None)
     result = account(retained(recording, {("fates", 0): last}))
-    left = there[last]
+    left = messages[last]
     assert left is not None
     (kept,) = [
         event.record for event in [to_event(left, ("fate",))] if isinstance(event.record, Fate)

@@ -64,9 +64,11 @@ def test_files_hold_its_messages_as_they_lie_there(recording: MemoryLog, tmp_pat
         and replays(files) == replays(recording)
     )
     for topic in ("rollouts.copy", "journal.buffer", "batches"):
-        there, lay = (list(read(log, topic, 0, 0, whole=False)) for log in (files, recording))
-        assert [(m.offset, m.value, m.headers) for m in there] == [
-            (m.offset, m.value, m.headers) for m in lay
+        exported, recorded = (
+            list(read(log, topic, 0, 0, whole=False)) for log in (files, recording)
+        )
+        assert [(m.offset, m.value, m.headers) for m in exported] == [
+            (m.offset, m.value, m.headers) for m in recorded
         ]
 
 
@@ -87,8 +89,8 @@ def test_a_run_whose_batches_are_in_parts_replays_and_balances(
     lying = [dict(m.headers)["schema"] for m in read(log, "batches", 0, 0, whole=False)]
     assert lying.count(b"batch-part/1") == len(lying) > 2 * len(batches) >= 8
     assert len(list(read(log, "batches", 0, 0))) == len(batches)
-    for there in (log, export(log, RUN, tmp_path / "x")):
-        assert account(there).balanced and account(there).batches == account(log).batches
-        assert replays(there)[1] == len(batches)
-        assert collect(RUN, there).batches == len(batches)
-        assert (made := batcher_cut(there, RUN, 2).batch) is not None and made.number == 2
+    for recording in (log, export(log, RUN, tmp_path / "x")):
+        assert account(recording).balanced and account(recording).batches == account(log).batches
+        assert replays(recording)[1] == len(batches)
+        assert collect(RUN, recording).batches == len(batches)
+        assert (batch := batcher_cut(recording, RUN, 2).batch) is not None and batch.number == 2

@@ -41,8 +41,8 @@ def announced(run: RunFile, count: int) -> MemoryLog:
 
 def test_the_newest_of_the_lead_is_written_whole_and_nothing_else(run: RunFile, tmp_path: Path):
     (tmp_path / "out").mkdir()
-    made = export_model(run, announced(run, 3), None, tmp_path / "out")
-    assert (made.version, made.from_store) == (2, True)
+    model = export_model(run, announced(run, 3), None, tmp_path / "out")
+    assert (model.version, model.from_store) == (2, True)
     assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {
         "config.json": "lead 2"
     }

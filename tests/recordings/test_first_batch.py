@@ -35,9 +35,9 @@ def parent() -> MemoryLog:
 def test_without_a_change_the_first_batch_is_the_parents_byte_for_byte(
     parent: MemoryLog, version: int
 ):
-    made, log = fork(parent, version=version)
+    result, log = fork(parent, version=version)
     (batch,) = batches(log)
-    assert made.has_batch and batch.number == version
+    assert result.has_batch and batch.number == version
     assert encode(batch) == encode(batches(parent)[version])
 
 
@@ -134,14 +134,14 @@ def test_so_it_is_in_whatever_order_things_came(seed: int, parent: RunFile):
             update={"fork": Fork(run="small", version=batch.number, sha256="ab")}
         )
         new = MemoryLog(PARTITIONED)
-        made = copy_inherited(log, new, parent, run, "", True, time_s=1.0)
+        result = copy_inherited(log, new, parent, run, "", True, time_s=1.0)
         # a stage that ends with it may let the groups held make the next one too, there as here
         first = batches(new)
         assert first and [encode(batch) for batch in first] == [
             encode(batch) for batch in batches(log)[batch.number :][: len(first)]
         ]
         assert len(first) == 1 or parent is TAUGHT
-        stages.append(made.run.fork.stage if made.run.fork else -1)
+        stages.append(result.run.fork.stage if result.run.fork else -1)
     assert stages == sorted(stages) and (stages[0], stages[-1]) == (0, int(parent is TAUGHT))
 
 

@@ -53,8 +53,8 @@ def test_other_fractions_choose_among_the_same_groups(parent: MemoryLog):
     """Groups of 10 tokens, a budget of 80: three quarters are 6 groups of `copy`, the newest first,
     and nothing is owed from before.
     """
-    made, log = fork(parent, "envs.copy.fraction=0.75", "envs.add.fraction=0.25")
-    assert made.run.fork is not None and made.run.fork.balance == {}
+    result, log = fork(parent, "envs.copy.fraction=0.75", "envs.add.fraction=0.25")
+    assert result.run.fork is not None and result.run.fork.balance == {}
     (batch,) = batches(log)
     chosen = [
         (batch.environments[env], name)
@@ -78,7 +78,7 @@ def test_a_stricter_age_leaves_out_what_is_older(parent: MemoryLog):
 
 
 def test_what_was_trained_on_or_sampled_later_is_left_behind(parent: MemoryLog):
-    made, log = fork(parent)
+    result, log = fork(parent)
     copied = [
         record
         for env in RUN.envs
@@ -86,7 +86,7 @@ def test_what_was_trained_on_or_sampled_later_is_left_behind(parent: MemoryLog):
         if isinstance(record, Rollout)
     ]
     before = {name for batch in batches(parent)[:VERSION] for name in batch.group_ids}
-    assert made.rollouts == len(copied) == 2 * made.groups
+    assert result.rollouts == len(copied) == 2 * result.groups
     assert not before & {record.group_id for record in copied}
     assert {record.newest_policy_version for record in copied} <= {0, 1, 2}
 
@@ -95,24 +95,24 @@ def test_the_parts_go_on_from_there_and_the_books_are_in_order(parent: MemoryLog
     """The fork's own versions from now on; then it balances, replays, and every copy has met one
     fate.
     """
-    made, log = fork(parent)
-    with running(log, made.run):
+    result, log = fork(parent)
+    with running(log, result.run):
         for version in (3, 4):
             announce(log, version)
             for env in RUN.envs:
                 send_groups(log, env, range(version * 5 + 20, version * 5 + 25), version)
         later = wait_for_batches(log, 3)
     assert [batch.number for batch in later[:3]] == [2, 3, 4]
-    parts = [buffer.make_processor(made.run), batcher.make_processor(made.run)]
-    account = audit(log, made.run)
+    parts = [buffer.make_processor(result.run), batcher.make_processor(result.run)]
+    account = audit(log, result.run)
     assert account.balanced, account.problems
     assert [replay(log, part)[0].difference for part in parts] == ["", ""]
     assert not set(later[0].uids) & {uid for batch in later[1:] for uid in batch.uids}
 
 
 def test_a_fork_can_be_forked(parent: MemoryLog):
-    made, log = fork(parent)
-    again, second = fork(log, parent=made.run)
+    result, log = fork(parent)
+    again, second = fork(log, parent=result.run)
     assert again.has_batch and encode(batches(second)[0]) == encode(batches(parent)[VERSION])
 
 
@@ -124,8 +124,8 @@ def test_at_the_newest_version_there_may_be_no_batch_yet():
         send_groups(log, "copy", range(2), 0)
         while len(found(log, "groups.copy", "scored-group")) < 2:
             pass
-    made, _ = fork(log, version=0)
-    assert (made.groups, made.rollouts, made.has_batch) == (2, 4, False)
+    result, _ = fork(log, version=0)
+    assert (result.groups, result.rollouts, result.has_batch) == (2, 4, False)
 
 
 def test_a_fork_of_a_long_run_reads_rollouts_only_when_it_has_heard_of_their_version():

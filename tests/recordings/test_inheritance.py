@@ -6,47 +6,47 @@ from tests.support.build import group, rollout
 
 
 def index_of(*rollouts: object) -> GroupIndex:
-    made = GroupIndex()
+    index = GroupIndex()
     for record in rollouts:
-        made.add_rollout(record)  # type: ignore[arg-type]
-    return made
+        index.add_rollout(record)  # type: ignore[arg-type]
+    return index
 
 
 def test_a_fork_has_what_batch_k_may_take():
     """At version 5 with max_age 2: versions 3 to 5, and of a group with any such member all
     of it.
     """
-    found = index_of(*(rollout("copy", f"g{version}", version=version) for version in range(8)))
-    assert [name for _, name in found.inherited(5, max_age=2)] == ["g3", "g4", "g5"]
-    assert [name for _, name in found.inherited(5, max_age=0)] == ["g5"]
+    index = index_of(*(rollout("copy", f"g{version}", version=version) for version in range(8)))
+    assert [name for _, name in index.inherited(5, max_age=2)] == ["g3", "g4", "g5"]
+    assert [name for _, name in index.inherited(5, max_age=0)] == ["g5"]
     mixed = index_of(rollout("copy", "g", 0, version=1), rollout("copy", "g", 1, version=4))
     assert list(mixed.inherited(5, max_age=1)) == [("copy", "g")]
 
 
 def test_what_a_later_version_helped_to_sample_stays_with_the_parent():
-    found = index_of(
+    index = index_of(
         rollout("copy", "g", 0, version=5), rollout("copy", "g", 1, version=5, newest=6)
     )
-    assert list(found.inherited(5, 2)) == [] and list(found.inherited(6, 2)) == [("copy", "g")]
+    assert list(index.inherited(5, 2)) == [] and list(index.inherited(6, 2)) == [("copy", "g")]
 
 
 def test_what_an_earlier_batch_was_trained_on_is_over():
     """Group ids are an env's own: the same one of another env is another group."""
-    found = index_of(*(rollout(env, name) for env in ("copy", "add") for name in ("g0", "g1")))
+    index = index_of(*(rollout(env, name) for env in ("copy", "add") for name in ("g0", "g1")))
     batch = assemble([group("copy", "g0"), group("add", "g1")], 0, 0, row_count=2, max_seq_len=16)
     assert batch is not None
-    found.add_batch(batch)
-    assert list(found.inherited(0, 0)) == [("copy", "g1"), ("add", "g0")]
+    index.add_batch(batch)
+    assert list(index.inherited(0, 0)) == [("copy", "g1"), ("add", "g0")]
 
 
 def test_a_group_of_failures_is_nothing_to_begin_with():
-    found = index_of(
+    index = index_of(
         rollout("copy", "g", 0, failure="no server"),
         rollout("copy", "h", 0, failure="no server"),
         rollout("copy", "h", 1),
     )
-    assert list(found.inherited(0, 0)) == [("copy", "h")]
-    assert found.producers["copy", "g"] == "copy-0"
+    assert list(index.inherited(0, 0)) == [("copy", "h")]
+    assert index.producers["copy", "g"] == "copy-0"
 
 
 def test_problems_go_on_behind_those_of_all_replicas():

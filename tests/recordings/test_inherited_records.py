@@ -35,12 +35,12 @@ def test_versions_up_to_the_first_are_inherited_and_that_one_lies_in_the_forks_s
 
 
 def test_envs_pose_the_next_problems_and_are_credited_with_the_groups_they_have(parent: MemoryLog):
-    made, log = fork(parent)
+    result, log = fork(parent)
     progress = {env: last_record(log, f"journal.env-{env}-0", EnvProgress) for env in RUN.envs}
     assert all(
         p is not None and p.next_problem == 40 and p.open_problems == [] for p in progress.values()
     )
-    assert sum(p.published_groups for p in progress.values() if p) == made.groups
+    assert sum(p.published_groups for p in progress.values() if p) == result.groups
     assert all(p is not None and p.published_groups > 0 for p in progress.values())
 
 

@@ -8,13 +8,13 @@ from streamrl.recordings.progress import PlainProgress, progress_bar
 
 
 def test_a_line_every_few_seconds_says_how_long_it_will_take():
-    said: list[str] = []
+    printed: list[str] = []
     now = [100.0]
-    lines = PlainProgress("replay", said.append, 100.0, lambda: now[0])
+    lines = PlainProgress("replay", printed.append, 100.0, lambda: now[0])
     for second in range(21):
         now[0] = 100.0 + second
         lines(second * 1_000, 40_000)
-    assert said == [
+    assert printed == [
         "replay: 5,000 of 40,000 (12%), 0:00:35 left",
         "replay: 10,000 of 40,000 (25%), 0:00:30 left",
         "replay: 15,000 of 40,000 (38%), 0:00:25 left",

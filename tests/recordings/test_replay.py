@@ -31,12 +31,12 @@ def test_a_run_replays_bit_for_bit(recording: MemoryLog):
 
 def test_one_ulp_of_one_advantage_is_found(recording: MemoryLog, monkeypatch: pytest.MonkeyPatch):
     def off_by_one_ulp(*arguments: Any) -> ScoredGroup:
-        made = original(*arguments)
-        if made.group_id != "copy-3":
-            return made
-        bits = made.advantages.copy()
+        group = original(*arguments)
+        if group.group_id != "copy-3":
+            return group
+        bits = group.advantages.copy()
         bits[1] = np.nextafter(bits[1], np.float32(9))
-        fields = {name: getattr(made, name) for name in made.__struct_fields__}
+        fields = {name: getattr(group, name) for name in group.__struct_fields__}
         return ScoredGroup(**{**fields, "advantages": bits})
 
     original = groups.score_group

@@ -68,6 +68,6 @@ def test_a_difference_is_printed_and_is_exit_code_1(
         publish(log, Output("policy-versions", "lead", record))
     recompute = SimpleNamespace(retrain_all=lambda *_: computed(*hashes))
     monkeypatch.setitem(sys.modules, "streamrl.learner.recompute", recompute)
-    said = StringIO()
-    assert show_weights(RUN, log, None, Console(file=said, width=100)) == code
-    assert says in said.getvalue()
+    output = StringIO()
+    assert show_weights(RUN, log, None, Console(file=output, width=100)) == code
+    assert says in output.getvalue()

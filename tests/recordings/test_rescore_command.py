@@ -26,12 +26,12 @@ def test_the_env_is_closed_and_the_line_says_what_to_do_next():
     log = recorded()
     result = asyncio.run(rescore_and_close(RUN, log, "copy", judge, {"answer": 1.0}, no_progress))
     assert env.closed == 1
-    said = StringIO()
-    print_result(result, judge, RUN, Console(file=said, width=200))
-    assert said.getvalue().splitlines() == [
+    output = StringIO()
+    print_result(result, judge, RUN, Console(file=output, width=200))
+    assert output.getvalue().splitlines() == [
         "4 rollouts rescored by answer@1, 0 failed; mean reward 1.0000 before, 2.0000 after",
         "train on them: streamrl fork r --at 0 --as NEW --rewards answer@1",
     ]
     again = asyncio.run(rescore_and_close(RUN, log, "copy", judge, {"answer": 1.0}, no_progress))
-    print_result(again, judge, RUN, Console(file=said, width=200))
-    assert "0 rollouts rescored by answer@1, 0 failed, 4 had it before" in said.getvalue()
+    print_result(again, judge, RUN, Console(file=output, width=200))
+    assert "0 rollouts rescored by answer@1, 0 failed, 4 had it before" in output.getvalue()

@@ -22,18 +22,18 @@ def recording() -> MemoryLog:
 
 
 def test_an_account_that_balances(recording: MemoryLog):
-    said = StringIO()
-    assert show_audit(RUN, recording, False, Console(file=said, width=120)) == 0
-    lines = [line.split() for line in said.getvalue().splitlines()]
+    output = StringIO()
+    assert show_audit(RUN, recording, False, Console(file=output, width=120)) == 0
+    lines = [line.split() for line in output.getvalue().splitlines()]
     assert lines[0][:2] == ["env", "published"] and ["add", "20"] in [line[:2] for line in lines]
-    assert "published 40 = 32 batched + " in said.getvalue()
-    assert said.getvalue().rstrip().endswith("balanced")
+    assert "published 40 = 32 batched + " in output.getvalue()
+    assert output.getvalue().rstrip().endswith("balanced")
 
 
 def test_an_account_by_version_shows_what_sampled_each_batch(recording: MemoryLog):
-    said = StringIO()
-    show_audit(RUN, recording, True, Console(file=said, width=120))
-    lines = [line.split() for line in said.getvalue().splitlines()]
+    output = StringIO()
+    show_audit(RUN, recording, True, Console(file=output, width=120))
+    lines = [line.split() for line in output.getvalue().splitlines()]
     assert ["env", "version", "published"] in [line[:3] for line in lines]
     assert ["copy", "0", "10"] in [line[:3] for line in lines]
     assert ["0", "16", "0:", "16", "1"] in lines
@@ -48,6 +48,6 @@ def test_a_fate_too_many_is_named_and_is_exit_code_1(recording: MemoryLog):
         uids=["copy-0-0"],
     )
     publish(recording, Output("fates", "x", fate), Output("fates", "x", fate))
-    said = StringIO()
-    assert show_audit(RUN, recording, False, Console(file=said, width=120)) == 1
-    assert "does not balance" in said.getvalue() and "copy-0-0" in said.getvalue()
+    output = StringIO()
+    assert show_audit(RUN, recording, False, Console(file=output, width=120)) == 1
+    assert "does not balance" in output.getvalue() and "copy-0-0" in output.getvalue()

@@ -24,12 +24,12 @@ def recording() -> MemoryLog:
 
 
 def test_a_replay_that_is_identical_stops_at_a_step_when_asked(recording: MemoryLog):
-    said = StringIO()
-    assert show_replay(RUN, recording, None, None, Console(file=said, width=120)) == 0
-    assert said.getvalue().endswith("20 groups, 2 batches identical\n")
-    said = StringIO()
-    assert show_replay(RUN, recording, "batcher", 0, Console(file=said, width=120)) == 0
-    assert "batcher at step 0" in said.getvalue() and "next_batch=1" in said.getvalue()
+    output = StringIO()
+    assert show_replay(RUN, recording, None, None, Console(file=output, width=120)) == 0
+    assert output.getvalue().endswith("20 groups, 2 batches identical\n")
+    output = StringIO()
+    assert show_replay(RUN, recording, "batcher", 0, Console(file=output, width=120)) == 0
+    assert "batcher at step 0" in output.getvalue() and "next_batch=1" in output.getvalue()
 
 
 def test_the_first_difference_is_printed_and_is_exit_code_1(
@@ -42,9 +42,9 @@ def test_the_first_difference_is_printed_and_is_exit_code_1(
         return msgspec.structs.replace(group, advantages=-group.advantages)
 
     monkeypatch.setattr(groups, "score_group", turned_round)
-    said = StringIO()
-    assert show_replay(RUN, recording, "buffer", None, Console(file=said, width=120)) == 1
-    assert "first difference groups." in said.getvalue()
+    output = StringIO()
+    assert show_replay(RUN, recording, "buffer", None, Console(file=output, width=120)) == 1
+    assert "first difference groups." in output.getvalue()
 
 
 def test_a_part_without_a_journal_is_refused(recording: MemoryLog):

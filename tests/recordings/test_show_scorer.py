@@ -14,10 +14,10 @@ def test_what_is_printed():
     log = MemoryLog({**TOPICS, "rewards.copy": 1, "rewards.add": 1})
     play(log, batches=2)
     give(log, reward("copy-4-0"), reward("copy-9-0"))
-    said = StringIO()
-    show_scorer(RUN, log, BROKEN, Console(file=said, width=100))
-    lines = [line.split() for line in said.getvalue().splitlines()]
+    output = StringIO()
+    show_scorer(RUN, log, BROKEN, Console(file=output, width=100))
+    lines = [line.split() for line in output.getvalue().splitlines()]
     assert ["copy", "20", "2", "0", "0"] in lines
     assert ["0", "16", "1", "1"] in lines and ["1", "16", "1", "-"] in lines
-    assert "judge@3 touched 2 rollouts, 2 batches and 1 policy versions" in said.getvalue()
-    assert "version 1 is the first of them" in said.getvalue()
+    assert "judge@3 touched 2 rollouts, 2 batches and 1 policy versions" in output.getvalue()
+    assert "version 1 is the first of them" in output.getvalue()

@@ -14,12 +14,12 @@ from tests.support.build import floats, group
 
 
 def test_every_column_of_a_group_fits_its_sequences():
-    made = group(sizes=(1, 2))
-    assert made.total_tokens == 2 * len(made.prompt) + 3
+    record = group(sizes=(1, 2))
+    assert record.total_tokens == 2 * len(record.prompt) + 3
     with pytest.raises(ValueError, match=r"rewards has shape \[1\], expected \[2\]"):
-        structs.replace(made, rewards=floats(1))
+        structs.replace(record, rewards=floats(1))
     with pytest.raises(ValueError, match="advantages: value 1 is not finite"):
-        structs.replace(made, advantages=floats(1, np.inf))
+        structs.replace(record, advantages=floats(1, np.inf))
 
 
 def test_the_rows_of_a_batch_are_divided_among_its_processes():
@@ -39,11 +39,11 @@ def test_a_rollout_that_forked_counts_once_in_the_mean_reward():
 
 
 def test_experts_of_prompts_have_the_layers_of_those_of_tokens():
-    made = group(sizes=(1, 2))
+    record = group(sizes=(1, 2))
     experts = np.ones((3, 2, 1), np.uint8)
-    prompt = np.ones((len(made.prompt), 1, 1), np.uint8)
+    prompt = np.ones((len(record.prompt), 1, 1), np.uint8)
     with pytest.raises(ValueError, match="prompt_routed_experts do not fit routed_experts"):
-        structs.replace(made, routed_experts=experts, prompt_routed_experts=prompt)
+        structs.replace(record, routed_experts=experts, prompt_routed_experts=prompt)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,6 @@ def test_experts_of_prompts_have_the_layers_of_those_of_tokens():
     ],
 )
 def test_scores_lie_within_their_batch(fields: dict[str, Any], says: str):
-    made = Scores(number=3, scorer="scorer-0", reference=0, tokens=6, logprobs=floats(-1, -2))
+    scores = Scores(number=3, scorer="scorer-0", reference=0, tokens=6, logprobs=floats(-1, -2))
     with pytest.raises(ValueError, match=says):
-        structs.replace(made, **fields)
+        structs.replace(scores, **fields)

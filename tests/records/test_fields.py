@@ -28,9 +28,9 @@ def test_free_form_fields_have_a_depth():
 
 
 def test_columns_are_those_that_the_fields_declare():
-    found = columns_of(ScoredGroup)
-    assert found["policy_logprobs"] == Column("token", "<f4", source="logprobs", finite=True)
-    assert "uids" not in found and "prompt" not in found
+    columns = columns_of(ScoredGroup)
+    assert columns["policy_logprobs"] == Column("token", "<f4", source="logprobs", finite=True)
+    assert "uids" not in columns and "prompt" not in columns
 
 
 def test_an_array_of_another_length_or_type_is_named():

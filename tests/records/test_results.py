@@ -8,8 +8,8 @@ from tests.support.build import evaluation, floats
 
 
 def test_the_counts_of_an_evaluation_fit_each_other():
-    made = evaluation("copy")
+    record = evaluation("copy")
     with pytest.raises(ValueError, match="more answers are right than there are"):
-        structs.replace(made, passed=made.samples + np.int32(1))
+        structs.replace(record, passed=record.samples + np.int32(1))
     with pytest.raises(ValueError, match="rewards has shape"):
-        structs.replace(made, rewards=floats())
+        structs.replace(record, rewards=floats())
