@@ -99,7 +99,7 @@ class Fenced(StreamrlError):
 
 
 def unknown(name: str, shipped: Iterable[str]) -> str:
-    """That `name` is none of these, and what may have been meant."""
+    """The error text for an unknown name: the nearest known one, or all of them."""
     names = [shipped_name for shipped_name in shipped if shipped_name]
     near = difflib.get_close_matches(name, names, 1)
     hint = (

@@ -13,11 +13,14 @@ from streamrl.buffer.advantages import grpo
 from streamrl.config import topology
 from streamrl.config.sections.operation import Fork
 from streamrl.learner.examples import expand
+from streamrl.log import topic_changes
 from streamrl.log.codec import encode
+from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.audit import audit
 from streamrl.recordings.fork import child_run_file
+from streamrl.recordings.fork_topics import copy_for_retraining, copy_inherited
 from streamrl.recordings.replay import replay
 from streamrl.records import Rollout
 from tests.support.build import rollout
@@ -163,3 +166,24 @@ def test_rewards_of_the_recording_tell_the_functions_apart(parent: MemoryLog):
         np.ptp(batches(parent)[VERSION].rewards[batches(parent)[VERSION].groups == g]) > 0
         for g in range(4)
     )
+
+
+def test_on_a_broker_a_fork_reads_what_it_has_just_written(
+    parent: MemoryLog, broker: str, run_name: str
+):
+    """A transaction may be committed before its records are visible: the first batch is made of
+    them all the same, and so are the batches of a fork that trains again.
+    """
+    fork = Fork(run=RUN.run, version=VERSION, sha256="ab")
+    kafka = {"bootstrap.servers": broker}
+    for name in (run_name, f"{run_name}-again"):
+        run = child_run_file(RUN, name, ()).model_copy(update={"fork": fork})
+        topic_changes.create(run, kafka, {})
+        log = KafkaLog(kafka, name)
+        if name == run_name:
+            result = copy_inherited(parent, log, RUN, run, "file:///new", True, time_s=1.0)
+        else:
+            result = copy_for_retraining(parent, log, RUN, run, "file:///new", (), {})
+        assert result.has_batch and result.rollouts > 0
+        assert encode(batches(log)[0]) == encode(batches(parent)[VERSION])
+        assert audit(log, result.run).balanced
