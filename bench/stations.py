@@ -37,8 +37,8 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, Output, Writer, beginning_offset
 from streamrl.processor.processor import REPORT_S
-from streamrl.processor.tuning import tune_process
 from streamrl.records import Batch, Demand, EnvProgress, PolicyVersion, Rollout
+from streamrl.system.tuning import tune_process
 
 TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may
 LATENCIES = 200_000  # kept; a round has fewer

@@ -49,7 +49,7 @@ OUTSIDE = {
     "wandb": ["monitoring/sinks/wandb.py"],
     "mlflow": ["monitoring/sinks/mlflow.py"],
     "subprocess": [
-        "processor/process_group.py",
+        "system/process_group.py",
         "envs/servers/process.py",
         "local_kafka/*",
         "inference/*",
@@ -57,7 +57,7 @@ OUTSIDE = {
         "cli/*",
     ],
     "psutil": [
-        "processor/process_group.py",
+        "system/process_group.py",
         "local_kafka/*",
         "inference/*",
         "orchestrator/*",

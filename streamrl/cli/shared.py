@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamrl.errors import TopicMissing, escaped
-from streamrl.processor.signals import stop_on
+from streamrl.system.signals import stop_on
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,7 @@ def run_part(
     run: str, part: Callable[[RunFile], str], main: Callable[..., None], *arguments: Any
 ) -> None:
     """Run a part under the name that `part` gives, until a signal, or until it fails."""
-    from streamrl.processor.tuning import tune_process
+    from streamrl.system.tuning import tune_process
 
     tune_process()
     with (

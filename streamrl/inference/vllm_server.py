@@ -32,7 +32,7 @@ from streamrl.config.addresses import is_loopback
 from streamrl.config.secrets import handed_on, reveal
 from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
-from streamrl.processor import process_group
+from streamrl.system import process_group
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Keys(NamedTuple):
 
 class Process:
     """A vLLM that has been started. It ends when the process that started it ends, even by SIGKILL
-    (`processor/process_group.py`). `key` is the agent's key.
+    (`system/process_group.py`). `key` is the agent's key.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from streamrl.config.sections.learner import Learner, Mesh
 from streamrl.errors import ConfigError
 from streamrl.learner.experts import EXPERT
 from streamrl.learner.model import BATCH, axes_of, compute_policy
-from streamrl.processor.tuning import return_freed_arrays
+from streamrl.system.tuning import return_freed_arrays
 
 logger = logging.getLogger(__name__)
 

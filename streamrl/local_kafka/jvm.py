@@ -12,7 +12,7 @@ import psutil
 
 from streamrl.errors import BrokerError, PortTaken, StreamrlError
 from streamrl.local_kafka.distribution import FILES, ensure_jars, find_java
-from streamrl.processor.process_group import set_pdeathsig
+from streamrl.system.process_group import set_pdeathsig
 
 # With compilation limited to its first tier (-XX:TieredStopAtLevel=1) a broker would start in 1.5 s
 # instead of 2, but would take a third more CPU ever after.

@@ -2,7 +2,7 @@
 
 Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the
 parts in order. No part outlives the orchestrator, however that ends, and neither does what the
-parts have started (`processor/process_group.py`).
+parts have started (`system/process_group.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from streamrl.orchestrator.plan import Exit, PartState, describe_exit, stop_order
-from streamrl.processor import process_group
+from streamrl.system import process_group
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from streamrl.errors import StreamrlError
 from streamrl.local_kafka import connect
 from streamrl.log.protocol import Log
 from streamrl.processor import processor
-from streamrl.processor.signals import stop_on
 from streamrl.recordings.processors import processors_of
+from streamrl.system.signals import stop_on
 from tests.chaos import env, learner
 from tests.chaos.watched import Note, UntransactedLog, WatchedLog
 

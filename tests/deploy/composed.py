@@ -25,8 +25,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import read
-from streamrl.processor import process_group
 from streamrl.records import Record
+from streamrl.system import process_group
 from tests.support import brokers
 from tests.support.waiting import patience
 

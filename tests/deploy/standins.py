@@ -24,8 +24,8 @@ from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
 from streamrl.monitoring.http import serving
 from streamrl.monitoring.metric_names import MEASURES
-from streamrl.processor.signals import stop_on
 from streamrl.records import Server
+from streamrl.system.signals import stop_on
 from tests.chaos import env, learner
 
 EVERY_S = 0.5

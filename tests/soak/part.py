@@ -37,7 +37,7 @@ def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
     from streamrl.errors import StreamrlError
     from streamrl.local_kafka import connect
     from streamrl.log.kafka import KafkaLog
-    from streamrl.processor.signals import stop_on
+    from streamrl.system.signals import stop_on
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     stopped = stop_on([signal.SIGTERM])

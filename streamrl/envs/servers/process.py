@@ -18,8 +18,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import handed_on, reveal
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.log.protocol import Log
-from streamrl.processor import process_group
 from streamrl.processor.part import open_part
+from streamrl.system import process_group
 
 INSIDE = Path(__file__).parent / "inside"
 PROGRAMS = {

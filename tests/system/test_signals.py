@@ -14,7 +14,7 @@ from tests.support.waiting import patience
 LIMIT_S = patience(60.0)
 BEGIN = """
 import signal
-from streamrl.processor.signals import stop_on
+from streamrl.system.signals import stop_on
 from tests.support.waiting import patience
 
 noted = []

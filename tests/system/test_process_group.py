@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamrl.processor.process_group import guarded
+from streamrl.system.process_group import guarded
 from tests.support.waiting import patience, until
 
 # A command that takes no notice of SIGTERM and has a child that does not either, as a stand-in for
@@ -72,8 +72,7 @@ def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
     show = "import os; print(os.sched_getscheduler(0))"
     command = guarded([sys.executable, "-c", show], grace_s=1.0)
     settle = (
-        "from streamrl.processor.tuning import tune_process; tune_process(); import subprocess,"
-        " sys; "
+        "from streamrl.system.tuning import tune_process; tune_process(); import subprocess, sys; "
     )
     held = "subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
     assert (

@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel has no such policy")
 def test_a_process_that_moves_data_interrupts_nobody():
     settled = (
-        "from streamrl.processor.tuning import tune_process; tune_process(); import os;"
+        "from streamrl.system.tuning import tune_process; tune_process(); import os;"
         " print(os.sched_getscheduler(0))"
     )
     assert int(subprocess.check_output([sys.executable, "-c", settled])) == os.SCHED_BATCH
@@ -20,7 +20,7 @@ def test_a_process_that_moves_data_interrupts_nobody():
 def test_a_process_that_holds_a_model_gives_back_the_arrays_that_it_frees():
     kept = (
         "import numpy as np, psutil;"
-        " from streamrl.processor.tuning import tune_process, return_freed_arrays;"
+        " from streamrl.system.tuning import tune_process, return_freed_arrays;"
         " tune_process(); return_freed_arrays();"
         " arrays = [np.ones(1 << 20) for _ in range(32)];"  # 8 MiB each
         " held = psutil.Process().memory_info().rss;"
