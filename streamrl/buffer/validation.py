@@ -4,14 +4,13 @@ where there is none.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import msgspec
 import numpy as np
 
 from streamrl.buffer.groups import split_sequences
 from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.buffer.stats import REWARD_NAMES
+from streamrl.log.partitioner import partition_of
 from streamrl.log.protocol import Event
 from streamrl.records import Rollout, Turn
 
@@ -174,26 +173,6 @@ def says_reward(event: Event, rollout: Rollout) -> bool:
     if rollout.reward or rollout.rewards or event.value is None:
         return True
     return "reward" in msgspec.msgpack.decode(event.value, type=dict[str, msgspec.Raw])
-
-
-@lru_cache(4096)
-def partition_of(key: str, partitions: int) -> int:
-    """The partition of a key, as Kafka's Java clients choose it: murmur2 of its bytes, without the
-    sign, modulo the number of partitions.
-    """
-    data = key.encode("utf-8", "surrogateescape")
-    mask = 0xFFFFFFFF
-    mixer = 0x5BD1E995
-    found = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for start in range(0, whole, 4):
-        word = int.from_bytes(data[start : start + 4], "little") * mixer & mask
-        word = (word ^ word >> 24) * mixer & mask
-        found = (found * mixer & mask) ^ word
-    if rest := data[whole:]:
-        found = (found ^ int.from_bytes(rest, "little")) * mixer & mask
-    found = (found ^ found >> 13) * mixer & mask
-    return ((found ^ found >> 15) & 0x7FFFFFFF) % partitions
 
 
 def _largest(tokens: np.ndarray) -> int:

@@ -14,13 +14,13 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.buffer.process import step
 from streamrl.buffer.state import BufferState
-from streamrl.buffer.validation import partition_of
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError
 from streamrl.log import acls, topics
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
+from streamrl.log.partitioner import partition_of
 from streamrl.log.protocol import Output, read
 from streamrl.orchestrator.resuming import refusals
 from streamrl.processor import processor

@@ -14,7 +14,6 @@ import pytest
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.buffer.validation import partition_of
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, changed
 from streamrl.config.sections.operation import Fork
@@ -23,6 +22,7 @@ from streamrl.envs.engine.transcript import Task, Transcript, transcript_to_roll
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import encode, to_message
 from streamrl.log.memory import MemoryLog
+from streamrl.log.partitioner import partition_of
 from streamrl.log.protocol import Message, Output, TopicPartition
 from streamrl.log.records_of import records_of
 from streamrl.processor.definition import Processor, ProcessorState
