@@ -20,7 +20,8 @@ from streamrl.errors import InputGone, StreamrlError, TopicMissing
 from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, Message, TopicPartition, end_offset, read
+from streamrl.log.protocol import Log, Message, TopicPartition, end_offset
+from streamrl.log.reading import read
 from streamrl.orchestrator import run_directory
 from streamrl.records import Batch, Rollout
 

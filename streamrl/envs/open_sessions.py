@@ -16,7 +16,8 @@ from streamrl.envs.engine.transcript import Task
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.errors import BrokerUnreachable
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Offsets, partitions_of, read
+from streamrl.log.protocol import Log, Offsets, partitions_of
+from streamrl.log.reading import read
 from streamrl.records import EnvProgress, ModelCall, SessionStart
 
 SCHEMAS = ("session-start", "model-call", "session-end")

@@ -19,7 +19,8 @@ from streamrl.envs.open_sessions import OpenSince, resume_recorder
 from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
 from streamrl.envs.replica import Replica
 from streamrl.inference.client import Client
-from streamrl.log.protocol import Log, TopicPartition, partitions_of, read
+from streamrl.log.protocol import Log, TopicPartition, partitions_of
+from streamrl.log.reading import read
 from streamrl.processor.journal import last_record
 from streamrl.records import EnvProgress
 

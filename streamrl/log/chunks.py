@@ -31,15 +31,8 @@ import msgspec
 
 from streamrl.config import topology
 from streamrl.errors import StreamrlError
-from streamrl.log.protocol import (
-    Log,
-    Message,
-    Offsets,
-    Reader,
-    TopicPartition,
-    beginning_offset,
-    read,
-)
+from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition, beginning_offset
+from streamrl.log.reading import read
 from streamrl.records import BatchPart
 
 CHUNK_SCHEMA = ("schema", b"chunk/1")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message, read
+from streamrl.log.protocol import Log, Message
+from streamrl.log.reading import read
 from streamrl.records import RECORDS, Record
 
 R = TypeVar("R", bound=Record)

@@ -26,7 +26,8 @@ from streamrl.errors import (
     TopicMissing,
     TransactionFailed,
 )
-from streamrl.log.protocol import Log, Message, Offsets, Writer, end_offset, read
+from streamrl.log.protocol import Log, Message, Offsets, Writer, end_offset
+from streamrl.log.reading import read
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
 from streamrl.errors import TopicMissing
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, TopicPartition, end_offset, partitions_of, read
+from streamrl.log.protocol import Log, TopicPartition, end_offset, partitions_of
+from streamrl.log.reading import read
 from streamrl.monitoring.run_view import (
     SILENT_S,
     TOPICS,

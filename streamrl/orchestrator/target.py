@@ -5,7 +5,8 @@ from __future__ import annotations
 from streamrl.config import topology
 from streamrl.config.sections.batches import Target
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, TopicPartition, beginning_offset, end_offset, read
+from streamrl.log.protocol import Log, TopicPartition, beginning_offset, end_offset
+from streamrl.log.reading import read
 from streamrl.monitoring.run_view import BATCHES, RunView, update_view
 from streamrl.monitoring.status import view_partitions
 

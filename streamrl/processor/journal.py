@@ -19,7 +19,6 @@ from streamrl.errors import InputGone
 from streamrl.log.chunks import is_chunk
 from streamrl.log.codec import decode, to_event
 from streamrl.log.protocol import (
-    BoundedReader,
     Event,
     Log,
     Message,
@@ -27,8 +26,8 @@ from streamrl.log.protocol import (
     TopicPartition,
     beginning_offset,
     end_offset,
-    read,
 )
+from streamrl.log.reading import BoundedReader, read
 from streamrl.processor.retention import first_offsets
 from streamrl.processor.snapshots import RecordRef
 from streamrl.records import Record, Slice

@@ -33,7 +33,8 @@ from streamrl.log.parquet import (
     write_manifest,
     write_partition,
 )
-from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset, end_offset, read
+from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset, end_offset
+from streamrl.log.reading import read
 from streamrl.processor.journal import last_record
 from streamrl.recordings.output_directory import new_directory
 from streamrl.recordings.progress import OnProgress, no_progress

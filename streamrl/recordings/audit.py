@@ -22,15 +22,8 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.learner.inputs import newest_lineages
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import (
-    Event,
-    Log,
-    Message,
-    TopicPartition,
-    beginning_offset,
-    end_offset,
-    read,
-)
+from streamrl.log.protocol import Event, Log, Message, TopicPartition, beginning_offset, end_offset
+from streamrl.log.reading import read
 from streamrl.processor.definition import Processor
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import held_events

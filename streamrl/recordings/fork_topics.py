@@ -14,7 +14,8 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.batches import Curriculum
 from streamrl.learner.inputs import read_batches
-from streamrl.log.protocol import Log, Message, portions
+from streamrl.log.protocol import Log, Message
+from streamrl.log.reading import portions
 from streamrl.recordings.first_batch import batcher_cut, first_batch, in_buffer_order
 from streamrl.recordings.inheritance import GroupIndex, GroupKey
 from streamrl.recordings.inherited_records import (

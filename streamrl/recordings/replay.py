@@ -13,7 +13,8 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.log.chunks import joined
 from streamrl.log.codec import DecodeError, decode, digest
-from streamrl.log.protocol import Log, Message, beginning_offset, end_offset, read
+from streamrl.log.protocol import Log, Message, beginning_offset, end_offset
+from streamrl.log.reading import read
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import entries
 from streamrl.processor.restore import replay_entry, restore_earliest

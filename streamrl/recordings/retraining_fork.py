@@ -29,7 +29,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
 from streamrl.learner.inputs import VERSIONS
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Message, Output, TopicPartition, portions, read
+from streamrl.log.protocol import Log, Message, Output, TopicPartition
+from streamrl.log.reading import portions, read
 from streamrl.log.records_of import messages_of, records_of
 from streamrl.processor.definition import Processor
 from streamrl.recordings.inheritance import GroupKey

@@ -13,7 +13,8 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, read
+from streamrl.log.protocol import Log
+from streamrl.log.reading import read
 from streamrl.recordings.audit import audit
 from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay

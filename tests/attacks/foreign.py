@@ -27,7 +27,8 @@ from streamrl.log.parquet import (
     FileLog,
     write_manifest,
 )
-from streamrl.log.protocol import Log, Output, end_offset, read
+from streamrl.log.protocol import Log, Output, end_offset
+from streamrl.log.reading import read
 from streamrl.monitoring.cells import quoted
 from streamrl.processor.definition import to_json
 from streamrl.recordings.archive import plan, run_file_for_import

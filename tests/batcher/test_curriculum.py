@@ -32,7 +32,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output, read
+from streamrl.log.protocol import Log, Message, Output
+from streamrl.log.reading import read
 from streamrl.processor.definition import ProcessorState
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state

@@ -9,7 +9,8 @@ from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split_batch
 from streamrl.log.codec import encode, to_event, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.records import Batch, BatchPart
 from tests.support.build import group
 

@@ -21,7 +21,8 @@ from streamrl.log import acls, topics
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.partitioner import partition_of
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.orchestrator.resuming import refusals
 from streamrl.processor import processor
 from streamrl.processor.definition import Processor

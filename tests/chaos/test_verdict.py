@@ -14,7 +14,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.log import topics
 from streamrl.log.codec import decode, encode, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output, TopicPartition, read
+from streamrl.log.protocol import Log, Message, Output, TopicPartition
+from streamrl.log.reading import read
 from streamrl.records import Batch, PolicyVersion, Record, Rollout
 from tests.chaos import known, part
 from tests.chaos.verdict import Verdict, verdict

@@ -17,7 +17,8 @@ from streamrl.config.topology import env_part, journal
 from streamrl.errors import StreamrlError
 from streamrl.learner.inputs import read_batches
 from streamrl.log.codec import encode, to_event
-from streamrl.log.protocol import Event, Log, read
+from streamrl.log.protocol import Event, Log
+from streamrl.log.reading import read
 from streamrl.processor.journal import last_record
 from streamrl.recordings.audit import audit
 from streamrl.recordings.processors import processors_of

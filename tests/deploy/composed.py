@@ -24,7 +24,7 @@ from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Record
 from streamrl.system import process_group
 from tests.support import brokers

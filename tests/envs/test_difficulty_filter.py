@@ -22,7 +22,8 @@ from streamrl.inference import client
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.records import Demand, Rollout, VersionSpan, Visit
 from tests.support import life
 from tests.support.build import floats, rollout, tokens

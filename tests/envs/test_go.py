@@ -14,7 +14,8 @@ import pytest
 
 from streamrl.log.codec import decode, to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Message, Output, read
+from streamrl.log.protocol import Message, Output
+from streamrl.log.reading import read
 from streamrl.records import Demand, Rollout
 from tests.inference.stub import Stub
 from tests.support.data_path import publish

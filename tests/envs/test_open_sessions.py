@@ -25,7 +25,8 @@ from streamrl.envs.open_sessions import OpenSince, recorded_calls, session_names
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryWriter
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.records import (
     Demand,
     EnvProgress,

@@ -24,7 +24,8 @@ from streamrl.inference import client
 from streamrl.inference.client import Sampled, SamplingFailed
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryWriter
-from streamrl.log.protocol import Message, Output, read
+from streamrl.log.protocol import Message, Output
+from streamrl.log.reading import read
 from streamrl.records import Demand, EnvProgress, Rollout, Server, VersionSpan
 from tests.support import life
 from tests.support.build import floats, tokens

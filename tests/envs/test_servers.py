@@ -13,7 +13,8 @@ from streamrl.config.run_file import RunFile, parse
 from streamrl.envs import process
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, end_offset, read
+from streamrl.log.protocol import Output, end_offset
+from streamrl.log.reading import read
 from streamrl.records import Demand, Rollout, Server
 from tests.inference.stub import Stub
 from tests.support.data_path import publish

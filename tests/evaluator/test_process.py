@@ -12,7 +12,7 @@ from streamrl.errors import ConfigError
 from streamrl.evaluator.history import read_evaluations
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Metric
 from tests.evaluator.world import PROBLEMS, SAMPLES, World, announce, live, made, text, trained
 

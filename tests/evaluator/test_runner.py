@@ -8,7 +8,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import end_offset, read
+from streamrl.log.protocol import end_offset
+from streamrl.log.reading import read
 from streamrl.records import Evaluation, Rollout
 from tests.evaluator.world import PROBLEMS, SAMPLES, World, announce, live, made
 

@@ -16,7 +16,7 @@ from streamrl.evaluator import show
 from streamrl.evaluator.history import posed_fingerprints
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Rollout
 from tests.evaluator.world import World, announce, live, made, text, trained
 

@@ -23,7 +23,7 @@ from streamrl.learner.adapters import AdapterFormat
 from streamrl.learner.mesh import use_mesh
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Metric, PolicyVersion, Probe
 from streamrl.weights.store import Store, version_name
 from tests.inference.test_live import TOLERANCE, distances, question, talk_on

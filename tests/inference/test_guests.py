@@ -18,7 +18,8 @@ from streamrl.inference.engine import Load, Mismatch
 from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.records import Metric, PolicyVersion, Server
 from tests.support.data_path import found, publish
 from tests.support.waiting import patience, until

@@ -22,7 +22,7 @@ from streamrl.inference.client import Sampled, SamplingFailed
 from streamrl.inference.server_connection import ServerConnection
 from streamrl.learner.export import WEIGHTS
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import PolicyVersion, Server
 from tests.support.live import KEY, Live, vllm_processes
 from tests.support.waiting import patience

@@ -20,7 +20,8 @@ from streamrl.inference.engine import Load, Mismatch, Swap
 from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.records import Metric, PolicyVersion, Server
 from tests.support.waiting import patience, until
 

@@ -15,7 +15,7 @@ from streamrl.inference.vllm_host import LoadResult, VllmHost
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Metric, Server
 from tests.support.data_path import found
 

@@ -32,7 +32,8 @@ from streamrl.learner.trainer import open_trainer
 from streamrl.log import topic_changes
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.monitoring.frame import Frame
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.parts import SupervisedParts

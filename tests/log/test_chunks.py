@@ -14,7 +14,8 @@ from streamrl.log.chunks import CHUNK_HEADER, CHUNK_SCHEMA, is_chunk, split
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.dead_letters import parse_dead_letter, to_dead_letter
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Undecodable, read
+from streamrl.log.protocol import Log, Message, Undecodable
+from streamrl.log.reading import read
 
 SCHEMA = ("schema", b"x/1")
 

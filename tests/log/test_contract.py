@@ -22,9 +22,8 @@ from streamrl.log.protocol import (
     TopicPartition,
     beginning_offset,
     end_offset,
-    portions,
-    read,
 )
+from streamrl.log.reading import portions, read
 from streamrl.recordings.archive import export
 from tests.support.data_path import RUN
 from tests.support.kafka import make_topics
@@ -293,8 +292,8 @@ def test_an_offset_that_is_gone_is_an_error_and_no_jump(open_recording: Open):
 
 
 def test_portions_are_bounded_in_messages_and_bytes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("streamrl.log.protocol.PORTION_BYTES", 10)
-    monkeypatch.setattr("streamrl.log.protocol.PORTION_MESSAGES", 3)
+    monkeypatch.setattr("streamrl.log.reading.PORTION_BYTES", 10)
+    monkeypatch.setattr("streamrl.log.reading.PORTION_MESSAGES", 3)
     sizes = [1, 1, 1, 1, 9, 1, 30, 1]
     found = [
         [len(m.value or b"") for m in some]

@@ -8,7 +8,8 @@ from streamrl.log.codec import to_event
 from streamrl.log.instrumented import ANSWER_S, PEAK_S, InstrumentedLog, WindowedMax
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Message, beginning_offset, end_offset, read
+from streamrl.log.protocol import Message, beginning_offset, end_offset
+from streamrl.log.reading import read
 from streamrl.records import Metric
 
 TOPICS = {"in": 2, "out": 1, "metrics": 1, "dead-letters.in": 1}

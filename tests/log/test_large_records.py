@@ -17,7 +17,8 @@ from streamrl.log.chunks import MESSAGE_BYTES, is_chunk
 from streamrl.log.codec import encode, to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Output, read
+from streamrl.log.protocol import Log, Output
+from streamrl.log.reading import read
 from streamrl.processor.definition import ProcessorState
 from streamrl.processor.journal import entries
 from streamrl.processor.restore import restore

@@ -6,7 +6,8 @@ import pytest
 
 from streamrl.errors import InputGone
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, beginning_offset, end_offset, read
+from streamrl.log.protocol import Message, beginning_offset, end_offset
+from streamrl.log.reading import read
 
 
 def message(value: bytes) -> Message:

@@ -6,7 +6,7 @@ from streamrl.errors import BrokerUnreachable
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryProducer
 from streamrl.log.meter import METRICS, Meter
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Metric
 
 

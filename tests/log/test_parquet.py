@@ -7,7 +7,8 @@ import pytest
 from streamrl.errors import ExportError, InputGone
 from streamrl.log import parquet
 from streamrl.log.parquet import ExportManifest, FileLog, write_manifest, write_partition
-from streamrl.log.protocol import Message, beginning_offset, end_offset, read
+from streamrl.log.protocol import Message, beginning_offset, end_offset
+from streamrl.log.reading import read
 
 WHERE = ("fates", 0)
 

@@ -14,7 +14,8 @@ from streamrl.errors import BrokerUnreachable, Fenced, TransactionFailed
 from streamrl.log import retrying
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog, MemoryWriter
-from streamrl.log.protocol import Log, Message, Offsets, TopicPartition, read
+from streamrl.log.protocol import Log, Message, Offsets, TopicPartition
+from streamrl.log.reading import read
 from streamrl.log.retrying import RetryingWriter
 from tests.support.kafka import make_topics
 from tests.support.waiting import until

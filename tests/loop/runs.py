@@ -23,7 +23,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Metric, PolicyVersion, Record
 from tests.support.processes import MARK, is_marked
 from tests.support.waiting import patience

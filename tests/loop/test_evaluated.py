@@ -18,7 +18,7 @@ from streamrl.config.sections.serving import Inference
 from streamrl.local_kafka import connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.records import Evaluation, Record, Rollout
 from tests.loop.runs import ROOT, Live, live
 from tests.support.parity import learner_logprobs

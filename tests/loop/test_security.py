@@ -26,7 +26,8 @@ from streamrl.errors import AccessDenied
 from streamrl.log import acls, topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.records import Batch, PolicyVersion
 from tests.inference.stub import Stub
 from tests.support.secure import Secure

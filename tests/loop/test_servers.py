@@ -22,7 +22,7 @@ from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.local_kafka import connect
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.recordings.audit import audit
 from streamrl.recordings.replay import replay
 from streamrl.records import Metric, Rollout, Server

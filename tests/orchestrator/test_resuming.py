@@ -18,7 +18,8 @@ from streamrl.errors import ConfigError
 from streamrl.inference import client
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output, partitions_of, read
+from streamrl.log.protocol import Log, Message, Output, partitions_of
+from streamrl.log.reading import read
 from streamrl.orchestrator.resuming import refusals
 from streamrl.orchestrator.run_directory import lock_run_dir
 from streamrl.processor.reconcile import reconcile

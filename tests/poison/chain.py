@@ -15,7 +15,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.log import memory, topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output, partitions_of, read
+from streamrl.log.protocol import Message, Output, partitions_of
+from streamrl.log.reading import read
 from streamrl.processor.definition import Processor
 from streamrl.processor.restore import restore
 from streamrl.processor.transaction import process_batch

@@ -23,7 +23,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import BrokerError, Fenced
 from streamrl.log import topic_changes
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Message, read
+from streamrl.log.protocol import Message
+from streamrl.log.reading import read
 from tests.support.data_path import announce, found, send_groups
 from tests.support.waiting import patience, until
 

@@ -22,7 +22,8 @@ from streamrl.log import topic_changes
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, beginning_offset, end_offset, read
+from streamrl.log.protocol import Output, beginning_offset, end_offset
+from streamrl.log.reading import read
 from streamrl.processor import processor
 from streamrl.processor.definition import SNAPSHOT_EVENT_BYTES, Processor
 from streamrl.processor.journal import entries

@@ -13,7 +13,8 @@ import pytest
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Event, Output, end_offset, read
+from streamrl.log.protocol import Event, Output, end_offset
+from streamrl.log.reading import read
 from streamrl.processor import processor
 from streamrl.processor.definition import Processor
 from streamrl.processor.processor import (

@@ -12,6 +12,10 @@ from streamrl.log.protocol import Message, Output, read
 from streamrl.processor.transaction import decode_and_step
 from streamrl.records import Fate, FateKind, JournalEntry, Snapshot
 from tests.support.adder import Config, State, filled, live, make_processor, number
+from streamrl.log.protocol import Message
+from streamrl.log.reading import read
+from streamrl.records import JournalEntry, Snapshot
+from tests.support.adder import filled, live, number
 
 
 def test_a_turn_is_one_transaction_with_its_journal_entry():

@@ -16,7 +16,8 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.kafka_import import OffsetPreservingWriter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import ExportManifest, FileLog, write_manifest, write_partition
-from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset, read
+from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset
+from streamrl.log.reading import read
 from streamrl.recordings import archive
 from streamrl.recordings.archive import (
     export,

@@ -16,7 +16,7 @@ from streamrl.batcher.parts import split_batch
 from streamrl.log import chunks
 from streamrl.log.chunks import is_chunk
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.monitoring.run_history import collect
 from streamrl.processor.definition import ProcessorState
 from streamrl.processor.restore import restore

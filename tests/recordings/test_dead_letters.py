@@ -8,7 +8,8 @@ from streamrl.errors import Fenced
 from streamrl.log.codec import encode, to_message
 from streamrl.log.dead_letters import PREFIX
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output, end_offset, read
+from streamrl.log.protocol import Message, Output, end_offset
+from streamrl.log.reading import read
 from streamrl.recordings import dead_letters
 from streamrl.recordings.audit import audit
 from streamrl.recordings.dead_letters import (

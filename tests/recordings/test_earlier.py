@@ -17,7 +17,8 @@ from streamrl.config import topology
 from streamrl.log.codec import decode, encode
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.parquet import FileLog
-from streamrl.log.protocol import Log, Message, read
+from streamrl.log.protocol import Log, Message
+from streamrl.log.reading import read
 from streamrl.monitoring.run_history import collect
 from streamrl.monitoring.status import read_view
 from streamrl.processor import restore as restoring

@@ -15,7 +15,8 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message, read
+from streamrl.log.protocol import Log, Message
+from streamrl.log.reading import read
 from streamrl.processor.journal import entries
 from streamrl.recordings.dead_letters import letters
 from streamrl.records import Fate, JournalEntry, PolicyVersion, Rollout

@@ -9,7 +9,8 @@ import msgspec
 
 from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Event, Message, Output, read
+from streamrl.log.protocol import Event, Message, Output
+from streamrl.log.reading import read
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.restore import restore
 from streamrl.processor.transaction import process_batch

@@ -14,7 +14,8 @@ from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Output, end_offset, read
+from streamrl.log.protocol import Log, Output, end_offset
+from streamrl.log.reading import read
 from streamrl.processor.definition import Processor
 from streamrl.records import Batch, PolicyVersion, Record
 from tests.support.build import rollout

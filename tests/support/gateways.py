@@ -16,7 +16,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.gateway.process import main
 from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Output, read
+from streamrl.log.protocol import Log, Output
+from streamrl.log.reading import read
 from streamrl.records import ModelCall, Record
 from tests.support.sampling_stub import SamplingStub, Say, by_checksum
 from tests.support.waiting import patience, until

@@ -29,7 +29,8 @@ from streamrl.inference.client import Client
 from streamrl.learner.export import WEIGHTS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.records import PolicyVersion, Probe, Server
 from streamrl.weights.store import Store, version_name
 from tests.support.waiting import patience

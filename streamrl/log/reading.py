@@ -1,0 +1,107 @@
+"""Reads a partition up to an end that is known, and divides what was read for transactions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from streamrl.errors import BrokerUnreachable
+from streamrl.log.protocol import (
+    Log,
+    Message,
+    Reader,
+    TopicPartition,
+    beginning_offset,
+    end_offset,
+)
+
+STALLED_S = 30.0  # a read whose end is known gives up after so long without a record
+POLL_S = 0.02
+LONGEST_POLL_S = 1.0  # one poll counts for no more: the process itself may have been stopped
+PORTION_MESSAGES = 500
+PORTION_BYTES = 32_000_000
+
+
+def read(
+    log: Log,
+    topic: str,
+    partition: int,
+    start: int | None = None,
+    end: int | None = None,
+    whole: bool = True,
+) -> Iterator[Message]:
+    """The committed messages of one partition with start <= offset < end, by default all that are
+    there now.
+
+    Transaction markers, which no reader sees, may follow the last message; so the end is reached by
+    a message or by the reader's position. Raises BrokerUnreachable when nothing comes for
+    `STALLED_S`.
+    """
+    start = beginning_offset(log, topic, partition) if start is None else start
+    last = end_offset(log, topic, partition) if end is None else end
+    if start >= last:
+        return
+    reader = log.reader({(topic, partition): start}, whole, bounded=True)
+    try:
+        bounded = BoundedReader(reader, (topic, partition), last)
+        while True:
+            messages = bounded.poll()
+            for message in messages:
+                if message.offset >= last:
+                    return
+                yield message
+            if reader.position(topic, partition) >= last:
+                return
+    finally:
+        reader.close()
+
+
+def portions(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """The messages in lists that each fit into a transaction: at most PORTION_MESSAGES, and little
+    more than PORTION_BYTES.
+    """
+    portion: list[Message] = []
+    size = 0
+    for message in messages:
+        portion.append(message)
+        size += len(message.value or b"")
+        if len(portion) >= PORTION_MESSAGES or size >= PORTION_BYTES:
+            yield portion
+            portion = []
+            size = 0
+    if portion:
+        yield portion
+
+
+class BoundedReader:
+    """Polls one partition up to an offset, and gives up when nothing comes, so that no command
+    waits forever for a broker that is gone.
+    """
+
+    def __init__(self, reader: Reader, tp: TopicPartition, end: int) -> None:
+        self._reader = reader
+        self._tp = tp
+        self._end = end
+        self._position = reader.position(*tp)
+        self._idle_s = 0.0
+
+    def poll(self) -> list[Message]:
+        """The next messages. Raises BrokerUnreachable when the position has not moved for
+        `STALLED_S`.
+        """
+        began_s = time.monotonic()
+        messages = self._reader.poll(500, POLL_S)
+        position = self._reader.position(*self._tp)
+        if messages or position > self._position:
+            self._position = position
+            self._idle_s = 0.0
+            return messages
+        # A process that was stopped meanwhile has not waited for the broker.
+        self._idle_s += min(time.monotonic() - began_s, LONGEST_POLL_S)
+        if self._idle_s >= STALLED_S:
+            topic, partition = self._tp
+            raise BrokerUnreachable(
+                f"{topic}[{partition}]: nothing has come for {STALLED_S:.0f} s at offset "
+                f"{position} of {self._end}; is the broker up? Ask again when it is"
+            )
+        return messages

@@ -1,0 +1,47 @@
+"""A read whose end is known comes to an end, whatever the log does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from streamrl.errors import BrokerUnreachable
+from streamrl.log import reading
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message, TopicPartition
+from streamrl.log.reading import read
+from streamrl.processor.journal import SliceReader
+from streamrl.records import Slice
+
+
+class Vanishing(MemoryLog):
+    """Claims more than a reader ever gets, like a broker that goes away while it is read."""
+
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: offset + 5 for tp, offset in super().end_offsets(partitions).items()}
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Vanishing:
+    monkeypatch.setattr(reading, "STALLED_S", 0.1)
+    made = Vanishing({"in": 1})
+    made.producer().send(Message("in", b"k", b"v"))
+    return made
+
+
+def test_a_read_gives_up_when_nothing_comes(log: Vanishing):
+    messages = read(log, "in", 0, 0)
+    assert next(messages).value == b"v"
+    with pytest.raises(
+        BrokerUnreachable,
+        match=r"^in\[0\]: nothing has come for 0 s at offset 1 of 6; is the broker up\?",
+    ):
+        next(messages)
+
+
+def test_a_journal_is_folded_again_up_to_where_nothing_comes(log: Vanishing):
+    with pytest.raises(BrokerUnreachable, match="at offset 1 of 4"):
+        SliceReader(log, {"in": ("rollout",)}).read_slice(
+            Slice(topic="in", partition=0, start=0, end=4, count=4)
+        )
