@@ -36,6 +36,7 @@ OUTSIDE = {
         "inference/*",
         "orchestrator/*",
         "monitoring/http.py",
+        "monitoring/targets.py",
         "system/http_server.py",
     ],
     "starlette": ["dashboard/server.py", "gateway/*"],
@@ -44,7 +45,7 @@ OUTSIDE = {
     "playwright": [],  # tests only
     # an env server repeats what a gateway has not answered whole
     "http": ["monitoring/http.py", "envs/servers/inside/streamrl_sessions.py"],
-    "prometheus_client": ["monitoring/http.py"],
+    "prometheus_client": ["monitoring/collector.py", "monitoring/pages.py"],
     "tensorboard": ["monitoring/sinks/tensorboard.py"],
     "wandb": ["monitoring/sinks/wandb.py"],
     "mlflow": ["monitoring/sinks/mlflow.py"],

@@ -2,7 +2,7 @@
 transactions take, what it publishes. A part is handed this log instead of the plain one, so no loop
 contains any of it.
 
-The three answers of `monitoring/http.py` follow from it. A part is alive while it uses its log. It
+The three answers of `monitoring/pages.py` follow from it. A part is alive while it uses its log. It
 is ready once it has said so (`mark_ready`), the broker answers, and the part has read what lay in
 its inputs at that time. Its metrics are those that it publishes and those of its log, which are
 published with them.

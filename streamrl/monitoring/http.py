@@ -1,39 +1,29 @@
 """Serves the health and the metrics of a part over HTTP: `/livez`, `/readyz` and `/metrics`. The
 server runs in a thread beside the part and only reads.
 
-The answers come from the part's log (`log/instrumented.py`). The metrics are those of the topic
-`metrics`, with the names of `metric_names.py` and with run and part as labels. The address is
-written to a file beside the runs, where Prometheus finds it.
+`pages.py` has the answers, which come from the part's log (`log/instrumented.py`), and `targets.py`
+the file with the address, where Prometheus finds it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET6, gethostname
+from socket import AF_INET6
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    ProcessCollector,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-from streamrl.config import topology
 from streamrl.config.addresses import is_loopback
 from streamrl.config.run_file import RunFile
-from streamrl.errors import InferenceError, PortTaken
+from streamrl.errors import PortTaken
 from streamrl.log.instrumented import InstrumentedLog
 from streamrl.log.protocol import Log
-from streamrl.monitoring.metric_names import MetricSpec, find_metric, prometheus_name
+from streamrl.monitoring.pages import Page, Pages, liveness_limit_s
+from streamrl.monitoring.targets import Address, targets_file, write_targets
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +32,6 @@ REQUEST_S = 10.0  # the time that a client has to send its request
 # When the part ends, the thread that asks the broker may wait for a broker that is gone. The part
 # does not wait for it any longer than this.
 LEAVE_S = 0.5
-# The directory beside the runs with a file for each part. Prometheus's `file_sd_configs` finds the
-# files: its paths may have one * only, at the end.
-TARGETS = ".targets"
-SLOW = tuple(role.name for role in topology.ROLES if role.is_slow)
-TEXT = "text/plain; charset=utf-8"
-
-
-class Address(NamedTuple):
-    """Where a part listens. Port 0 stands for any free port."""
-
-    host: str
-    port: int
 
 
 class ListenOverride(NamedTuple):
@@ -64,14 +42,6 @@ class ListenOverride(NamedTuple):
 
 
 NO_OVERRIDE = ListenOverride()
-
-
-class Page(NamedTuple):
-    """The answer to a request."""
-
-    status: int
-    body: bytes
-    content_type: str = TEXT
 
 
 @contextlib.contextmanager
@@ -118,25 +88,6 @@ def resolve_address(run: RunFile, at: ListenOverride) -> Address:
     )
 
 
-def targets_file(run: RunFile, part: str) -> Path:
-    """The file with the part's address, in the format of Prometheus's `file_sd_configs`."""
-    return run.directory.parent / TARGETS / f"{run.run}.{part}.json"
-
-
-def liveness_limit_s(run: RunFile, part: str) -> float:
-    """Seconds after which a part that has not used its log is not alive."""
-    return run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s
-
-
-def remove_targets(run: RunFile) -> None:
-    """Remove the address files of the run's parts, because a part that is killed leaves its own.
-
-    A part that is alive writes its file again.
-    """
-    for file in (run.directory.parent / TARGETS).glob(f"{run.run}.*.json"):
-        file.unlink(missing_ok=True)
-
-
 def _poll_broker(
     log: InstrumentedLog, over: threading.Event, file: Path, run: str, address: Address
 ) -> None:
@@ -145,140 +96,19 @@ def _poll_broker(
     The broker is asked more often until the part is ready, as readiness depends on the ends.
     """
     pages = -1
-    said = False
+    is_address_logged = False
     while not over.is_set():
         if pages != len(log.pages) or not file.exists():
             first = pages < 0
             pages = len(log.pages)
-            _write_targets(file, run, address, log, logging.INFO if first else logging.DEBUG)
+            write_targets(file, run, address, log, logging.INFO if first else logging.DEBUG)
         # A part that is not ready must not log the address: its last line is shown as the reason
         # for which it is waiting.
-        if log.is_ready and not said:
-            said = True
+        if log.is_ready and not is_address_logged:
+            is_address_logged = True
             logger.info("%s: http://%s:%d/metrics, /livez, /readyz", log.part, *address)
         log.refresh_end_offsets()
         over.wait(LOOK_S if not log.readiness_problems() else LOOK_S / 10)
-
-
-def _write_targets(
-    file: Path, run: str, address: Address, log: InstrumentedLog, level: int
-) -> None:
-    """Write the part's address to `file`. A failure is only logged, with this level.
-
-    Without the file, Prometheus can be told of a fixed port.
-    """
-    host = gethostname() if address.host in ("0.0.0.0", "::") else address.host
-    target = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
-    labels = {"run": run, "part": log.part}
-    entries: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
-    for path in log.pages:
-        page_labels = {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path}
-        entries.append({"targets": [target], "labels": page_labels})
-    part = file.with_suffix(".part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(entries, indent=1))
-        part.replace(file)
-    except OSError as error:
-        logger.log(
-            level,
-            "%s cannot be written (%s): Prometheus has to be told of %s",
-            file,
-            error.strerror,
-            target,
-        )
-
-
-# ---- the pages -----------------------------------------------------------------------------------
-
-
-class Pages:
-    """The page at each path. A part is alive if it has used its log within `within_s`."""
-
-    def __init__(self, run: str, log: InstrumentedLog, within_s: float) -> None:
-        self._log = log
-        self._within_s = within_s
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(MetricsCollector(run, log))
-        ProcessCollector(registry=self._registry)
-
-    def at(self, path: str) -> Page:
-        """The page at `path`. It has status 404 if there is none."""
-        match path:
-            case "/livez":
-                return self.live()
-            case "/readyz":
-                return self.ready()
-            case "/metrics":
-                return Page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
-            case _ if path in self._log.pages:
-                try:
-                    return Page(200, self._log.pages[path](), CONTENT_TYPE_LATEST)
-                except InferenceError as error:
-                    return Page(503, f"{error}\n".encode())
-            case _:
-                there = ", ".join(("/livez", "/readyz", "/metrics", *self._log.pages))
-                return Page(404, f"nothing at {path}; there are {there}\n".encode())
-
-    def live(self) -> Page:
-        """Status 200 if the part has used its log recently, else 503."""
-        since_s = self._log.since_activity_s
-        if since_s <= self._within_s:
-            return Page(200, b"alive\n")
-        return Page(
-            503,
-            f"{self._log.part}: its loop last turned {since_s:.0f} s ago, the limit is"
-            f" {self._within_s:.0f} s\n".encode(),
-        )
-
-    def ready(self) -> Page:
-        """Status 200 if the part can work, else 503 with a line for each reason why not."""
-        problems = self._log.readiness_problems()
-        if not problems:
-            return Page(200, b"ready\n")
-        return Page(503, "".join(f"{self._log.part}: {each}\n" for each in problems).encode())
-
-
-class MetricsCollector:
-    """Collects the newest value of every metric for prometheus_client."""
-
-    def __init__(self, run: str, log: InstrumentedLog) -> None:
-        self._run = run
-        self._log = log
-
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        return iter(())
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for (source, name), value in self._values().items():
-            spec, label_values = find_metric(name) or (None, ())
-            family_name = spec.prometheus if spec else prometheus_name(name)
-            if family_name not in families:
-                families[family_name] = self._new_family(family_name, name, spec)
-            families[family_name].add_metric([self._run, source, *label_values], value)
-        return iter(families.values())
-
-    def _new_family(
-        self, family_name: str, name: str, spec: MetricSpec | None
-    ) -> GaugeMetricFamily | CounterMetricFamily:
-        """A family without values. A metric without a spec is a gauge with no labels of its own."""
-        if spec is None:
-            return GaugeMetricFamily(family_name, name, labels=("run", "part"))
-        kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-        text = f"{spec.name} ({spec.unit}): {spec.meaning}"
-        return kind(family_name, text, labels=("run", "part", *spec.labels))
-
-    def _values(self) -> dict[tuple[str, str], float]:
-        """The newest value of each (source, name)."""
-        log = self._log
-        values = dict(log.steps)
-        for source, report in (*log.reports.items(), (log.part, log.metrics())):
-            values |= {(source, name): value for name, value in report.items()}
-        return values
-
-
-# ---- the server ----------------------------------------------------------------------------------
 
 
 class MetricsServer(ThreadingHTTPServer):

@@ -1,7 +1,8 @@
 """Asks every part of a run at `/livez` whether it is alive, in a thread beside the loop.
 
 `plan.py` decides what follows from the answers. Each part writes its address to a file beside the
-runs (`monitoring/http.py`). A part that has not written it yet is still starting and is not judged.
+runs (`monitoring/targets.py`). A part that has not written it yet is still starting and is not
+judged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import httpx
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import one_line
-from streamrl.monitoring.http import liveness_limit_s, targets_file
+from streamrl.monitoring.pages import liveness_limit_s
+from streamrl.monitoring.targets import targets_file
 
 PERIOD_S = 5.0  # between two questions to the same part
 ANSWER_S = 2.0  # for an answer

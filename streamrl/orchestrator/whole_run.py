@@ -8,8 +8,9 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import connect
 from streamrl.log.kafka import KafkaLog
-from streamrl.monitoring.http import NO_OVERRIDE, ListenOverride, remove_targets, serving
+from streamrl.monitoring.http import NO_OVERRIDE, ListenOverride, serving
 from streamrl.monitoring.sinks import runner
+from streamrl.monitoring.targets import remove_targets
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.conclusion import conclude
 from streamrl.orchestrator.liveness import Liveness

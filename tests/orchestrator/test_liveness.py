@@ -12,7 +12,8 @@ import pytest
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.memory import MemoryLog
-from streamrl.monitoring.http import serving, targets_file
+from streamrl.monitoring.http import serving
+from streamrl.monitoring.targets import targets_file
 from streamrl.orchestrator.liveness import Liveness, ProbeState, ask, listening
 from tests.support.waiting import patience, until
 

@@ -10,8 +10,8 @@ import pytest
 from streamrl.config import topology
 from streamrl.config.run_file import parse
 from streamrl.monitoring.frame import Frame
-from streamrl.monitoring.http import targets_file
 from streamrl.monitoring.run_view import RunView
+from streamrl.monitoring.targets import targets_file
 from streamrl.orchestrator import liveness, parts
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
