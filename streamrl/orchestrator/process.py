@@ -24,9 +24,9 @@ from streamrl.orchestrator.conclusion import conclude
 from streamrl.orchestrator.gauges import gauges
 from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics
 from streamrl.orchestrator.preparation import publish_config
-from streamrl.orchestrator.target import first_offsets
+from streamrl.orchestrator.run_watch import RunWatch
+from streamrl.orchestrator.start_offsets import start_offsets
 from streamrl.orchestrator.terminal import logging_to, open_display
-from streamrl.orchestrator.watching import RunWatch
 from streamrl.processor.part import open_part
 
 SCHEMAS = {**TOPICS, **BATCHES}
@@ -57,12 +57,12 @@ def watch(
     """Follow the run's topics, keep its parts running and show it until it is over or stopped."""
     began_s = time.time()
     began = time.monotonic()
-    begin = first_offsets(log, run.orchestrator.target)
-    watched = RunWatch(run, began_s, log.end_offsets(begin))
+    start = start_offsets(log, run.orchestrator.target)
+    watched = RunWatch(run, began_s, log.end_offsets(start))
     lines_said = queue.SimpleQueue[str]()
     with (
         open_part(log, "orchestrator", writer=None) as part,
-        contextlib.closing(log.reader(begin)) as reader,
+        contextlib.closing(log.reader(start)) as reader,
         runner.running(SinkContext(run, lines_said.put, watched.view.since_s)) as sinks,
     ):
         try:

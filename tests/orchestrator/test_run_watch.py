@@ -5,7 +5,7 @@ import math
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Output
-from streamrl.orchestrator.watching import RunWatch
+from streamrl.orchestrator.run_watch import RunWatch
 from streamrl.records import Metric, PolicyVersion, Record, Server
 
 

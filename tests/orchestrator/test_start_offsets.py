@@ -5,7 +5,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.monitoring.run_view import TOPICS
-from streamrl.orchestrator.target import batches_begin, first_offsets
+from streamrl.orchestrator.start_offsets import batches_start, start_offsets
 from tests.orchestrator.script import batch
 
 
@@ -26,13 +26,13 @@ def test_the_batches_that_a_verdict_needs_are_found_from_the_end():
             marker=True,
         )
     # 8 offsets, a marker behind each record, hold no batch with the env; 32 hold six
-    assert batches_begin(log, target) == 80 - 32
-    assert batches_begin(MemoryLog({"batches": 1}), target) == 0
+    assert batches_start(log, target) == 80 - 32
+    assert batches_start(MemoryLog({"batches": 1}), target) == 0
 
 
 def test_topics_are_read_from_their_beginnings_and_batches_where_there_is_a_target():
     log = MemoryLog({"rollouts.copy": 1, "batches": 1, **dict.fromkeys(TOPICS, 1)})
     watched = {(topic, 0): 0 for topic in TOPICS}
-    assert first_offsets(log, None) == watched
+    assert start_offsets(log, None) == watched
     target = Target(env="copy", reward=1.0)
-    assert first_offsets(log, target) == {**watched, ("batches", 0): 0}
+    assert start_offsets(log, target) == {**watched, ("batches", 0): 0}
