@@ -24,7 +24,7 @@ from streamrl.dashboard.steps import StepCounter, Steps, up_to
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Event, Message, TopicPartition
 from streamrl.monitoring import run_view
-from streamrl.monitoring.believable import believable
+from streamrl.monitoring.metric_validation import validate_metric
 from streamrl.monitoring.run_view import RunView
 from streamrl.records import Evaluation, Fate, JournalEntry, Metric, PolicyVersion, Rollout
 
@@ -261,7 +261,7 @@ def _on_fate(state: State, fate: Fate, step: int) -> None:
 
 
 def _on_step_metric(state: State, event: Event) -> None:
-    metric = believable(event, state.view.version)
+    metric = validate_metric(event, state.view.version)
     if metric is None or metric.step is None:
         return
     step = state.steps.end_of(metric.step)

@@ -17,7 +17,7 @@ from streamrl.config.sections.batches import Target
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log
 from streamrl.log.records_of import messages_of, records_of
-from streamrl.monitoring.believable import believable
+from streamrl.monitoring.metric_validation import validate_metric
 from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES
 from streamrl.monitoring.thinning import Thinned
 from streamrl.records import (
@@ -205,7 +205,7 @@ def collect(run: RunFile, log: Log) -> RunHistory:
         # A server that has left is listed with the last version that it served.
         history.servers[server.server_id] = server.version
     for message in messages_of(log, topology.METRICS):
-        metric = believable(to_event(message, ("metric",)), history.newest)
+        metric = validate_metric(to_event(message, ("metric",)), history.newest)
         if metric is not None:
             history.add_metric(metric)
     for env in run.envs:

@@ -17,7 +17,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.dead_letters import printable
 from streamrl.log.protocol import Event
-from streamrl.monitoring.believable import believable
+from streamrl.monitoring.metric_validation import validate_metric
 from streamrl.records import (
     Batch,
     Demand,
@@ -125,7 +125,7 @@ def update_view(seen: RunView, events: Iterable[Event], now_s: float | None = No
     for event in events:
         match event.record:
             case Metric():
-                metric = believable(event, seen.version)
+                metric = validate_metric(event, seen.version)
                 if metric is not None:
                     _on_metric(seen, metric)
             case Batch() as batch if seen.counts_batches:

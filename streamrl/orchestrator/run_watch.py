@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from streamrl.config.run_file import RunFile
 from streamrl.log.protocol import Event, Offsets
-from streamrl.monitoring.believable import believable
+from streamrl.monitoring.metric_validation import validate_metric
 from streamrl.monitoring.run_view import deciding_view, update_view
 from streamrl.monitoring.verdict import Verdict, run_finished
 from streamrl.records import Metric
@@ -36,7 +36,7 @@ class RunWatch:
     def metrics(self, events: Sequence[Event]) -> Iterator[tuple[int, Metric]]:
         """The metrics among the events that can be genuine, with their offsets."""
         for event in events:
-            metric = believable(event, self.view.version)
+            metric = validate_metric(event, self.view.version)
             if metric:
                 yield event.offset, metric
 

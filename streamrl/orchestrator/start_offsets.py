@@ -22,8 +22,8 @@ def start_offsets(log: Log, target: Target | None) -> dict[TopicPartition, int]:
 
 
 def batches_start(log: Log, target: Target) -> int:
-    """The offset in `batches` behind which lie as many batches of the target's env as the verdict
-    needs. If the log has fewer, its first offset.
+    """The offset in `batches` from which on there are as many batches of the target's env as the
+    verdict needs. It is the first offset if the log has fewer.
 
     A batch may be large, so no more of them are read than that.
     """

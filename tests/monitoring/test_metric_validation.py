@@ -1,7 +1,7 @@
 import pytest
 
 from streamrl.log.protocol import Event
-from streamrl.monitoring.believable import believable
+from streamrl.monitoring.metric_validation import validate_metric
 from streamrl.records import Metric
 from tests.monitoring.events import event, metric
 
@@ -39,5 +39,5 @@ from tests.monitoring.events import event, metric
 def test_a_metric_is_believed_as_far_as_its_record_shows_that_it_is_one(
     forged: Event, left: set[str] | None
 ):
-    believed = believable(forged, version=3)
-    assert (believed and set(believed.values)) == left
+    metric = validate_metric(forged, version=3)
+    assert (metric and set(metric.values)) == left

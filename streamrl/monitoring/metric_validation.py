@@ -1,5 +1,5 @@
-"""Decides which metrics are believed. Every part may write `metrics`, so a record is checked before
-its values are shown.
+"""Which metrics can be genuine. Every part may write `metrics`, so a record is checked before its
+values are shown.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ WRITERS = {
 
 Any part may measure a metric whose first piece is not listed.
 """
-# A metric whose step is further than this above the newest version is not believed.
+# A metric whose step is further than this above the newest version is not genuine.
 STEPS_AHEAD = 1_000
 
 
-def believable(event: Event, version: int) -> Metric | None:
+def validate_metric(event: Event, version: int) -> Metric | None:
     """The metric of an event, or None if the record cannot be genuine.
 
     A genuine record has its source as its key, a finite time, and a step near the newest policy
