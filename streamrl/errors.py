@@ -2,8 +2,7 @@
 command prints it without a traceback, and ends with the exit code of its class.
 """
 
-import difflib
-from collections.abc import Iterable
+from streamrl.text import one_line
 
 
 class StreamrlError(Exception):
@@ -96,32 +95,6 @@ class Fenced(StreamrlError):
     """Another process has taken this identity. The process is not started again."""
 
     exit_code = 76
-
-
-def unknown(name: str, shipped: Iterable[str]) -> str:
-    """The error text for an unknown name: the nearest known one, or all of them."""
-    names = [shipped_name for shipped_name in shipped if shipped_name]
-    near = difflib.get_close_matches(name, names, 1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else f"shipped: {', '.join(names)}; your own: MODULE:NAME"
-    )
-    return f"{name!r} is not known; {hint}"
-
-
-def escaped(text: str) -> str:
-    """The text with whatever would do something to a terminal written out: control characters, but
-    for line ends and tabs.
-    """
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
-    )
-
-
-def one_line(text: object, limit: int = 300) -> str:
-    """The text of an error, or any other, on one line of at most `limit` characters."""
-    return " ".join(str(text).split())[:limit]
 
 
 def describe_error(error: BaseException, limit: int = 400) -> str:

@@ -19,7 +19,6 @@ from streamrl.errors import (
     ModelError,
     TopicMissing,
     describe_error,
-    one_line,
 )
 from streamrl.log import topic_changes
 from tests.support.waiting import patience
@@ -130,4 +129,3 @@ def test_an_unknown_run(tmp_path: Path):
 def test_what_a_library_raises_is_described_in_one_line():
     error = ValueError("no\n  such\tthing")
     assert describe_error(error) == "ValueError: no such thing"
-    assert one_line(error, limit=7) == "no such"

@@ -91,7 +91,7 @@ HEAVY = (
 )
 # Each room imports only rooms that stand before it. A role is a room with a process.
 FLOORS = (
-    ("records", "errors", "system"),
+    ("records", "text", "errors", "system"),
     ("config", "log", "processor", "local_kafka", "monitoring"),
     (
         "weights",

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamrl.errors import TopicMissing, escaped
+from streamrl.errors import TopicMissing
 from streamrl.system.signals import stop_on
+from streamrl.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console

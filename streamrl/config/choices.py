@@ -1,4 +1,4 @@
-"""Names that a run file may choose among, and how a wrong one is answered.
+"""Names that a run file may choose among.
 
 What ships under a name is listed here, so that a run file is checked without loading it (losses and
 divergences would load JAX). Tests hold the lists to the functions.
@@ -6,7 +6,6 @@ divergences would load JAX). Tests hold the lists to the functions.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection
 from typing import NamedTuple
@@ -83,9 +82,3 @@ def template_problem(variables: Collection[str]) -> str:
     """Why a chat template cannot be given these variables; empty if it can."""
     given = [name for name in variables if name in TEMPLATE_ARGUMENTS]
     return f"{given[0]!r} is given by streamrl and vLLM; leave it out" if given else ""
-
-
-def meant(name: str, known: Collection[str]) -> str:
-    """What somebody may have meant who wrote an unknown name: the nearest known one, or all."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from streamrl.config.choices import meant
+from streamrl.text import nearest_or_all
 
 Value = bool | int | float | str
 
@@ -71,7 +71,7 @@ def problems(engine: Mapping[str, Value]) -> Iterator[str]:
                 yield f"{name}: {value!r} is not a name"
         else:
             known = (*SWITCHES, *NUMBERS, *WORDS)
-            yield f"{name}: not a setting that a run file passes on; {meant(name, known)}"
+            yield f"{name}: not a setting that a run file passes on; {nearest_or_all(name, known)}"
 
 
 def arguments(engine: Mapping[str, Value]) -> list[str]:

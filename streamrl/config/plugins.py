@@ -11,7 +11,8 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from streamrl.errors import ConfigError, unknown
+from streamrl.errors import ConfigError
+from streamrl.text import unknown_name
 
 
 def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:
@@ -20,7 +21,7 @@ def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:
     """
     module_name, colon, name = path.partition(":")
     if not colon:
-        raise ConfigError(f"{setting}: {unknown(path, shipped)}")
+        raise ConfigError(f"{setting}: {unknown_name(path, shipped)}")
     try:
         return getattr(importlib.import_module(module_name), name)
     except ImportError as error:

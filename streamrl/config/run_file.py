@@ -7,7 +7,6 @@ that names the key, and the nearest valid one.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,8 @@ from streamrl.config.sections.learner import Learner, Model, Scorer
 from streamrl.config.sections.operation import Fork, Metrics, Orchestrator, Placement, Topics
 from streamrl.config.sections.section import Section
 from streamrl.config.sections.serving import Eval, Gateway, Inference, Weights
-from streamrl.errors import ConfigError, one_line
+from streamrl.errors import ConfigError
+from streamrl.text import nearest, one_line
 
 RECORDED = "recorded"  # Context of a validation: the run exists already.
 RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
@@ -248,9 +248,8 @@ def _explain(problem: Any) -> str:
         return f"{path}: {what}" if path else what
     *parents, key = problem["loc"]
     valid = list(_section(parents).model_fields)
-    near = difflib.get_close_matches(str(key), valid, 1, 0.5)
-    if near:
-        return f"unknown key {path!r}; did you mean {near[0]!r}?"
+    if near := nearest(str(key), valid, 0.5):
+        return f"unknown key {path!r}; did you mean {near!r}?"
     return f"unknown key {path!r}; valid keys: {', '.join(valid)}"
 
 

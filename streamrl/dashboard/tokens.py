@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import one_line
+from streamrl.text import one_line
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ own by FILE.py:NAME or MODULE:NAME.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, cast
@@ -18,8 +17,9 @@ from streamrl.envs.api import (
     RewardFunction,
     SingleTurnEnv,
 )
-from streamrl.envs.loading import construct, did_you_mean, load
+from streamrl.envs.loading import construct, load
 from streamrl.errors import ConfigError, describe_error
+from streamrl.text import did_you_mean, nearest
 
 ENVS = {
     "copy-digits": "streamrl.envs.shipped.copy_digits:CopyDigits",
@@ -148,10 +148,10 @@ def _wrong_method(env: type[BaseEnv]) -> str:
             return f"has a method {name!r}, but is a {kind}; derive it from {owner.__name__}"
     not_defined = [method for method in METHODS if method not in own]
     for name in own:
-        near = difflib.get_close_matches(name, not_defined, 1, MISSPELT)
+        near = nearest(name, not_defined, MISSPELT)
         if name not in METHODS and near:
             return (
-                f"has a method {name!r} that nothing calls; did you mean {near[0]!r}? If it is for "
+                f"has a method {name!r} that nothing calls; did you mean {near!r}? If it is for "
                 "the class itself, let its name begin with an underscore"
             )
     if env.__abstractmethods__:

@@ -5,17 +5,17 @@ ConfigError in one line.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from streamrl.errors import ConfigError, describe_error
+from streamrl.text import did_you_mean
 
 
 def load(path: str, where: str, what: str) -> Any:
@@ -62,12 +62,6 @@ def construct(factory: Any, kind: str, params: Mapping[str, Any], where: str, **
         raise ConfigError(
             f"{where}.params: {kind} refuses them: {describe_error(error)}"
         ) from error
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A question that offers the nearest of `names`; empty if none is near."""
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _module_from_file(path: Path) -> ModuleType:

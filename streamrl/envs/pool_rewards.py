@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol, runtime_checkable
 
 from streamrl.config import topology
-from streamrl.config.choices import meant
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, InferenceError
 from streamrl.inference.client import Client, apply_server_event, make_client
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, partitions_of
+from streamrl.text import nearest_or_all
 
 POLL_S = 0.1
 MAX_POLL_RECORDS = 500
@@ -44,7 +44,7 @@ async def connected(
         if reward.pool not in sizes:
             raise ConfigError(
                 f"inference.pools has no {reward.pool!r}, which a reward function asks;"
-                f" {meant(reward.pool, sizes)}"
+                f" {nearest_or_all(reward.pool, sizes)}"
             )
         if reward.pool not in clients:
             clients[reward.pool] = make_client(run, reward.pool)

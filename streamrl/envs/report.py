@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamrl.envs.loading import did_you_mean
 from streamrl.envs.replica import Replica, RolloutGroup
 from streamrl.records import Rollout
+from streamrl.text import nearest_or_all
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,6 @@ class EnvReport:
             named.append((replica.stats.rules.reward, "pass_rate.reward"))
         for name, setting in named:
             if name not in seen:
-                hint = did_you_mean(name, seen) or f"there are {', '.join(seen)}"
+                hint = nearest_or_all(name, seen)
                 return f"envs.{replica.name}.{setting}: no rollout has earned a {name!r}; {hint}"
         return ""

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import xxhash
 
-from streamrl.errors import one_line
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree
 from streamrl.sessions.messages import Message, canonical
 from streamrl.sessions.tool_calls import function_tool
+from streamrl.text import one_line
 
 Body = Mapping[str, Any]
 MAX_CHOICES = 128

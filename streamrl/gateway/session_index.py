@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from streamrl.errors import one_line
 from streamrl.gateway.keys import SessionName
 from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
 from streamrl.sessions.call_tree import CallTree, InvalidCall
+from streamrl.text import one_line
 
 logger = logging.getLogger(__name__)
 

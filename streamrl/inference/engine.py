@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from streamrl.errors import InferenceError, one_line
+from streamrl.errors import InferenceError
 from streamrl.inference.vllm_server import MODEL
+from streamrl.text import one_line
 
 SWAP_TIMEOUT_S = 600.0
 METRICS_TIMEOUT_S = 5.0

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from streamrl.errors import ModelError, one_line
+from streamrl.errors import ModelError
 from streamrl.records import InferenceMetadata, Rollout, Turn, VersionSpan, token_dtype
+from streamrl.text import one_line
 
 if TYPE_CHECKING:
     from openai.types.chat.chat_completion import Choice

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from streamrl.errors import describe_error, one_line
+from streamrl.errors import describe_error
+from streamrl.text import one_line
 
 T = TypeVar("T")
 

@@ -22,7 +22,8 @@ import numpy as np
 from jax._src import distributed as jax_distributed
 from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
-from streamrl.errors import ConfigError, WeightError, one_line
+from streamrl.errors import ConfigError, WeightError
+from streamrl.text import one_line
 
 T = TypeVar("T")
 INITIALIZATION_TIMEOUT_S = 120  # All processes have to connect within this time.

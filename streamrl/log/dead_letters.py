@@ -23,13 +23,14 @@ from streamrl.config import topology
 from streamrl.log.chunks import is_chunk, size_of
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.records import Fate, Rollout
+from streamrl.text import printable
 
 TOPIC_PREFIX = topology.dead_letters("")
 PREFIX = "__connect.errors."
 REQUEUED = "streamrl.retried"  # header of a requeue marker
 SHA256 = "streamrl.sha256"  # header of a letter that does not keep the whole record
 MEMORY_ADDRESS = re.compile("0x[0-9a-fA-F]+")
-MAX_CAUSE_CHARS = 300  # a cause may quote what it complains of
+MAX_KEY_CHARS = 300  # of a record that is not kept whole
 MAX_BYTES = 8 * 1024 * 1024  # of a larger record only the first HEAD_BYTES are kept
 HEAD_BYTES = 65_536
 
@@ -92,7 +93,7 @@ def _letter(event: Event, cause: str, stage: str) -> Output:
         message = f"{cause}; of its {len(value):,} bytes the first {HEAD_BYTES:,} are kept"
         headers = (*_first_headers(kept.headers), (SHA256, _sha256(value)))
         kept = kept._replace(value=value[:HEAD_BYTES], headers=headers)
-        key = key[:MAX_CAUSE_CHARS]
+        key = key[:MAX_KEY_CHARS]
     errors = {
         "topic": event.topic,
         "partition": str(event.partition),
@@ -118,18 +119,6 @@ def _first_headers(headers: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, 
         if left < 0:
             return
         yield name, value
-
-
-def printable(text: str) -> str:
-    """One line of bounded length that does nothing to a terminal, whatever a sender has put into
-    it.
-    """
-    characters = [
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text[:MAX_CAUSE_CHARS]
-    ]
-    ellipsis = "..." if len(text) > MAX_CAUSE_CHARS else ""
-    return "".join(characters) + ellipsis
 
 
 def text_of(error: Exception) -> str:

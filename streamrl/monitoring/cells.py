@@ -6,7 +6,7 @@ import math
 
 from rich.text import Text
 
-from streamrl.errors import escaped
+from streamrl.text import escaped
 
 DASH = "–"  # a value that is not known
 STATE_STYLES = {

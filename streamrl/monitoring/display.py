@@ -12,11 +12,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from streamrl.errors import escaped
 from streamrl.monitoring.cells import clock, number, percent
 from streamrl.monitoring.frame import Frame
 from streamrl.monitoring.live_picture import EVENTS_SHOWN, render_live
 from streamrl.monitoring.run_view import latest
+from streamrl.text import escaped
 
 LINE_EVERY_S = 5.0
 

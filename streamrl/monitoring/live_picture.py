@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from streamrl.config.sections.batches import Target
-from streamrl.errors import escaped
 from streamrl.monitoring.cells import DASH, clock, number, percent, quoted, state_cell
 from streamrl.monitoring.frame import Frame
 from streamrl.monitoring.run_view import (
@@ -25,6 +24,7 @@ from streamrl.monitoring.run_view import (
     recent_rewards,
     server_state,
 )
+from streamrl.text import escaped
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_BATCHES = 2_000  # the batches of which a sparkline is made, at most

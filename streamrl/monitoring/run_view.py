@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.log.dead_letters import printable
 from streamrl.log.protocol import Event
 from streamrl.monitoring.metric_validation import validate_metric
 from streamrl.records import (
@@ -28,6 +27,7 @@ from streamrl.records import (
     Server,
     mean_rewards,
 )
+from streamrl.text import printable
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
     topology.METRICS: ("metric",),

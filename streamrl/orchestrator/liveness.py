@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import one_line
 from streamrl.monitoring.pages import liveness_limit_s
 from streamrl.monitoring.targets import targets_file
+from streamrl.text import one_line
 
 PERIOD_S = 5.0  # between two questions to the same part
 ANSWER_S = 2.0  # for an answer

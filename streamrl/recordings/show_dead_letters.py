@@ -10,9 +10,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from streamrl.errors import ConfigError
-from streamrl.log.dead_letters import PREFIX, DeadLetter, printable
+from streamrl.log.dead_letters import PREFIX, DeadLetter
 from streamrl.log.protocol import Log
 from streamrl.recordings import dead_letters
+from streamrl.text import printable
 
 HEX_BYTES = 512  # the bytes of a record that are shown
 

@@ -34,8 +34,3 @@ def keys_of(source: str, name: str) -> list[str]:
 
 def test_the_names_of_sinks_are_those_that_are_shipped():
     assert tuple(SHIPPED) == choices.SINKS and NEEDS.keys() <= SHIPPED.keys()
-
-
-def test_a_wrong_name_is_answered_with_the_nearest_or_with_all():
-    assert choices.meant("grp", choices.LOSSES) == "did you mean 'grpo'?"
-    assert choices.meant("x", choices.ADMISSIONS) == "there are demand, capacity"

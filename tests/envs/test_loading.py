@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.envs.loading import construct, did_you_mean, load
+from streamrl.envs.loading import construct, load
 from streamrl.errors import ConfigError
 
 
@@ -55,8 +55,3 @@ def test_a_parameter_that_is_not_taken_is_named(params: dict[str, int], says: st
     with pytest.raises(ConfigError) as refused:
         construct(strict, "strict", params, "envs.x", seed=7)
     assert says in str(refused.value)
-
-
-def test_nothing_is_offered_where_nothing_is_near():
-    assert did_you_mean("digit", ["digits"]) == "did you mean 'digits'?"
-    assert did_you_mean("zzz", ["digits"]) == ""

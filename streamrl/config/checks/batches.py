@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from streamrl.config.choices import NORMALIZED_ADVANTAGES, RELATIVE_ADVANTAGES, meant
+from streamrl.config.choices import NORMALIZED_ADVANTAGES, RELATIVE_ADVANTAGES
+from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -39,7 +40,7 @@ def _stage_problems(run: RunFile, stage: Stage, last: bool) -> Iterator[str]:
     ends = bool(stage.until_batch or stage.until)
     for name in stage.fractions:
         if name not in run.envs:
-            yield f".fractions: no env {name!r}; {meant(name, run.envs)}"
+            yield f".fractions: no env {name!r}; {nearest_or_all(name, run.envs)}"
     if not 0 < total <= 1 + 1e-9:
         yield f".fractions add up to {total:.4g}; above 0 and at most 1 is possible"
     if ends == last:

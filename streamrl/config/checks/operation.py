@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from streamrl.config import topology
 from streamrl.config.addresses import is_loopback
-from streamrl.config.choices import meant
 from streamrl.config.secrets import exposed, is_secret
+from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -38,7 +38,7 @@ def placement_problems(run: RunFile) -> Iterator[str]:
             )
     for name, placement in run.placement.items():
         if name not in names:
-            yield f"placement.{name}: no role or part of this run; {meant(name, names)}"
+            yield f"placement.{name}: no role or part of this run; {nearest_or_all(name, names)}"
             continue
         if len(set(placement.devices)) != len(placement.devices):
             yield f"placement.{name}.devices: {placement.devices} has a device twice"

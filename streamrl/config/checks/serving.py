@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config import engine_settings
-from streamrl.config.choices import NAME, meant
+from streamrl.config.choices import NAME
 from streamrl.config.topology import GENERATION
+from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -25,7 +26,7 @@ def pool_problems(run: RunFile) -> Iterator[str]:
         if env.pool not in run.inference.sizes:
             yield (
                 f"envs.{name}.pool: inference.pools has no {env.pool!r};"
-                f" {meant(env.pool, run.inference.sizes)}"
+                f" {nearest_or_all(env.pool, run.inference.sizes)}"
             )
         if run.inference.own_model(env.pool):
             yield (
@@ -38,7 +39,7 @@ def pool_problems(run: RunFile) -> Iterator[str]:
             if pool and pool not in run.inference.sizes:
                 yield (
                     f"envs.{name}.rewards.{reward}.params.pool: inference.pools has no {pool!r};"
-                    f" {meant(pool, run.inference.sizes)}"
+                    f" {nearest_or_all(pool, run.inference.sizes)}"
                 )
     for problem in engine_settings.problems(run.inference.engine):
         yield f"inference.engine.{problem}"
@@ -46,7 +47,7 @@ def pool_problems(run: RunFile) -> Iterator[str]:
         if pool not in run.inference.sizes:
             yield (
                 f"inference.engines.{pool}: inference.pools has no {pool!r};"
-                f" {meant(pool, run.inference.sizes)}"
+                f" {nearest_or_all(pool, run.inference.sizes)}"
             )
         for problem in engine_settings.problems(own.engine):
             yield f"inference.engines.{pool}.engine.{problem}"

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from streamrl.config import presets
 from streamrl.config.choices import DIVERGENCES, LOSSES
 from streamrl.config.sections.section import Section, one_of
-from streamrl.errors import unknown
+from streamrl.text import unknown_name
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -141,7 +141,7 @@ class Teacher(Section):
 def known_preset(name: str) -> str:
     """Accepts the name of a preset, or nothing."""
     if name and name not in presets.PRESETS:
-        raise ValueError(unknown(name, presets.PRESETS))
+        raise ValueError(unknown_name(name, presets.PRESETS))
     return name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from streamrl.errors import unknown
+from streamrl.text import unknown_name
 
 
 class Section(BaseModel):
@@ -17,6 +17,6 @@ def one_of(*shipped: str) -> AfterValidator:
     def check(name: str) -> str:
         if name in shipped or ":" in name:
             return name
-        raise ValueError(unknown(name, shipped))
+        raise ValueError(unknown_name(name, shipped))
 
     return AfterValidator(check)

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from streamrl.config import engine_settings
-from streamrl.config.choices import meant
 from streamrl.config.ownership import is_ours
 from streamrl.config.sections.section import Section
 from streamrl.config.topology import GENERATION
 from streamrl.errors import ConfigError
+from streamrl.text import nearest_or_all
 
 
 def engine_word(value: str) -> str:
@@ -127,7 +127,9 @@ class Inference(Section):
         ConfigError if there is no such pool.
         """
         if pool not in self.sizes:
-            raise ConfigError(f"inference.pools has no {pool!r}; {meant(pool, self.sizes)}")
+            raise ConfigError(
+                f"inference.pools has no {pool!r}; {nearest_or_all(pool, self.sizes)}"
+            )
         names = list(self.sizes)
         return sum(self.sizes[name] for name in names[: names.index(pool)]) + index
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
-from streamrl.envs.loading import did_you_mean
 from streamrl.envs.shipped.copy_digits import positions_right
 from streamrl.envs.shipped.math_verify import MathVerify
 from streamrl.envs.shipped.samples import Columns, read
+from streamrl.text import nearest_or_all
 
 REWARDS = ("math-verify", "exact", "positions", "none")
 
@@ -43,7 +43,7 @@ class Dataset(SingleTurnEnv):
         timeout_s: float = 5.0,
     ) -> None:
         if reward not in REWARDS:
-            hint = did_you_mean(reward, REWARDS) or f"there are {', '.join(REWARDS)}"
+            hint = nearest_or_all(reward, REWARDS)
             raise ValueError(f"no reward {reward!r}; {hint}")
         self.reward = reward
         self.instruction = instruction
