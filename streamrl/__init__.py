@@ -4,7 +4,7 @@ A token travels envs -> buffer -> batcher -> learner -> weights -> inference -> 
 stand on four floors, and no room imports from one that stands after it:
 
 1. `records/`, `text.py`, `errors.py`: what lies in the log, and how a command ends. `system/`:
-   processes, signals and memory of this machine.
+   processes, signals, memory and files of this machine.
 2. `config/` (what a run is), `log/` (bytes in order), `processor/` (exactly once), `local_kafka/`
    (a Kafka without Docker), `monitoring/` (what a run says of itself).
 3. The loop, a room a role: `weights/`, `inference/`, `sessions/` (the model calls of an agent as a

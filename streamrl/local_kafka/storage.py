@@ -24,6 +24,7 @@ from typing import Any
 from streamrl.errors import BrokerError
 from streamrl.local_kafka.distribution import FILES
 from streamrl.local_kafka.jvm import raise_from_log
+from streamrl.system.files import write_atomically
 
 MIN_FREE_BYTES = 256 * 1024 * 1024
 # A broker that was killed loses its command line before it lets go of its files.
@@ -86,7 +87,7 @@ def write_properties(
     for name, value in properties.items():
         template += f"{name}={value}\n"
     text = Template(template).substitute(data=data, port=port, controller_port=controller_port)
-    write_whole(path, text)
+    write_atomically(path, text)
 
 
 def rotate_log(directory: Path) -> Path:
@@ -131,11 +132,4 @@ def read_broker_json(directory: Path) -> dict[str, Any]:
 
 
 def write_broker_json(directory: Path, values: Mapping[str, Any]) -> None:
-    write_whole(directory / "broker.json", json.dumps(values))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it meanwhile sees all of it or nothing."""
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(text)
-    part.replace(path)
+    write_atomically(directory / "broker.json", json.dumps(values))

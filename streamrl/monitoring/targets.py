@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from streamrl.config.run_file import RunFile
 from streamrl.log.instrumented import InstrumentedLog
+from streamrl.system.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,9 @@ def write_targets(file: Path, run: str, address: Address, log: InstrumentedLog, 
     for path in log.pages:
         page_labels = {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path}
         entries.append({"targets": [target], "labels": page_labels})
-    part = file.with_suffix(".part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(entries, indent=1))
-        part.replace(file)
+        write_atomically(file, json.dumps(entries, indent=1))
     except OSError as error:
         logger.log(
             level,

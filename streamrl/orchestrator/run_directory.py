@@ -22,6 +22,7 @@ from streamrl.config.run_file import RUN_FILE, RunFile, recorded
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.local_kafka import broker, connect
 from streamrl.orchestrator.resuming import refusals
+from streamrl.system.files import write_atomically
 
 ARCHIVE = "archive"
 LOCK = ".lock"
@@ -128,18 +129,13 @@ def archive(directory: Path) -> Path:
     return directory.rename(to)
 
 
-def write_run_file(run: RunFile) -> Path:
+def write_run_file(run: RunFile) -> None:
     """Write the run file, with every default, from which all parts are started.
 
     Only its owner can read it, although it contains no secret.
     """
-    path = run.directory / RUN_FILE
-    part = path.with_suffix(".part")
-    part.touch(0o600)
-    part.write_text(
-        yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    )
-    return part.replace(path)
+    text = yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    write_atomically(run.directory / RUN_FILE, text, 0o600)
 
 
 def stop(run: RunFile, limit_s: float = 120.0) -> int:

@@ -29,6 +29,7 @@ from streamrl.errors import ConfigError, describe_error
 from streamrl.monitoring.sinks.base import MetricRecord, Sink, SinkContext, SinkFactory
 from streamrl.monitoring.sinks.curve import Curves
 from streamrl.records import Metric
+from streamrl.system.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -198,10 +199,8 @@ class Sinks:
         for sink in self._sinks:
             notes[sink.key] = sink.settled
             sink.settled = sink.given
-        part = self._notes.with_suffix(".part")
         try:
-            part.write_bytes(msgspec.json.encode(notes))
-            part.replace(self._notes)
+            write_atomically(self._notes, msgspec.json.encode(notes).decode())
         except OSError as error:  # the next session writes more again
             logger.warning("%s cannot be written: %s", self._notes, describe_error(error))
         self._noted_s = time.monotonic()

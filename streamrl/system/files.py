@@ -1,0 +1,15 @@
+"""Files that other processes read while they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file so that whoever reads it meanwhile sees all of the old or all of the new one.
+    `mode` and the process's umask give the permissions of a new file.
+    """
+    temporary = path.with_name(f"{path.name}.part")
+    temporary.touch(mode)
+    temporary.write_text(text)
+    temporary.replace(path)
