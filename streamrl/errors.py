@@ -2,6 +2,8 @@
 command prints it without a traceback, and ends with the exit code of its class.
 """
 
+from __future__ import annotations
+
 from streamrl.text import one_line
 
 
@@ -95,6 +97,14 @@ class Fenced(StreamrlError):
     """Another process has taken this identity. The process is not started again."""
 
     exit_code = 76
+
+    @classmethod
+    def taken_over(cls, identity: str = "") -> Fenced:
+        """The error of a process whose identity is taken. A caller may not know which it is."""
+        prefix = f"{identity}: " if identity else ""
+        return cls(
+            f"{prefix}another process with this identity has taken over; stop one of the two"
+        )
 
 
 def describe_error(error: BaseException, limit: int = 400) -> str:

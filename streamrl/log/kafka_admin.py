@@ -120,9 +120,7 @@ def call_with_retries(call: Callable[[], T], address: str, timeout_s: float = ST
         except KafkaException as exception:
             error = exception.args[0]
             if error.code() in FENCED:
-                raise Fenced(
-                    "another process with this identity has taken over; stop one of the two"
-                ) from None
+                raise Fenced.taken_over() from None
             if error.code() in MISSING:
                 raise TopicMissing(
                     f"{error.str()} on {address}; "

@@ -158,10 +158,7 @@ class KafkaWriter:
             forbidden = topics_without_write_access(self._settings, names) or names
             raise access_denied(self._settings, f"write to topic {' or '.join(forbidden)}")
         if first.code() in FENCED:
-            raise Fenced(
-                f"{self._identity}: another process with this identity has taken over; "
-                "stop one of the two"
-            )
+            raise Fenced.taken_over(self._identity)
         address = address_of(self._settings)
         if missing := self._missing_topic(topics):
             raise TopicMissing(

@@ -78,40 +78,32 @@ class MemoryLog(Log):
 
     def close(self) -> None: ...
 
-    def append(self, messages: Sequence[Message], marker: bool) -> list[int]:
+    def append(self, messages: Sequence[Message], marker: bool) -> list[Message]:
         """Append each message to its partition, and then the transaction markers. Returns the
-        offsets of the messages.
+        messages with their partitions and offsets.
         """
-        return [offset for _, offset in self.append_to(messages, marker)]
-
-    def append_to(self, messages: Sequence[Message], marker: bool) -> list[tuple[int, int]]:
-        """As `append`, and returns the partition and the offset of each message."""
         messages = split(messages)
         with self._lock:
             chosen = [self._choose_partition(message) for message in messages]
-            places: list[tuple[int, int]] = []
+            appended: list[Message] = []
             for message, tp in zip(messages, chosen, strict=True):
                 log = self._partitions[tp]
                 offset = self._beginnings[tp] + len(log)
-                log.append(
-                    message._replace(partition=tp[1], offset=offset, timestamp_s=time.time())
-                )
-                places.append((tp[1], offset))
+                stored = message._replace(partition=tp[1], offset=offset, timestamp_s=time.time())
+                log.append(stored)
+                appended.append(stored)
             if marker:
                 for tp in set(chosen):
                     self._partitions[tp].append(None)
             self._lock.notify_all()
-            return places
+            return appended
 
     def commit(self, identity: str, epoch: int, messages: Sequence[Message]) -> int:
         with self._lock:
             if self._epochs[identity] != epoch:
-                raise Fenced(
-                    f"{identity}: another process with this identity has taken over; "
-                    "stop one of the two"
-                )
-            offsets = self.append(messages, marker=True)
-            return offsets[-1] if offsets else -1
+                raise Fenced.taken_over(identity)
+            appended = self.append(messages, marker=True)
+            return appended[-1].offset if appended else -1
 
     def commit_offsets(self, identity: str, offsets: Offsets) -> None:
         with self._lock:
@@ -211,9 +203,9 @@ class MemoryProducer:
         self._log = log
 
     def send(self, message: Message, on_written: OnWritten | None = None) -> None:
-        partition, offset = self._log.append_to([message], marker=False)[-1]
+        last = self._log.append([message], marker=False)[-1]
         if on_written is not None:
-            on_written(partition, offset)
+            on_written(last.partition, last.offset)
 
     def flush(self, timeout_s: float = 30.0) -> None: ...
 

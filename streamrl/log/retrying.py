@@ -92,7 +92,7 @@ class RetryingWriter:
             try:
                 for message in read(self._log, self._changelog_topic, 0, self._since):
                     if message.key == key.encode():
-                        raise self._taken_over()
+                        raise Fenced.taken_over(self._identity)
                 return
             except (TopicMissing, AccessDenied):
                 raise
@@ -119,7 +119,7 @@ class RetryingWriter:
         error = first
         while True:
             if isinstance(error, Fenced):
-                self._check_rival(messages, error)
+                self._check_rival(messages)
                 error = TransactionFailed(
                     f"{self._identity}: the broker has ended a transaction of this process, "
                     "which stood still for too long; start again"
@@ -144,7 +144,7 @@ class RetryingWriter:
                 error = TransactionFailed(str(failed))
             self._stop.wait(RETRY_INTERVAL_S)
 
-    def _check_rival(self, messages: Sequence[Message], fenced: Fenced) -> None:
+    def _check_rival(self, messages: Sequence[Message]) -> None:
         """Raise `Fenced` when another process has written as this identity since the last
         commit.
         """
@@ -168,13 +168,7 @@ class RetryingWriter:
             if message.key != last.key:
                 continue
             if message.value not in own:
-                raise self._taken_over()
+                raise Fenced.taken_over(self._identity)
             if message.value == last.value:
                 offset = message.offset
         return offset
-
-    def _taken_over(self) -> Fenced:
-        return Fenced(
-            f"{self._identity}: another process with this identity has taken over; "
-            "stop one of the two"
-        )

@@ -369,12 +369,8 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
     fold = ProcessorState(part.initial())
     states = list[bytes]()
     for start in range(0, len(messages), turn_events):
-        piece = messages[start : start + turn_events]
-        taken = [
-            message._replace(partition=0, offset=offset)
-            for message, offset in zip(piece, log.append(piece, marker=True), strict=True)
-        ]
-        process_batch(part, fold, taken, 1.0, writer.commit)
+        appended = log.append(messages[start : start + turn_events], marker=True)
+        process_batch(part, fold, appended, 1.0, writer.commit)
         states.append(serialize_state(fold.state))
     return log, states
 

@@ -105,7 +105,9 @@ def given(run: RunFile, poison: Sequence[Message], compressed: bool) -> Outcome:
         take_all(log, part, 0.0)
     with patch.object(memory, "split", lambda messages: messages) if compressed else nullcontext():
         # a record lies where its last chunk does
-        places = [(message.topic, log.append([message], marker=False)[-1]) for message in poison]
+        places = [
+            (message.topic, log.append([message], marker=False)[-1].offset) for message in poison
+        ]
     before_mib = new_peak_mib()
     try:
         for version in range(VERSIONS):

@@ -58,12 +58,8 @@ def live(
     writer = log.writer(part.name)
     fold = ProcessorState(part.initial())
     for start in range(0, len(messages), TURN_EVENTS):
-        piece = messages[start : start + TURN_EVENTS]
-        taken = [
-            message._replace(partition=0, offset=offset)
-            for message, offset in zip(piece, log.append(piece, marker=True), strict=True)
-        ]
-        process_batch(part, fold, taken, 1.0, writer.commit)
+        appended = log.append(messages[start : start + TURN_EVENTS], marker=True)
+        process_batch(part, fold, appended, 1.0, writer.commit)
     return log, fold
 
 

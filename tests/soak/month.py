@@ -68,13 +68,13 @@ class Retained(MemoryLog):
         self.journal_bytes = 0
         self._ends: list[dict[tuple[str, int], int]] = []
 
-    def append(self, messages: Sequence[Message], marker: bool) -> list[int]:
-        offsets = super().append(messages, marker)
+    def append(self, messages: Sequence[Message], marker: bool) -> list[Message]:
+        appended = super().append(messages, marker)
         for message in messages:
             self.written[message.topic] += 1
             if message.topic.startswith("journal."):
                 self.journal_bytes += len(message.value or b"")
-        return offsets
+        return appended
 
     def expire(self) -> None:
         """Delete what lay in the log KEPT calls ago; of journals what the last snapshot makes
