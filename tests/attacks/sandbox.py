@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamrl.envs.sandbox import limits, programs
+from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.programs import ProgramResult
 from tests.attacks.table import Attack
 from tests.support.waiting import patience
@@ -118,7 +119,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 
 
 def run(program: str, *tests: str, timeout_s: float = 30.0, memory_mib: int = 256) -> ProgramResult:
-    return asyncio.run(programs.run(program, tests, patience(timeout_s), memory_mib))
+    return asyncio.run(programs.run(program, tests, SandboxLimits(patience(timeout_s), memory_mib)))
 
 
 def forging(program: str) -> Callable[[Path], str]:

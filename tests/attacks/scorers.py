@@ -15,6 +15,7 @@ from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.time_limits import TimeLimitExceeded
+from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import CallFailed, SubprocessCall
 from streamrl.envs.shipped.math_verify import MathVerify
 from streamrl.envs.shipped.reasoning_gym import ReasoningGym, Scorers
@@ -105,7 +106,7 @@ def running(text: str) -> Callable[[Path], str]:
         file.chmod(0o644)
 
         async def call() -> Any:
-            scorer = SubprocessCall(RUNS_IT, patience(30), 1024)
+            scorer = SubprocessCall(RUNS_IT, SandboxLimits(patience(30), 1024))
             try:
                 return await scorer(f"FILE, ENV = {str(file)!r}, {os.getpid()}\n{text}")
             finally:
@@ -149,7 +150,7 @@ def later(directory: Path) -> str:
     """What one answer does to its scorer changes no later verdict."""
 
     async def call() -> Any:
-        scorer = SubprocessCall(RUNS_IT, patience(30), 1024)
+        scorer = SubprocessCall(RUNS_IT, SandboxLimits(patience(30), 1024))
         with suppress(CallFailed, RuntimeError):
             await scorer(
                 "import builtins, sys\nbuiltins.exec = lambda *a:"

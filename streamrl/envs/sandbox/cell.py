@@ -1,10 +1,10 @@
 """The inside of the sandbox (`programs.py`): a process that is first confined and only then given
 text that nobody has read.
 
-    python -I -S -B -c START DIRECTORY ROLE MEMORY_BYTES CPU_S ALLOW_READING
+    python -I -S -B -c START DIRECTORY ROLE LIMITS
 
-It is asked, and answers, in lines of JSON. What it prints goes to the error output. It has one of
-two roles:
+LIMITS is what `SandboxLimits.dump` gives. Questions and answers are lines of JSON. What the process
+prints goes to the error output. It has one of two roles:
 
 - A `program` runs the source that it is given, and then says what its functions return. It never
   sees a test.
@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from streamrl.envs.sandbox import limits
+from streamrl.envs.sandbox.limits import SandboxLimits, confine
 
 START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from streamrl.envs.sandbox import cell; "
@@ -48,9 +48,9 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 Say = Callable[[dict[str, Any]], None]
 
 
-def main(role: str, memory_bytes: str, cpu_s: str, allow_reading: str) -> None:
+def main(role: str, limits: str) -> None:
     """Confine this process, say so, and take its role."""
-    asked = os.fdopen(os.dup(0))
+    questions = os.fdopen(os.dup(0))
     answers = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -62,17 +62,17 @@ def main(role: str, memory_bytes: str, cpu_s: str, allow_reading: str) -> None:
         answers.flush()
 
     try:
-        limits.confine(int(memory_bytes), int(cpu_s), (), allow_reading == "True")
+        confine(SandboxLimits.parse(limits), ())
     except OSError as error:
         say({"unconfined": str(error)})
         return
     say({"ready": True})
-    {"program": serve, "examiner": examine}[role](asked, say)
+    {"program": serve, "examiner": examine}[role](questions, say)
 
 
-def serve(asked: TextIO, say: Say) -> None:
+def serve(questions: TextIO, say: Say) -> None:
     """Run the source, then answer what is asked about its names."""
-    source = json.loads(asked.readline())["source"]
+    source = json.loads(questions.readline())["source"]
     # tracebacks show the lines of the source from here
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     names: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
@@ -82,7 +82,7 @@ def serve(asked: TextIO, say: Say) -> None:
         print_traceback(error)
         sys.exit(1)
     say({"ran": True})
-    for line in asked:
+    for line in questions:
         say(answer(json.loads(line), names))
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -91,11 +91,11 @@ def serve(asked: TextIO, say: Say) -> None:
 def answer(question: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     """The value of a name or of a call, or what was raised instead."""
     try:
-        found = names[question["name"]]
+        value = names[question["name"]]
         if "arguments" in question:
-            arguments, keywords = unpacked(question["arguments"])
-            return {"value": packed(found(*arguments, **keywords))}
-        return {"callable": True} if callable(found) else {"value": packed(found)}
+            arguments, keywords = unpack(question["arguments"])
+            return {"value": pack(value(*arguments, **keywords))}
+        return {"callable": True} if callable(value) else {"value": pack(value)}
     except Exception as error:
         print_traceback(error)
         return {"raised": type(error).__name__, "message": str(error)[:1000]}
@@ -112,19 +112,19 @@ def print_traceback(error: Exception) -> None:
     print("".join(lines), end="", file=sys.stderr)
 
 
-def examine(asked: TextIO, say: Say) -> None:
+def examine(questions: TextIO, say: Say) -> None:
     """Run each test, and say which of them raised nothing."""
 
     def ask(question: dict[str, Any]) -> Any:
         say({"ask": question})
-        answer = json.loads(asked.readline())
+        answer = json.loads(questions.readline())
         if "raised" in answer:
             raise exception_named(str(answer["raised"]))(answer["message"])
         if "callable" in answer:
             return Function(question["name"], ask)
-        return unpacked(answer["value"])
+        return unpack(answer["value"])
 
-    for index, test in enumerate(json.loads(asked.readline())["tests"]):
+    for index, test in enumerate(json.loads(questions.readline())["tests"]):
         passed = False
         with contextlib.suppress(BaseException):
             tree = ast.parse(test)
@@ -150,25 +150,25 @@ class Function:
         self._ask = ask
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._ask({"name": self.__name__, "arguments": packed([list(arguments), keywords])})
+        return self._ask({"name": self.__name__, "arguments": pack([list(arguments), keywords])})
 
 
 def free_names(tree: ast.AST) -> Iterator[str]:
     """The names that a test uses, and neither binds nor has from Python."""
-    made: set[str] = set()
+    bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            made.add(node.id)
+            bound.add(node.id)
         elif isinstance(node, ast.arg):
-            made.add(node.arg)
+            bound.add(node.arg)
         elif isinstance(
             node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler
         ):
-            made.add(node.name or "")
+            bound.add(node.name or "")
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            made |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+            bound |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
     used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return (name for name in used if name not in made and not hasattr(builtins, name))
+    return (name for name in used if name not in bound and not hasattr(builtins, name))
 
 
 def module_used(name: str, tree: ast.AST) -> Any:
@@ -185,7 +185,7 @@ def module_used(name: str, tree: ast.AST) -> Any:
     return None
 
 
-def packed(value: Any) -> Any:
+def pack(value: Any) -> Any:
     """Plain data as JSON. The exact type decides: an object that only behaves like a number is not
     plain data. Raises TypeError for what is not.
     """
@@ -193,14 +193,14 @@ def packed(value: Any) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [packed(item) for item in value]
+        return [pack(item) for item in value]
     if kind is dict:
         return {
             TYPE_KEY: "dict",
-            "items": [[packed(key), packed(item)] for key, item in value.items()],
+            "items": [[pack(key), pack(item)] for key, item in value.items()],
         }
     if kind in (tuple, set, frozenset):
-        return {TYPE_KEY: kind.__name__, "items": [packed(item) for item in value]}
+        return {TYPE_KEY: kind.__name__, "items": [pack(item) for item in value]}
     if kind is bytes:
         return {TYPE_KEY: "bytes", "items": list(value)}
     if kind is complex:
@@ -208,11 +208,11 @@ def packed(value: Any) -> Any:
     raise TypeError(f"{kind.__name__} is not plain data, so it cannot be compared")
 
 
-def unpacked(data: Any) -> Any:
-    """The data that `packed` has made JSON of."""
+def unpack(data: Any) -> Any:
+    """The data that `pack` has made JSON of."""
     if isinstance(data, list):
-        return [unpacked(item) for item in data]
+        return [unpack(item) for item in data]
     if isinstance(data, dict):
-        items = unpacked(data["items"])
+        items = unpack(data["items"])
         return complex(*items) if data[TYPE_KEY] == "complex" else MAKERS[data[TYPE_KEY]](items)
     return data

@@ -10,12 +10,14 @@ thread.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import resource
 import struct
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -149,18 +151,33 @@ ONE_OF = {
 # Calls that open files: numbers, and the index of the flags, which must not ask to write.
 OPENING = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 PRLIMIT64 = (302, 261)  # allowed only to read a limit of the process's own
+MIB = 1 << 20
 
 
 class NoSandbox(OSError):
     """This kernel cannot confine a process."""
 
 
+class SandboxLimits(NamedTuple):
+    """What a confined process may use."""
+
+    timeout_s: float = 5.0  # it is ended from outside; its processor time is limited as well
+    memory_mib: int = 256
+    allow_reading: bool = False  # accepts a kernel without Landlock, where it can read files
+
+    def dump(self) -> str:
+        """The limits as an argument of a command line."""
+        return json.dumps(self)
+
+    @classmethod
+    def parse(cls, text: str) -> SandboxLimits:
+        return cls(*json.loads(text))
+
+
 Line = tuple[int, int, int, int]  # code, how many lines to skip if so, if not, value
 
 
-def confine(
-    memory_bytes: int, cpu_s: int, paths: Sequence[str], allow_reading: bool = False
-) -> None:
+def confine(limits: SandboxLimits, paths: Sequence[str]) -> None:
     """Confine this process: from now on it can only compute, and read what lies beneath `paths` and
     in Python's own libraries.
 
@@ -168,8 +185,8 @@ def confine(
     read. Raises NoSandbox, or OSError for what the kernel refuses.
     """
     die_with_parent()
-    _limit(resource.RLIMIT_AS, memory_bytes)
-    _limit(resource.RLIMIT_CPU, cpu_s)
+    _limit(resource.RLIMIT_AS, limits.memory_mib * MIB)
+    _limit(resource.RLIMIT_CPU, int(limits.timeout_s) + 1)
     for what in (
         resource.RLIMIT_FSIZE,
         resource.RLIMIT_CORE,
@@ -179,7 +196,7 @@ def confine(
     ):
         _limit(what, 0)
     _limit(resource.RLIMIT_NOFILE, 64)
-    if landlock_abi() or not allow_reading:
+    if landlock_abi() or not limits.allow_reading:
         landlock_read_only(
             os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"), *LIBRARIES, *paths
         )

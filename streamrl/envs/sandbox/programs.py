@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from streamrl.envs.sandbox import cell
-from streamrl.envs.sandbox.limits import NoSandbox
+from streamrl.envs.sandbox.limits import NoSandbox, SandboxLimits
 
 OUTPUT_BYTES = 65_536  # A program that prints more is ended.
 ANSWER_BYTES = 1 << 20  # The largest result of a call.
+DEFAULT_LIMITS = SandboxLimits()
 START_S = 60.0  # The time to start and confine a process; it does not count for the program.
-MIB = 1 << 20
 End = Literal["ok", "error", "time", "memory", "output"]
 
 
@@ -41,14 +41,10 @@ class ProgramResult(NamedTuple):
 
 
 async def run(
-    program: str,
-    tests: Sequence[str] = (),
-    timeout_s: float = 5.0,
-    memory_mib: int = 256,
-    allow_reading: bool = False,
+    program: str, tests: Sequence[str] = (), limits: SandboxLimits = DEFAULT_LIMITS
 ) -> ProgramResult:
     """Run the program, then each test with the program's names. A test passes if it raises nothing.
-    All of this together may take `timeout_s`.
+    All of this together may take `limits.timeout_s`.
 
     A test calls functions of the program with plain data and is given plain data: numbers, text,
     bytes, None, and lists, tuples, sets and dicts of them. Raises NoSandbox if a process cannot be
@@ -57,35 +53,34 @@ async def run(
     passed = [False] * len(tests)
     roles = ("program", "examiner") if tests else ("program",)
     async with contextlib.AsyncExitStack() as stack:
-        arguments = (str(memory_mib * MIB), str(int(timeout_s) + 1), str(allow_reading))
         cells = await asyncio.gather(
-            *[stack.enter_async_context(_started(role, *arguments)) for role in roles]
+            *[stack.enter_async_context(start_process(role, limits)) for role in roles]
         )
-        output = asyncio.create_task(_output(cells[0]))
-        stack.push_async_callback(_cancelled, output)
+        printing = asyncio.create_task(_read_output(cells[0]))
+        stack.push_async_callback(_cancel, printing)
         late = False
         try:
-            async with asyncio.timeout(timeout_s):
-                ran = await _answer(cells[0], {"source": program}) is not None
+            async with asyncio.timeout(limits.timeout_s):
+                ran = await _ask(cells[0], {"source": program}) is not None
                 if ran and tests:
-                    await _examined(cells[0], cells[1], tests, passed)
+                    await _examine(cells[0], cells[1], tests, passed)
                 _end_input(cells[0])
-                said = await output
+                output = await printing
                 code = await cells[0].wait()
         except TimeoutError:
             late = True
             _kill(cells[0])
-            said = await output
+            output = await printing
             code = await cells[0].wait()
     return ProgramResult(
-        "time" if late else _ended(code, said),
+        "time" if late else _end_of(code, output),
         passed,
-        said[:OUTPUT_BYTES].decode("utf-8", "replace").strip(),
+        output[:OUTPUT_BYTES].decode("utf-8", "replace").strip(),
     )
 
 
 @asynccontextmanager
-async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
+async def start_process(role: str, limits: SandboxLimits) -> AsyncIterator[Process]:
     """A confined process, which is ended with the block. Raises NoSandbox."""
     command = [
         "-I",
@@ -95,7 +90,7 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
         cell.START,
         str(Path(cell.__file__).parents[3]),
         role,
-        *arguments,
+        limits.dump(),
     ]
     environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
     process = await asyncio.create_subprocess_exec(
@@ -116,9 +111,8 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
             if not ready:
                 errors = " ".join((await process.stderr.read()).decode().split())
                 raise NoSandbox(f"there is no sandbox on this machine: {errors[-300:]}")
-        said = json.loads(ready)
-        if "unconfined" in said:
-            raise NoSandbox(f"there is no sandbox on this machine: {said['unconfined']}")
+        if problem := json.loads(ready).get("unconfined"):
+            raise NoSandbox(f"there is no sandbox on this machine: {problem}")
         yield process
     finally:
         _kill(process)
@@ -130,41 +124,43 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def _examined(
+async def _examine(
     program: Process, examiner: Process, tests: Sequence[str], passed: list[bool]
 ) -> None:
     """Pass the examiner's questions to the program, and write into `passed` how each test went."""
-    said = await _answer(examiner, {"tests": list(tests)})
-    while said is not None:
-        heard: dict[str, Any] = json.loads(said)
-        if "ask" in heard:
-            answer = await _answer(program, heard["ask"])
-            said = await _sent(
+    line = await _ask(examiner, {"tests": list(tests)})
+    while line is not None:
+        message: dict[str, Any] = json.loads(line)
+        if "ask" in message:
+            answer = await _ask(program, message["ask"])
+            line = await _send_line(
                 examiner,
                 answer or b'{"raised": "RuntimeError", "message": "the program has ended"}\n',
             )
         else:
-            passed[heard["test"]] = heard["passed"]
-            if heard["test"] == len(tests) - 1:
+            passed[message["test"]] = message["passed"]
+            if message["test"] == len(tests) - 1:
                 return
-            said = await _line(examiner)
+            line = await _read_line(examiner)
 
 
-async def _answer(process: Process, question: dict[str, Any]) -> bytes | None:
+async def _ask(process: Process, question: dict[str, Any]) -> bytes | None:
     """The line that the process answers with."""
-    return await _sent(process, json.dumps(question).encode() + b"\n")
+    return await _send_line(process, json.dumps(question).encode() + b"\n")
 
 
-async def _sent(process: Process, line: bytes) -> bytes | None:
-    """The line that the process answers to this one; None if it has ended, or says too much."""
+async def _send_line(process: Process, line: bytes) -> bytes | None:
+    """Send a line. Returns the one that the process answers with; None if it has ended, or says too
+    much.
+    """
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):
         process.stdin.write(line)
         await process.stdin.drain()
-    return await _line(process)
+    return await _read_line(process)
 
 
-async def _line(process: Process) -> bytes | None:
+async def _read_line(process: Process) -> bytes | None:
     """The next line that the process says; None if it has ended, or was ended for its length."""
     assert process.stdout is not None
     try:
@@ -174,16 +170,16 @@ async def _line(process: Process) -> bytes | None:
         return None
 
 
-async def _output(process: Process) -> bytes:
+async def _read_output(process: Process) -> bytes:
     """All that the process prints. If that is too much, the process is ended."""
     assert process.stderr is not None
-    said = bytearray()
+    output = bytearray()
     while chunk := await process.stderr.read(OUTPUT_BYTES):
-        said += chunk
-        if len(said) > OUTPUT_BYTES:
+        output += chunk
+        if len(output) > OUTPUT_BYTES:
             _kill(process)
             break
-    return bytes(said)
+    return bytes(output)
 
 
 def _kill(process: Process) -> None:
@@ -200,16 +196,16 @@ def _end_input(process: Process) -> None:
     process.stdin.close()
 
 
-async def _cancelled(task: asyncio.Task[bytes]) -> None:
+async def _cancel(task: asyncio.Task[bytes]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _ended(code: int, said: bytes) -> End:
-    if len(said) > OUTPUT_BYTES:
+def _end_of(code: int, output: bytes) -> End:
+    if len(output) > OUTPUT_BYTES:
         return "output"
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return "time"
     if code:
-        return "memory" if b"MemoryError" in said else "error"
+        return "memory" if b"MemoryError" in output else "error"
     return "ok"

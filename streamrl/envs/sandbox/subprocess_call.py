@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.envs.engine.time_limits import borrowed
-from streamrl.envs.sandbox import limits
+from streamrl.envs.sandbox.limits import SandboxLimits, confine, die_with_parent, require_sandbox
 from streamrl.errors import describe_error
 
 START_S = 60.0  # The time to import what the function needs.
@@ -44,39 +44,31 @@ class SubprocessCall:
     """MODULE:FUNCTION, to be called one call at a time. `close` ends its processes.
 
     `prepare` is a MODULE:FUNCTION that makes once what does not depend on the text. The parent,
-    which is not confined, calls it first, with all arguments but the last one. `allow_reading` is
-    that of `limits.confine`. Raises limits.NoSandbox if a process cannot be confined.
+    which is not confined, calls it first, with all arguments but the last one. Raises NoSandbox if
+    a process cannot be confined.
     """
 
-    def __init__(
-        self,
-        function: str,
-        timeout_s: float,
-        memory_mib: int,
-        prepare: str = "",
-        allow_reading: bool = False,
-    ) -> None:
-        limits.require_sandbox(allow_reading)
+    def __init__(self, function: str, limits: SandboxLimits, prepare: str = "") -> None:
+        require_sandbox(limits.allow_reading)
         self.function = function
-        self.timeout_s = timeout_s
-        self.memory_mib = memory_mib
+        self.limits = limits
         self.prepare = prepare
-        self.allow_reading = allow_reading
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
     async def __call__(self, *arguments: Any) -> Any:
-        """What the function returns. Raises CallFailed if that takes longer than `timeout_s` or the
+        """What the function returns. Raises CallFailed if that takes longer than the limit or the
         process dies, and RuntimeError with what the function raised.
         """
+        timeout_s = self.limits.timeout_s
         async with self._turn:  # the time in the queue does not count
-            process = await self._started()
+            process = await self._ensure_started()
             try:
-                async with asyncio.timeout(self.timeout_s + GRACE_S):
+                async with asyncio.timeout(timeout_s + GRACE_S):
                     answer = await self._ask(process, list(arguments))
             except TimeoutError:
                 await self.close()
-                raise CallFailed(f"{self.function} took longer than {self.timeout_s:g} s") from None
+                raise CallFailed(f"{self.function} took longer than {timeout_s:g} s") from None
             except BaseException:
                 # it was cancelled or died; what its pipe still holds must not answer the next call
                 await self.close()
@@ -102,15 +94,9 @@ class SubprocessCall:
                 await process.stdout.read()
             await process.wait()
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _ensure_started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            settings = [
-                self.function,
-                self.prepare,
-                str(self.timeout_s),
-                str(self.memory_mib * MIB),
-                str(self.allow_reading),
-            ]
+            settings = [self.function, self.prepare, self.limits.dump()]
             kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -122,7 +108,7 @@ class SubprocessCall:
             )
             try:
                 async with asyncio.timeout(START_S):
-                    ready = await self._line(self._process)
+                    ready = await self._read_line(self._process)
             except BaseException:
                 await self.close()
                 raise
@@ -138,9 +124,9 @@ class SubprocessCall:
         process.stdin.write(json.dumps(arguments).encode() + b"\n")
         with contextlib.suppress(ConnectionError):  # it died, and the answer will say so
             await process.stdin.drain()
-        return await self._line(process)
+        return await self._read_line(process)
 
-    async def _line(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
+    async def _read_line(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
@@ -153,25 +139,8 @@ class SubprocessPool:
     arguments are those of SubprocessCall. The time in the queue does not count.
     """
 
-    def __init__(
-        self,
-        function: str,
-        prepare: str,
-        processes: int,
-        timeout_s: float,
-        memory_mib: int,
-        allow_reading: bool,
-    ) -> None:
-        self._calls = [
-            SubprocessCall(
-                function=function,
-                timeout_s=timeout_s,
-                memory_mib=memory_mib,
-                prepare=prepare,
-                allow_reading=allow_reading,
-            )
-            for _ in range(processes)
-        ]
+    def __init__(self, function: str, limits: SandboxLimits, prepare: str, processes: int) -> None:
+        self._calls = [SubprocessCall(function, limits, prepare) for _ in range(processes)]
         # last in, first out: a process that has started is taken before one that has not
         self._idle: asyncio.LifoQueue[SubprocessCall] = asyncio.LifoQueue()
         for call in self._calls:
@@ -186,15 +155,14 @@ class SubprocessPool:
             await call.close()
 
 
-def serve(
-    path: str, prepare: str, timeout_s: float, memory_bytes: int, allow_reading: bool
-) -> None:
+def serve(path: str, prepare: str, limits: SandboxLimits) -> None:
     """Be the parent: import the function, and answer until the input ends."""
-    limits.die_with_parent()
-    asked = os.fdopen(os.dup(0))
+    die_with_parent()
+    questions = os.fdopen(os.dup(0))
     answers = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)  # what the function prints must not be taken for an answer
 
     def say(answer: dict[str, Any]) -> None:
@@ -202,65 +170,55 @@ def serve(
         answers.flush()
 
     try:
-        function = _imported(path)
-        prepared = _imported(prepare) if prepare else None
+        function = _import(path)
+        prepare_function = _import(prepare) if prepare else None
     except Exception as error:
         say({"error": describe_error(error)})
         return
     say({})
-    for line in asked:
+    private = (questions.fileno(), answers.fileno())
+    for line in questions:
         try:
             arguments = json.loads(line)
-            if prepared:
-                prepared(*arguments[:-1])
-            say(
-                _called(
-                    function,
-                    arguments,
-                    timeout_s,
-                    memory_bytes,
-                    allow_reading,
-                    (asked.fileno(), answers.fileno()),
-                    nothing,
-                )
-            )
+            if prepare_function:
+                prepare_function(*arguments[:-1])
+            say(call_in_child(function, arguments, limits, private))
         except Exception as error:
             say({"error": describe_error(error)})
 
 
-def _called(
+def call_in_child(
     function: Callable[..., Any],
     arguments: list[Any],
-    timeout_s: float,
-    memory_bytes: int,
-    allow_reading: bool,
+    limits: SandboxLimits,
     private: tuple[int, ...],
-    nothing: int,
 ) -> dict[str, Any]:
-    """The answer of a process that is made for this call. Whatever it writes is taken for data."""
+    """The answer of a process that is made for this call. Whatever it writes is taken for data. It
+    does not get the file descriptors in `private`.
+    """
     out, into = os.pipe()
     child = os.fork()
     if not child:
         try:
             for descriptor in (out, *private):
                 os.close(descriptor)
-            os.dup2(nothing, 1)  # the text must not write into the env's log
-            os.dup2(nothing, 2)
-            limits.confine(memory_bytes, int(timeout_s) + 1, readable(), allow_reading)
+            os.dup2(0, 1)  # the null device: the text must not write into the env's log
+            os.dup2(0, 2)
+            confine(limits, readable_directories())
             answer = _answer(function, arguments)
             with os.fdopen(into, "w") as pipe:
                 pipe.write(json.dumps(answer))
         finally:
             os._exit(0)
     os.close(into)
-    said, late = _read(out, time.monotonic() + timeout_s)
+    output, late = _read(out, time.monotonic() + limits.timeout_s)
     os.close(out)
     os.kill(child, signal.SIGKILL)  # it may have closed its pipe and gone on
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if late:
-        return {"gone": f"took longer than {timeout_s:g} s"}
+        return {"gone": f"took longer than {limits.timeout_s:g} s"}
     try:
-        answer = json.loads(said)
+        answer = json.loads(output)
         if "value" in answer:
             return {"value": answer["value"]}
         return {"error": str(answer["error"])[:400]}
@@ -280,35 +238,35 @@ def _answer(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any
 
 def _read(out: int, until_s: float) -> tuple[bytes, bool]:
     """All that is written into the pipe, and whether it took too long or was too much."""
-    said = b""
-    while len(said) <= MIB:
+    output = b""
+    while len(output) <= MIB:
         ready, _, _ = select.select([out], [], [], max(until_s - time.monotonic(), 0))
         if not ready:
             return b"", True
         piece = os.read(out, MIB)
         if not piece:
-            return said, False
-        said += piece
+            return output, False
+        output += piece
     return b"", True
 
 
-def readable() -> list[str]:
+def readable_directories() -> list[str]:
     """The directories of the modules that Python has here, without the directory that a run is
     started in.
     """
     prefixes = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
-    found = [
+    installed = [
         path
         for path in map(os.path.realpath, sys.path)
         if path.startswith(prefixes) and os.path.isdir(path)
     ]
-    return [*found, str(Path(__file__).resolve().parents[2])]
+    return [*installed, str(Path(__file__).resolve().parents[2])]
 
 
-def _imported(path: str) -> Callable[..., Any]:
+def _import(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "True")
+    serve(sys.argv[1], sys.argv[2], SandboxLimits.parse(sys.argv[3]))

@@ -22,7 +22,8 @@ from typing import Any
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.engine.time_limits import acquired
-from streamrl.envs.sandbox import limits, programs
+from streamrl.envs.sandbox import programs
+from streamrl.envs.sandbox.limits import SandboxLimits, require_sandbox
 from streamrl.envs.sandbox.programs import ProgramResult
 from streamrl.envs.shipped.samples import parsed
 
@@ -69,11 +70,9 @@ class Coding(MultiTurnEnv):
                 f"timeout_s is {timeout_s:g}, memory_mib {memory_mib}; "
                 "more than 0, and at least 64 for Python itself"
             )
-        limits.require_sandbox(allow_reading)
+        require_sandbox(allow_reading)
         self.seed = seed
-        self.timeout_s = timeout_s
-        self.memory_mib = memory_mib
-        self.allow_reading = allow_reading
+        self.limits = SandboxLimits(timeout_s, memory_mib, allow_reading)
         self.attempts = attempts
         self._problems = read(Path(file)) if file else []
         self._order = EpochOrder(seed, len(self._problems)) if file else None
@@ -131,13 +130,7 @@ class Coding(MultiTurnEnv):
 
     async def _run(self, text: str, problem: Problem) -> ProgramResult:
         async with acquired(self._free):
-            return await programs.run(
-                program_in(text),
-                problem.answer,
-                self.timeout_s,
-                self.memory_mib,
-                self.allow_reading,
-            )
+            return await programs.run(program_in(text), problem.answer, self.limits)
 
 
 def feedback(outcome: ProgramResult) -> str:

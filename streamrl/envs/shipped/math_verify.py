@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamrl.envs.api import Completion, Problem
+from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import SubprocessPool
 
 HERE = "streamrl.envs.shipped.math_verify"
@@ -42,11 +43,9 @@ class MathVerify:
         self.key = key
         self._same = SubprocessPool(
             f"{HERE}:same",
-            f"{HERE}:load_library",
+            SandboxLimits(timeout_s, memory_mib, allow_reading),
+            prepare=f"{HERE}:load_library",
             processes=processes,
-            timeout_s=timeout_s,
-            memory_mib=memory_mib,
-            allow_reading=allow_reading,
         )
 
     async def __call__(

@@ -30,6 +30,7 @@ from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
+from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import SubprocessPool
 
 # Problems of one dataset: the library's own default. Some tasks draw all their problems at once, or
@@ -136,11 +137,9 @@ class Scorers(SubprocessPool):
             )
         super().__init__(
             f"{HERE}:score",
-            f"{HERE}:prepared",
+            SandboxLimits(timeout_s, memory_mib, allow_reading),
+            prepare=f"{HERE}:prepared",
             processes=processes,
-            timeout_s=timeout_s,
-            memory_mib=memory_mib,
-            allow_reading=allow_reading,
         )
 
 

@@ -13,8 +13,8 @@ from streamrl.envs.sandbox.cell import (
     exception_named,
     free_names,
     module_used,
-    packed,
-    unpacked,
+    pack,
+    unpack,
 )
 
 
@@ -31,7 +31,7 @@ from streamrl.envs.sandbox.cell import (
     ],
 )
 def test_plain_data_comes_back_as_it_was(value: Any):
-    again = unpacked(packed(value))
+    again = unpack(pack(value))
     assert again == value and type(again) is type(value)
 
 
@@ -42,7 +42,7 @@ class Like(int):
 @pytest.mark.parametrize("value", [Like(3), [object()], {1: print}])
 def test_what_is_not_plain_data_does_not_leave_the_program(value: object):
     with pytest.raises(TypeError, match="is not plain data"):
-        packed(value)
+        pack(value)
 
 
 def test_a_test_takes_from_the_program_what_it_neither_makes_nor_has_from_python():
@@ -65,9 +65,9 @@ def test_a_question_is_answered_with_a_value_or_with_what_was_raised():
     names = {"f": lambda a, b: a / b, "x": 3, "y": object()}
     assert answer({"name": "x"}, names) == {"value": 3}
     assert answer({"name": "f"}, names) == {"callable": True}
-    called = {"name": "f", "arguments": packed([[1], {"b": 2}])}
+    called = {"name": "f", "arguments": pack([[1], {"b": 2}])}
     assert answer(called, names) == {"value": 0.5}
-    divided = {"name": "f", "arguments": packed([[1, 0], {}])}
+    divided = {"name": "f", "arguments": pack([[1, 0], {}])}
     assert answer(divided, names)["raised"] == "ZeroDivisionError"
     assert answer({"name": "y"}, names)["raised"] == "TypeError"
     assert answer({"name": "z"}, names)["raised"] == "KeyError"

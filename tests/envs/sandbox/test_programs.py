@@ -8,12 +8,13 @@ import psutil
 import pytest
 
 from streamrl.envs.sandbox import programs
+from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.programs import ProgramResult
 from tests.support.waiting import patience, until
 
 
 def run(program: str, *tests: str, timeout_s: float = 30.0, memory_mib: int = 256) -> ProgramResult:
-    return asyncio.run(programs.run(program, tests, patience(timeout_s), memory_mib))
+    return asyncio.run(programs.run(program, tests, SandboxLimits(patience(timeout_s), memory_mib)))
 
 
 def test_tests_see_the_names_of_the_program_and_each_passes_by_itself():
@@ -124,7 +125,7 @@ def test_an_answer_without_end_is_none():
 def test_nothing_of_it_is_left():
     async def cancelled() -> None:
         running = asyncio.create_task(
-            programs.run("import time; time.sleep(3600)", timeout_s=3600.0)
+            programs.run("import time; time.sleep(3600)", limits=SandboxLimits(3600.0))
         )
         await asyncio.to_thread(until, children)
         running.cancel()

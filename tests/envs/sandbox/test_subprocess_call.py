@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
+from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import (
     ENVIRONMENT,
     ONE_THREAD,
@@ -47,7 +48,7 @@ def die() -> None:
 
 @asynccontextmanager
 async def bounded(function: str, timeout_s: float = 30.0) -> AsyncIterator[SubprocessCall]:
-    made = SubprocessCall(f"{HERE}:{function}", timeout_s, 1024)
+    made = SubprocessCall(f"{HERE}:{function}", SandboxLimits(timeout_s, 1024))
     try:
         yield made
     finally:
@@ -143,9 +144,10 @@ async def test_a_cancelled_call_leaves_no_answer_to_the_next():
 
 OWNER = f"""
 import asyncio, os, sys
+from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import SubprocessCall
 async def main():
-    function = SubprocessCall("{HERE}:sleep", 60, 1024)
+    function = SubprocessCall("{HERE}:sleep", SandboxLimits(60, 1024))
     await function(0)
     print(function._process.pid, flush=True)
     await function(60)
