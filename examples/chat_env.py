@@ -19,7 +19,7 @@ import openai
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import reveal
+from streamrl.config.secrets import resolve_reference
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.inference.openai_context import InferenceContext
 from streamrl.inference.registry import Registry
@@ -38,7 +38,7 @@ def main(run: RunFile, log: Log, env: str, model: Path, groups: int) -> None:
     settings = run.envs[env]
     name = topology.outside_identity(env)
     context = InferenceContext.of_model(model, settings.temperature)
-    key = reveal(run.inference.api_key, "inference.api_key") or "none"
+    key = resolve_reference(run.inference.api_key, "inference.api_key") or "none"
     world = World(log, env, name, settings.pool)
 
     # Opening the writer fences an earlier process of this name.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 DIVERGENCES = ("k1", "k2", "k3")
-BATCH_STAGES = ("none", "normalize")
+BATCH_NORMALIZERS = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 # The shipped envs whose rollouts have several turns.

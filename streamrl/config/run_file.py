@@ -31,7 +31,7 @@ from streamrl.text import nearest, one_line
 RECORDED = "recorded"  # Context of a validation: the run exists already.
 RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
 RUN_FILE = "run.yaml"  # Name of the resolved run file in the run's directory.
-GONE = {"inference.stick_margin": 8, "orchestrator.restart_window_s": 300.0}
+REMOVED_SETTINGS = {"inference.stick_margin": 8, "orchestrator.restart_window_s": 300.0}
 """Settings of earlier versions, and the value that always applies now. Runs of those versions have
 them in their run file and in their log.
 """
@@ -179,7 +179,7 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
     return parse(data, str(path), RESOLVED if is_resolved else "")
 
 
-def changed(run: RunFile, overrides: Sequence[str]) -> RunFile:
+def with_overrides(run: RunFile, overrides: Sequence[str]) -> RunFile:
     """The run with these settings instead of its own, as `load` takes them. Raises ConfigError."""
     data = run.model_dump(mode="json")
     for override in with_preset(overrides):
@@ -195,7 +195,7 @@ def with_preset(overrides: Sequence[str]) -> list[str]:
     return [*(setting for name in chosen for setting in presets.settings_of(name)), *overrides]
 
 
-def recorded(data: dict[str, Any], where: str) -> RunFile:
+def parse_recorded(data: dict[str, Any], where: str) -> RunFile:
     """The run file that a run was made with. Sizes and losses are not checked: those that are
     refused today must not keep the run's records from being read.
     """
@@ -204,18 +204,18 @@ def recorded(data: dict[str, Any], where: str) -> RunFile:
 
 def parse(data: dict[str, Any], where: str = "run file", context: str = "") -> RunFile:
     try:
-        return RunFile.model_validate(_without_gone(data, where, context), context=context)
+        return RunFile.model_validate(_without_removed(data, where, context), context=context)
     except ValidationError as error:
         raise ConfigError(
             f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())
         ) from None
 
 
-def _without_gone(data: dict[str, Any], where: str, context: str) -> dict[str, Any]:
-    """The settings without those that are gone. Raises ConfigError if one of them has another value
-    than the one that applies, but not for a run that exists already.
+def _without_removed(data: dict[str, Any], where: str, context: str) -> dict[str, Any]:
+    """The settings without those that have been removed. Raises ConfigError if one of them has
+    another value than the one that applies, but not for a run that exists already.
     """
-    for key, value in GONE.items():
+    for key, value in REMOVED_SETTINGS.items():
         name, _, setting = key.partition(".")
         section = data.get(name)
         if isinstance(section, dict) and setting in section:

@@ -25,7 +25,7 @@ _SIGNED = re.compile(
     re.IGNORECASE,
 )
 # What a child process that has no business with anybody's secrets is given of this one's variables.
-_HANDED_ON = re.compile(
+_INHERITABLE = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|TZ|TMP|TEMP|TMPDIR|TERM|NO_COLOR|VIRTUAL_ENV|CC|CXX|SSL_CERT_FILE|SSL_CERT_DIR"
     "|LD_LIBRARY_PATH|LD_PRELOAD|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|STREAMRL_HOME|STREAMRL_NAP_S|STREAMRL_FORK|STREAMRL_SUPERVISOR"
     "|(LC|XDG|PYTHON|OMP|KMP|GOMP|MKL|OPENBLAS|MALLOC|CUDA|CUBLAS|NVIDIA|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|TRANSFORMERS|VLLM)_?\\w+"
@@ -41,7 +41,7 @@ def is_reference(value: object) -> bool:
     return isinstance(value, str) and value.startswith(PREFIX)
 
 
-def exposed(value: object, where: str = "") -> Iterator[str]:
+def plaintext_secrets(value: object, where: str = "") -> Iterator[str]:
     """What is wrong with settings that are to lie in a file, however deep: secrets that stand there
     themselves. Never says what they are.
     """
@@ -59,10 +59,10 @@ def exposed(value: object, where: str = "") -> Iterator[str]:
                     " set the variable NAME"
                 )
             else:
-                yield from exposed(inner, path)
+                yield from plaintext_secrets(inner, path)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from exposed(inner, f"{where}.{index}")
+            yield from plaintext_secrets(inner, f"{where}.{index}")
     elif isinstance(value, str) and (_AUTHORITY.search(value) or _SIGNED.search(value)):
         yield (
             f"{where}: credentials in a URI would show in logs and records; give them as"
@@ -70,7 +70,7 @@ def exposed(value: object, where: str = "") -> Iterator[str]:
         )
 
 
-def reveal(value: str, where: str, environment: Mapping[str, str] = os.environ) -> str:
+def resolve_reference(value: str, where: str, environment: Mapping[str, str] = os.environ) -> str:
     """The value, or that of the variable it refers to. Raises ConfigError, naming both, when there
     is none.
     """
@@ -85,21 +85,23 @@ def reveal(value: str, where: str, environment: Mapping[str, str] = os.environ) 
     return environment[name]
 
 
-def reveal_all(
+def resolve_references(
     settings: Mapping[str, Any], where: str, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
     return {
-        name: reveal(value, f"{where}.{name}", environment) if is_reference(value) else value
+        name: resolve_reference(value, f"{where}.{name}", environment)
+        if is_reference(value)
+        else value
         for name, value in settings.items()
     }
 
 
-def handed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def inheritable_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables for a child process that is to know no secret: those of the system, of Python
     and of the libraries that compute.
     """
     return {
         name: value
         for name, value in environment.items()
-        if _HANDED_ON.fullmatch(name) and not is_secret(name)
+        if _INHERITABLE.fullmatch(name) and not is_secret(name)
     }

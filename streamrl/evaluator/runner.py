@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import reveal
+from streamrl.config.secrets import resolve_reference
 from streamrl.envs.api import RewardFunction
 from streamrl.errors import InferenceError
 from streamrl.evaluator.suite import (
@@ -61,7 +61,9 @@ class EvalRunner:
     suites: list[EvalSuite] = field(default_factory=list[EvalSuite])
 
     def __post_init__(self) -> None:
-        self.client = Client(POOL, api_key=reveal(self.run.inference.api_key, "inference.api_key"))
+        self.client = Client(
+            POOL, api_key=resolve_reference(self.run.inference.api_key, "inference.api_key")
+        )
         self.version = -1  # the version that the server serves; -1: none
         self.model = MODEL  # the name that requests for it give
 

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import reveal
+from streamrl.config.secrets import resolve_reference
 from streamrl.gateway.calls import ModelCallHandler
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
@@ -152,6 +152,6 @@ def make_limit(run: RunFile, env: str) -> SessionLimit:
 def make_keys(run: RunFile) -> SessionKeys:
     """Keys that are signed by the gateway's own, or by a secret of the run's directory."""
     if run.gateway.api_key:
-        key = reveal(run.gateway.api_key, "gateway.api_key")
+        key = resolve_reference(run.gateway.api_key, "gateway.api_key")
         return SessionKeys(key.encode(), key)
     return SessionKeys(local_secret(run.directory))

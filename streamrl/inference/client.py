@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import reveal
+from streamrl.config.secrets import resolve_reference
 from streamrl.config.sections.envs import Env
 from streamrl.config.topology import GENERATION
 from streamrl.inference.demonstrations import (
@@ -339,7 +339,7 @@ def make_client(run: RunFile, pool: str) -> Client:
     """The client for the servers of a pool of the run. A conversation stays with its server."""
     return Client(
         pool,
-        api_key=reveal(run.inference.api_key, "inference.api_key"),
+        api_key=resolve_reference(run.inference.api_key, "inference.api_key"),
         stick_margin=STICK_MARGIN,
         heartbeat_s=run.inference.heartbeat_s,
         keeps_history=run.model.history == "keep",

@@ -29,7 +29,7 @@ import httpx
 
 from streamrl.config import engine_settings
 from streamrl.config.addresses import is_loopback
-from streamrl.config.secrets import handed_on, reveal
+from streamrl.config.secrets import inheritable_environment, resolve_reference
 from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.system import process_group
@@ -175,7 +175,7 @@ def start(
 
 def address(settings: Inference) -> str:
     """The address that the server binds and that clients reach it at. Raises ConfigError."""
-    host = reveal(settings.host, "inference.host")
+    host = resolve_reference(settings.host, "inference.host")
     if host in ("", "0.0.0.0", "::"):
         raise ConfigError(
             f"inference.host is {host!r}, which nobody can be told to call; give the address of"
@@ -197,7 +197,7 @@ def api_key(settings: Inference) -> str:
             "VLLM_API_KEY is set, but servers take their key from inference.api_key: write"
             " env:VLLM_API_KEY there, or unset it"
         )
-    return reveal(settings.api_key, "inference.api_key")
+    return resolve_reference(settings.api_key, "inference.api_key")
 
 
 def command(
@@ -269,7 +269,7 @@ def environment(
     The server allows this number, or inference.max_num_seqs if that is larger. `cores`: the number
     of cores of this machine; None: it is looked up.
     """
-    given = handed_on(base)
+    given = inheritable_environment(base)
     import_path = [str(INSIDE)]
     if base.get("PYTHONPATH"):
         import_path.append(base["PYTHONPATH"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from streamrl.config.choices import NAME
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
 from streamrl.learner.checkpoints import TrainingPosition
@@ -39,7 +39,7 @@ def learner_settings(
                 " --name; all else is the run's"
             )
     # A preset also has settings of the buffer, and those are the run's.
-    own = run.model_copy(update={"learner": changed(run, overrides).learner})
+    own = run.model_copy(update={"learner": with_overrides(run, overrides).learner})
     if at is not None and own.learner.optimizer != run.learner.optimizer:
         raise ConfigError(
             f"--set learner.optimizer: a learner that begins at version {at} goes on with the state"

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import reveal_all
+from streamrl.config.secrets import resolve_references
 from streamrl.errors import BrokerUnreachable, ConfigError
 from streamrl.local_kafka import broker, storage
 from streamrl.local_kafka.distribution import VERSION
@@ -51,7 +51,7 @@ def cluster_settings(run: RunFile) -> dict[str, Any]:
             ) from None
     elif text:
         named = {"bootstrap.servers": text}
-    return reveal_all({**run.kafka, **named}, "kafka")
+    return resolve_references({**run.kafka, **named}, "kafka")
 
 
 def client_settings(run: RunFile) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.log.kafka_topics import TopicAdmin
-from streamrl.log.topics import Topic, plan, recorded
+from streamrl.log.topics import Topic, plan, topics_of_recorded_run
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,13 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
 
 
 def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, int]) -> None:
-    """Create all topics of a recorded run (see `recorded`), or none of them if that fails.
+    """Create all topics of a recorded run, or none of them if that fails.
 
-    Raises ConfigError, and changes nothing, if the cluster has topics of a run of that name.
+    `partitions` is that of `topics_of_recorded_run`. Raises ConfigError, and changes nothing, if
+    the cluster has topics of a run of that name.
     """
     cluster = TopicAdmin(settings)
-    wanted = recorded(run, partitions)
+    wanted = topics_of_recorded_run(run, partitions)
     existing = sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}."))
     if existing:
         raise ConfigError(
@@ -89,7 +90,7 @@ def add(run: RunFile, settings: Mapping[str, Any], name: str) -> None:
     cluster = TopicAdmin(settings)
     wanted = f"{run.run}.{name}"
     if wanted not in cluster.partitions():
-        planned = recorded(run, {name: run.topics.partitions})
+        planned = topics_of_recorded_run(run, {name: run.topics.partitions})
         cluster.create([topic for topic in planned if topic.name == wanted])
 
 

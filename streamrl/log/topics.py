@@ -158,7 +158,7 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
     return Topic(manifest["metadata"]["name"], kind, manifest)
 
 
-def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
+def topics_of_recorded_run(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
     """The topics of a recorded run, and those that its run file plans besides.
 
     `partitions` has the recorded topics without the run's name, and their numbers of partitions.

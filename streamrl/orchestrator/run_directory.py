@@ -18,7 +18,7 @@ from typing import IO
 import yaml
 
 from streamrl.config import run_file
-from streamrl.config.run_file import RUN_FILE, RunFile, recorded
+from streamrl.config.run_file import RUN_FILE, RunFile, parse_recorded
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.local_kafka import broker, connect
 from streamrl.orchestrator.resuming import refusals
@@ -113,7 +113,7 @@ def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Ite
             archive(directory)
         held.enter_context(_lock(directory))
         if resume and (directory / RUN_FILE).exists():
-            before = recorded(
+            before = parse_recorded(
                 yaml.safe_load((directory / RUN_FILE).read_text()), str(directory / RUN_FILE)
             )
             if problem := next(refusals(before, run), ""):

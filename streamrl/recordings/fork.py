@@ -20,7 +20,7 @@ from rich.console import Console
 
 from streamrl.config import topology
 from streamrl.config.choices import NAME
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.learner.inputs import announced_hashes
@@ -138,7 +138,7 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
             raise ConfigError(f"--set {override}: --as and --at say that")
     if not NAME.fullmatch(name):
         raise ConfigError(f"--as {name}: not a name of lowercase letters, digits and '-'")
-    run = changed(parent, overrides).model_copy(update={"run": name})
+    run = with_overrides(parent, overrides).model_copy(update={"run": name})
     if run.model.model_copy(update={"history": parent.model.history}) != parent.model:
         raise ConfigError(
             f"--set model...: a fork goes on with the weights of {parent.run}, so model, vocabulary"

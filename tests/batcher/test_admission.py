@@ -298,7 +298,7 @@ def test_a_replica_that_ran_and_died_is_waited_for_as_long_as_a_group_may_take()
 
 
 def test_a_run_under_it_replays_bit_for_bit():
-    run = run_file.changed(RUN, ["batcher.admission=capacity", "batcher.eta=1"])
+    run = run_file.with_overrides(RUN, ["batcher.admission=capacity", "batcher.eta=1"])
     log = MemoryLog(TOPICS)
     batches = play(log, 4, run)
     results = [replay(log, each)[0] for each in parts(run)]
@@ -306,5 +306,5 @@ def test_a_run_under_it_replays_bit_for_bit():
         "batches"
     ] == len(batches) >= 4
     # what was recorded is what is folded: the settings of the journal, not those of today
-    other = run_file.changed(run, ["batcher.eta=2"])
+    other = run_file.with_overrides(run, ["batcher.eta=2"])
     assert replay(log, parts(other)[1])[0].difference == ""

@@ -141,7 +141,7 @@ def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
         ({"buffer.advantage": "reinforce++"}, "normalize"),
         ({"batcher.advantage": "normalize"}, "normalize"),
     ):
-        run = run_file.changed(
+        run = run_file.with_overrides(
             run_file.parse({"run": "r", "envs": {"copy": {}}}),
             [f"{name}={value}" for name, value in chosen.items()],
         )

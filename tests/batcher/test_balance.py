@@ -142,4 +142,4 @@ def test_the_run_file_chooses():
     with pytest.raises(
         ConfigError, match=r"batcher.balance: 'token' is not known; did you mean 'tokens'\?"
     ):
-        process.make_processor(run_file.changed(run, ["batcher.balance=token"]))
+        process.make_processor(run_file.with_overrides(run, ["batcher.balance=token"]))

@@ -331,7 +331,7 @@ RUN = run_file.parse(
         "model": {"max_seq_len": 10},
     }
 )
-LEARNABLE = run_file.changed(
+LEARNABLE = run_file.with_overrides(
     RUN, ["batcher.curriculum={kind: learnability, least: 0.2, batches: 3}"]
 )
 
@@ -468,11 +468,11 @@ def test_the_recorded_run_went_through_its_stages():
 )
 def test_what_cannot_work_is_named(change: str, says: str):
     with pytest.raises(ConfigError, match=says):
-        run_file.changed(RUN, [f"batcher.{change}"])
+        run_file.with_overrides(RUN, [f"batcher.{change}"])
 
 
 def test_fractions_are_said_once():
     with pytest.raises(
         ConfigError, match="envs.add.fraction: batcher.curriculum says the fractions; leave it out"
     ):
-        run_file.changed(RUN, ["envs.add.fraction=0.2"])
+        run_file.with_overrides(RUN, ["envs.add.fraction=0.2"])

@@ -5,7 +5,7 @@ import pytest
 from streamrl.batcher.curriculum import CurriculumState
 from streamrl.batcher.settings import batcher_config, curriculum_rules, first_state
 from streamrl.batcher.state import BatcherState
-from streamrl.config.run_file import changed
+from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError
 from tests.support.data_path import RUN
@@ -14,7 +14,9 @@ from tests.support.data_path import RUN
 def test_producers_are_granted_groups_where_admission_is_by_capacity():
     assert batcher_config(RUN).producers == {}
     config = batcher_config(
-        changed(RUN, ["batcher.admission=capacity", "envs.copy.replicas=2", "envs.add.replicas=0"])
+        with_overrides(
+            RUN, ["batcher.admission=capacity", "envs.copy.replicas=2", "envs.add.replicas=0"]
+        )
     )
     assert config.producers == {"copy": ["copy-0", "copy-1"]}
     env = RUN.envs["copy"]
@@ -24,20 +26,23 @@ def test_producers_are_granted_groups_where_admission_is_by_capacity():
 
 def test_a_batch_is_normalized_as_the_advantage_of_the_groups_needs():
     assert batcher_config(RUN).advantage == "none"
-    assert batcher_config(changed(RUN, ["buffer.advantage=reinforce++"])).advantage == "normalize"
+    assert (
+        batcher_config(with_overrides(RUN, ["buffer.advantage=reinforce++"])).advantage
+        == "normalize"
+    )
     both = ["buffer.advantage=reinforce++", "batcher.advantage=none"]
-    assert batcher_config(changed(RUN, both)).advantage == "none"
+    assert batcher_config(with_overrides(RUN, both)).advantage == "none"
 
 
 def test_only_envs_with_a_limit_of_their_own_have_one():
-    config = batcher_config(changed(RUN, ["envs.add.buffer={max_age: 1}"]))
+    config = batcher_config(with_overrides(RUN, ["envs.add.buffer={max_age: 1}"]))
     assert config.max_ages == {"add": 1}
     assert (config.max_age_of("add"), config.max_age_of("copy"), config.eta) == (1, 2, 2)
 
 
 def test_a_balance_that_nobody_ships_is_refused():
     with pytest.raises(ConfigError, match="batcher.balance: 'weight' is not known"):
-        batcher_config(changed(RUN, ["batcher.balance=weight"]))
+        batcher_config(with_overrides(RUN, ["batcher.balance=weight"]))
 
 
 def test_the_curriculum_knows_the_envs():

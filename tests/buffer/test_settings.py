@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from streamrl.buffer.settings import buffer_config
-from streamrl.config.run_file import changed
+from streamrl.config.run_file import with_overrides
 from tests.support.data_path import RUN
 
 
 def test_shards_share_the_window():
-    sharded = changed(RUN, ["buffer.shards=2", "topics.partitions=2"])
+    sharded = with_overrides(RUN, ["buffer.shards=2", "topics.partitions=2"])
     one = buffer_config(sharded, 1)
     assert (one.shard, one.shards, one.partitions) == (1, 2, 2)
     assert one.max_window_tokens == RUN.buffer.max_window_tokens // 2
@@ -14,7 +14,7 @@ def test_shards_share_the_window():
 
 def test_only_envs_with_rules_of_their_own_have_some():
     assert buffer_config(RUN, 0).own == {}
-    config = buffer_config(changed(RUN, ["envs.add.buffer={group_size: 4}"]), 0)
+    config = buffer_config(with_overrides(RUN, ["envs.add.buffer={group_size: 4}"]), 0)
     assert list(config.own) == ["add"]
     assert (config.for_env("add").group_size, config.for_env("copy").group_size) == (4, 2)
     assert config.own["add"].max_age == RUN.buffer.max_age
@@ -22,5 +22,5 @@ def test_only_envs_with_rules_of_their_own_have_some():
 
 def test_a_fork_begins_at_its_version():
     assert buffer_config(RUN, 0).begins_at == -1
-    fork = changed(RUN, ["fork={run: p, version: 3, sha256: ab}"])
+    fork = with_overrides(RUN, ["fork={run: p, version: 3, sha256: ab}"])
     assert buffer_config(fork, 0).begins_at == 3

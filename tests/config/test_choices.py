@@ -15,7 +15,9 @@ def test_the_names_of_a_run_file_are_those_of_the_functions():
     # as text: no JAX here
     source = (Path(streamrl.__file__).parent / "learner" / "losses.py").read_text()
     assert [*choices.ADVANTAGES] == [*ADVANTAGES], "choices.py and buffer/advantages.py differ"
-    assert [*choices.BATCH_STAGES] == [*NORMALIZERS], "choices.py and batcher/advantages.py differ"
+    assert [*choices.BATCH_NORMALIZERS] == [*NORMALIZERS], (
+        "choices.py and batcher/advantages.py differ"
+    )
     for name in ("LOSSES", "DIVERGENCES"):
         named = [*getattr(choices, name)]
         assert named == keys_of(source, name), f"{name}: choices.py and learner/losses.py differ"

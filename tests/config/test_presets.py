@@ -8,7 +8,7 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.presets import PRESETS, PRETRAINED
-from streamrl.config.run_file import RunFile, changed, load, parse, recorded
+from streamrl.config.run_file import RunFile, load, parse, parse_recorded, with_overrides
 from streamrl.errors import ConfigError
 
 
@@ -88,7 +88,7 @@ def test_a_recorded_run_stays_as_it_was():
     """Its settings are recorded in full; what an earlier version did not have is the default of the
     tiny model, because that is what it did.
     """
-    run = recorded(a_run(**OF_AN_EARLIER_RUN), "config")
+    run = parse_recorded(a_run(**OF_AN_EARLIER_RUN), "config")
     assert (run.learner.learning_rate, run.learner.kl_coefficient) == (1e-3, 0.01)
     assert (run.learner.loss, run.learner.average) == ("ppo", "")
 
@@ -106,14 +106,14 @@ def test_so_does_one_that_is_read_from_its_directory(tmp_path: Path):
 def test_a_resolved_run_file_gives_the_same_run():
     run = parse(a_run(model={"path": "/a/model"}, learner={"preset": "dapo"}))
     assert parse(run.model_dump(mode="json")) == run
-    assert recorded(run.model_dump(mode="json"), "config") == run
+    assert parse_recorded(run.model_dump(mode="json"), "config") == run
 
 
 def test_a_preset_can_be_chosen_for_a_fork():
     """A run's own file says everything, so the preset comes with all of its settings. Settings
     beside it stand above it, in whatever order.
     """
-    run = changed(parse(a_run()), ["learner.clip_epsilon=0.1", "learner.preset=dapo"])
+    run = with_overrides(parse(a_run()), ["learner.clip_epsilon=0.1", "learner.preset=dapo"])
     assert (run.buffer.advantage, run.learner.loss) == ("grpo", "dapo")
     assert (run.learner.normalize_advantages, run.learner.clip_epsilon) == (False, 0.1)
 

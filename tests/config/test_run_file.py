@@ -73,7 +73,7 @@ def test_a_setting_can_be_given_on_the_command_line():
             "batcher.advantage=x",
             (
                 "batcher.advantage: 'x' is not known;"
-                f" shipped: {', '.join(choices.BATCH_STAGES)}; your own: MODULE:NAME"
+                f" shipped: {', '.join(choices.BATCH_NORMALIZERS)}; your own: MODULE:NAME"
             ),
         ),
         (
@@ -122,7 +122,7 @@ def test_a_run_that_is_there_is_read_although_it_would_be_refused_today(setting:
     data = run_file.load(QUICKSTART).model_dump(mode="json")
     name, _, value = setting.partition("=")
     data["buffer"][name] = int(value)
-    assert getattr(run_file.recorded(data, "here").buffer, name) == int(value)
+    assert getattr(run_file.parse_recorded(data, "here").buffer, name) == int(value)
     with pytest.raises(ConfigError):
         run_file.parse(data)
 
@@ -157,5 +157,5 @@ def test_a_setting_that_is_gone_is_refused_unless_it_says_what_applies():
         ConfigError, match=r"^r.yaml: the setting inference.stick_margin is gone, 8 always applies"
     ):
         run_file.parse(data, "r.yaml")
-    assert run_file.recorded(data, "r.yaml").inference.replicas == 1
+    assert run_file.parse_recorded(data, "r.yaml").inference.replicas == 1
     assert run_file.parse({**data, "inference": {"stick_margin": 8}}, "r.yaml").inference.port == 0

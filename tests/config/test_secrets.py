@@ -3,7 +3,13 @@
 import pytest
 
 from streamrl.config.run_file import RunFile, load, parse
-from streamrl.config.secrets import exposed, handed_on, is_secret, reveal, reveal_all
+from streamrl.config.secrets import (
+    inheritable_environment,
+    is_secret,
+    plaintext_secrets,
+    resolve_reference,
+    resolve_references,
+)
 from streamrl.errors import ConfigError
 from streamrl.local_kafka import connect
 
@@ -25,12 +31,15 @@ SECRET = "hunter2-and-more"
 )
 def test_secrets_are_known_by_their_names(name: str):
     assert is_secret(name)
-    (problem,) = exposed({name: SECRET, "bootstrap.servers": "a:1"}, "kafka")
+    (problem,) = plaintext_secrets({name: SECRET, "bootstrap.servers": "a:1"}, "kafka")
     assert (
         problem.startswith(f"kafka.{name}: a secret does not belong in a run file; write env:NAME")
         and SECRET not in problem
     )
-    assert [*exposed({name: "env:PASSWORD"}, "kafka"), *exposed({name: ""}, "kafka")] == []
+    assert [
+        *plaintext_secrets({name: "env:PASSWORD"}, "kafka"),
+        *plaintext_secrets({name: ""}, "kafka"),
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -45,7 +54,7 @@ def test_secrets_are_known_by_their_names(name: str):
     ],
 )
 def test_what_is_no_secret_may_stand_anywhere(name: str):
-    assert not is_secret(name) and not list(exposed({name: "x"}, "kafka"))
+    assert not is_secret(name) and not list(plaintext_secrets({name: "x"}, "kafka"))
 
 
 def test_a_reference_is_looked_up_and_everything_else_is_as_it_stands():
@@ -56,12 +65,12 @@ def test_a_reference_is_looked_up_and_everything_else_is_as_it_stands():
         "socket.timeout.ms": 5,
     }
     there = {"PASSWORD": SECRET, "USER": "r.env-a"}
-    assert reveal_all(settings, "kafka", there) == {
+    assert resolve_references(settings, "kafka", there) == {
         **settings,
         "sasl.password": SECRET,
         "sasl.username": "r.env-a",
     }
-    assert reveal("plain", "x", {}) == "plain"
+    assert resolve_reference("plain", "x", {}) == "plain"
 
 
 @pytest.mark.parametrize("there", [{}, {"PASSWORD": ""}])
@@ -73,7 +82,7 @@ def test_a_variable_that_is_not_set_is_named(there: dict[str, str]):
             r" set; set it"
         ),
     ):
-        reveal_all({"sasl.password": "env:PASSWORD"}, "kafka", there)
+        resolve_references({"sasl.password": "env:PASSWORD"}, "kafka", there)
 
 
 def run_file(**settings: object) -> RunFile:
@@ -241,4 +250,4 @@ def test_a_child_gets_what_it_computes_with_and_nobodys_secrets():
         "VLLM_API_KEY",
     )
     secrets = dict.fromkeys((*names, "DATABASE_URL"), SECRET)
-    assert handed_on({**needed, **secrets}) == needed
+    assert inheritable_environment({**needed, **secrets}) == needed

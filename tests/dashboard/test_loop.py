@@ -48,12 +48,12 @@ def test_every_part_that_the_run_should_have_in_the_order_of_the_loop():
         "inference:long",
     ]
     assert {part.state for node in found(seen()).values() for part in node.parts} == {"stopped"}
-    asking = run_file.changed(RUN, ["learner.reference.by=pool", "eval.envs.held.env=copy"])
+    asking = run_file.with_overrides(RUN, ["learner.reference.by=pool", "eval.envs.held.env=copy"])
     assert {"scorer", "evaluator"} <= found(seen(run=asking), asking).keys()
 
 
 def test_of_a_learner_in_several_processes_the_one_that_writes_is_shown():
-    several = run_file.changed(RUN, ["learner.processes=2"])
+    several = run_file.with_overrides(RUN, ["learner.processes=2"])
     learner = found(seen(run=several), several)["learner"]
     assert [part.name for part in learner.parts] == ["learner-0"]
 
@@ -81,7 +81,7 @@ def test_an_env_has_the_rate_of_all_its_replicas_and_what_is_wanted_of_it():
 
 
 def test_an_env_from_outside_is_there_with_what_the_buffer_reads_of_it():
-    run = run_file.changed(RUN, ["envs.copy.replicas=0"])
+    run = run_file.with_overrides(RUN, ["envs.copy.replicas=0"])
     read = [
         metric("buffer", time_s, **{"part__read_records__rollouts.copy": rollouts})
         for time_s, rollouts in ((90.0, 10.0), (100.0, 40.0))

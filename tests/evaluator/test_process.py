@@ -70,7 +70,7 @@ def test_started_again_it_follows_another_interval(run: RunFile, log: MemoryLog)
     announce(run, log, *range(4))
     live(run, log, lambda: len(made(log)) == 2)
     announce(run, log, *range(4, 7))
-    live(run_file.changed(run, ["eval.every=3"]), log, lambda: len(made(log)) == 4)
+    live(run_file.with_overrides(run, ["eval.every=3"]), log, lambda: len(made(log)) == 4)
     assert made(log) == World.served == [0, 2, 3, 6]
 
 

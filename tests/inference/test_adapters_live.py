@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from streamrl.config.run_file import changed
+from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.envs import Env
 from streamrl.config.sections.learner import Lora
 from streamrl.inference.client import Sampled
@@ -54,7 +54,7 @@ class LiveAdapters(Live):
         self.seed = seed
         lora = f"learner.lora={{rank: {settings.rank}, alpha: {settings.alpha}}}"
         shared = [f"run={name}", f"runs_dir={directory}"]
-        self.run = changed(self.run, [lora, *shared, *changes])
+        self.run = with_overrides(self.run, [lora, *shared, *changes])
         self.store = Store(self.run.store)
         lively = perturbed(load_file(self._origin / export.WEIGHTS), 0)
         save_file(lively, self._origin / export.WEIGHTS, metadata={"format": "pt"})

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from streamrl.config.run_file import RunFile, changed, parse
+from streamrl.config.run_file import RunFile, parse, with_overrides
 from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
 from streamrl.inference import load_schedule, process, registration, vllm_host
 from streamrl.inference.engine import Load, Mismatch, Swap
@@ -262,7 +262,7 @@ def test_started_again_it_serves_what_another_tolerance_lets_pass():
         strict.announce(0)
         strict.thread.start()
         assert strict.until(lambda s: s.version == 0).state == "error"
-    looser = changed(RUN, ["inference.probe_tolerance=0.01"])
+    looser = with_overrides(RUN, ["inference.probe_tolerance=0.01"])
     with an_agent(run=looser, log=strict.log) as lenient:
         lenient.thread.start()
         assert lenient.until(lambda s: s.version == 0).state == "ready"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.learner import adapters, checkpoints, export, mesh
 from streamrl.learner.adapter_base import base_manifest, write_base
@@ -48,7 +48,7 @@ def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
     """A run of three batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
-        run = changed(run_of(tmp_path_factory.mktemp("runs"), tiny), LORA)
+        run = with_overrides(run_of(tmp_path_factory.mktemp("runs"), tiny), LORA)
         log = a_log(*map(batch, range(3)))
         with learning(run, log) as life:
             life.until(lambda: len(metrics(log)) == 3)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import retrain_all, seed_fork
@@ -37,7 +37,7 @@ def run_of(directory: Path, tiny: Path) -> RunFile:
         "learner.probe_tokens=8",
         "learner.loss=cispo",
     )
-    return changed(WEIGHTED, settings)
+    return with_overrides(WEIGHTED, settings)
 
 
 def begun(run: RunFile) -> PolicyVersion:

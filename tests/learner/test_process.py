@@ -454,7 +454,7 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
 
 def test_where_that_is_asked_for_it_ends_the_run(lived: Lived, tmp_path: Path):
     announced = versions(lived.log)
-    run = run_file.changed(fresh(lived, tmp_path), ["learner.on_divergence=stop"])
+    run = run_file.with_overrides(fresh(lived, tmp_path), ["learner.on_divergence=stop"])
     log = a_log(announced[0], other_hash(announced[1]), batch(0))
     said = dies_of(run, log, VersionMismatch)
     assert (
@@ -497,7 +497,7 @@ def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(
             f'"offset": {2 + len(split_batch(batch(2), limit_bytes=100))}', '"offset": 3'
         )
     )
-    now = run_file.changed(run, changes)
+    now = run_file.with_overrides(run, changes)
     with learning(now, log) as life:
         send(log, batch(3))  # made under the settings of before: two rows
         life.until(lambda: len(metrics(log)) == 1)
@@ -572,7 +572,7 @@ def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
     """An unknown id costs its sequence. What cannot be trained on costs its step; the version is
     announced all the same, with the same weights.
     """
-    run = run_file.changed(
+    run = run_file.with_overrides(
         fresh(lived, tmp_path),
         ["learner.normalize_advantages=false", "learner.max_skipped_steps=2"],
     )
@@ -614,7 +614,7 @@ def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
 
 
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(lived: Lived, tmp_path: Path):
-    run = run_file.changed(
+    run = run_file.with_overrides(
         fresh(lived, tmp_path),
         ["learner.normalize_advantages=false", "learner.max_skipped_steps=1"],
     )

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.errors import CheckpointError, Fenced, WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.checkpoints import PendingCheckpoint
@@ -91,7 +91,7 @@ class GatedWriter:
 
 @pytest.fixture
 def run(tiny: Path, tmp_path: Path) -> RunFile:
-    return changed(
+    return with_overrides(
         run_of(tmp_path, tiny),
         ["learner.checkpoint_every=1", "learner.keep_checkpoints=9", "weights.keep_versions=9"],
     )
@@ -291,7 +291,7 @@ def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
 def test_checkpoints_are_copied_and_a_learner_elsewhere_goes_on_from_them(
     policy: PolicyTrainer, log: MemoryLog, run: RunFile, tmp_path: Path
 ):
-    copied = changed(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
+    copied = with_overrides(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
     policy.run = copied
     with made(policy, log) as publisher:
         publisher.train(taken(0), idle_s=0.0)
@@ -310,7 +310,7 @@ def test_a_learner_that_resumes_copies_its_checkpoint_if_the_one_before_had_no_t
 ):
     with made(policy, log) as publisher:
         publisher.train(taken(0), idle_s=0.0)
-    policy.run = changed(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
+    policy.run = with_overrides(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
     copies = copies_of(policy.run, "lead")
     assert copies is not None and copies.versions() == []
     found = checkpoints.latest(publisher.checkpoints, 1)
@@ -324,7 +324,7 @@ def test_copies_that_cannot_be_written_do_not_end_the_run(
     policy: PolicyTrainer, log: MemoryLog, run: RunFile, tmp_path: Path
 ):
     (tmp_path / "copies").write_text("")
-    policy.run = changed(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
+    policy.run = with_overrides(run, [f"learner.checkpoint_copies=file://{tmp_path}/copies"])
     with made(policy, log) as publisher:
         publisher.train(taken(0), idle_s=0.0)
     assert checkpoints.versions(publisher.checkpoints) == [1]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints, mesh
@@ -85,7 +85,9 @@ def test_so_they_do_from_a_checkpoint(made: Recording):
 def test_other_settings_are_found_at_the_first_version_that_they_make(made: Recording):
     result = compare_versions(
         announced_hashes(made.log, "lead"),
-        retrain_all(changed(made.run, ["learner.clip_epsilon=0.1", "learner.beta2=0.9"]), made.log),
+        retrain_all(
+            with_overrides(made.run, ["learner.clip_epsilon=0.1", "learner.beta2=0.9"]), made.log
+        ),
     )
     assert result.identical >= 1 and result.difference.startswith("version ")
 
@@ -149,7 +151,7 @@ def test_a_fork_goes_on_from_the_parents_policy_and_optimiser(made: Recording, t
     one it makes others from there.
     """
     for name, overrides, same in (("same", (), True), ("other", OTHER[:2], False)):
-        run = changed(made.run, overrides).model_copy(
+        run = with_overrides(made.run, overrides).model_copy(
             update={
                 "run": name,
                 "runs_dir": str(tmp_path),

@@ -357,7 +357,7 @@ def test_buffer_and_batcher_go_on_under_the_setting(log: Log, path: str):
     """Restored under the settings of before, they close groups and build a batch under the
     new one.
     """
-    now = run_file.changed(RUN, FOLDED[path])
+    now = run_file.with_overrides(RUN, FOLDED[path])
     assert now != RUN and list(refusals(RUN, now)) == []
     written = outputs_of_the_next_life(log, now)
     assert any(message.topic.startswith("groups.") for message in written)
@@ -370,8 +370,8 @@ def test_buffer_and_batcher_go_on_under_the_setting(log: Log, path: str):
 @pytest.mark.parametrize("path", STARTED_WITH)
 def test_a_process_that_keeps_nothing_is_started_with_the_setting(path: str):
     """It is not refused, and what buffer and batcher are told of it they take in as they go on."""
-    before = run_file.changed(RUN, needed_by(path))
-    now = run_file.changed(before, [f"{path}={STARTED_WITH[path]}"])
+    before = run_file.with_overrides(RUN, needed_by(path))
+    now = run_file.with_overrides(before, [f"{path}={STARTED_WITH[path]}"])
     assert now != before and list(refusals(before, now)) == []
     for then, part in zip(parts(before), parts(now), strict=True):
         assert part.config == then.config and type(part.initial()) is type(then.initial())
@@ -396,7 +396,7 @@ def test_an_env_goes_on_under_the_setting_behind_what_it_has_published(
     wants(log, 10**6, {"copy-digits-0": 8})
     before = env_run_file()
     more = ["inference.pools={more: 1}"] if name == "pool" else []
-    now = run_file.changed(before, [f"envs.copy-digits.{name}={ENV[name]}", *more])
+    now = run_file.with_overrides(before, [f"envs.copy-digits.{name}={ENV[name]}", *more])
     assert now != before and list(refusals(before, now)) == []
     live(log, now, lambda: len(published(log)) >= 4)
     assert all(int(made.group_id.rpartition("-")[2]) >= 8 for made in published(log))
@@ -416,23 +416,23 @@ OTHERS = {
 @pytest.mark.parametrize("path", REFUSED)
 def test_what_is_fixed_for_a_run_is_refused_before_anything_is_changed(path: str, tmp_path: Path):
     lora = WITH_LORA if path.startswith("learner.lora.") else []
-    before = run_file.changed(RUN, lora)
+    before = run_file.with_overrides(RUN, lora)
     run = before.model_copy(update={"runs_dir": str(tmp_path)})
     with lock_run_dir(run) as home:
         kept = (home / "run.yaml").read_text()
-    now = run_file.changed(run, [f"{path}={OTHERS.get(path, 64)}"])
+    now = run_file.with_overrides(run, [f"{path}={OTHERS.get(path, 64)}"])
     section = path.rpartition(".")[0]
     named = section if section in ("model.tiny", "learner.lora") else path
     says = rf"^{named} cannot be changed in a run that is gone on with: {REFUSED[path]}"
     with pytest.raises(ConfigError, match=says), lock_run_dir(now, resume=True):
         pass
     assert (home / "run.yaml").read_text() == kept
-    with lock_run_dir(run_file.changed(run, ["learner.learning_rate=0.5"]), resume=True):
+    with lock_run_dir(run_file.with_overrides(run, ["learner.learning_rate=0.5"]), resume=True):
         pass
 
 
 def test_where_a_fork_came_from_is_refused():
-    forked = run_file.changed(RUN, ["fork={run: parent, version: 3, sha256: ab}"])
+    forked = run_file.with_overrides(RUN, ["fork={run: parent, version: 3, sha256: ab}"])
     assert [said.partition(":")[0] for said in refusals(RUN, forked)] == [
         "fork cannot be changed in a run that is gone on with"
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.audit_scorer import BatchShare, EnvCount, audit_scorer
@@ -17,7 +17,9 @@ from tests.support.data_path import RUN, TOPICS, found, play, publish
 BROKEN = ScorerVersion("judge", "3")
 OF_FORK: RunFile = RUN.model_copy(
     update={
-        "fork": changed(RUN, ("fork={run: p, version: 0, sha256: ab, scorers: ['judge@3']}",)).fork
+        "fork": with_overrides(
+            RUN, ("fork={run: p, version: 0, sha256: ab, scorers: ['judge@3']}",)
+        ).fork
     }
 )
 

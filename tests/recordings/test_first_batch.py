@@ -10,7 +10,7 @@ from streamrl.batcher import process as batcher
 from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import encode
@@ -41,7 +41,7 @@ def test_without_a_change_the_first_batch_is_the_parents_byte_for_byte(
     assert encode(batch) == encode(batches(parent)[version])
 
 
-SMALL = changed(
+SMALL = with_overrides(
     RUN,
     (
         "buffer.group_size=3",
@@ -60,7 +60,7 @@ PARTITIONED = {
 }
 
 
-TAUGHT = changed(
+TAUGHT = with_overrides(
     SMALL,
     (
         "envs.copy.fraction=0",

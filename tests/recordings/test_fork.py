@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamrl.config import run_file
-from streamrl.config.run_file import changed
+from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError
 from streamrl.recordings.fork import child_run_file
@@ -35,6 +35,6 @@ def test_the_run_file_of_a_fork_is_a_run_file():
         RUN, "other", ["learner.learning_rate=0.5", "model.history=keep"]
     ).model_copy(update={"fork": Fork(run="small", version=2, sha256="ab", balance={"": 1.5})})
     assert run_file.parse(run.model_dump(mode="json")) == run
-    assert changed(run, []) is run and run.learner.learning_rate == 0.5
+    assert with_overrides(run, []) is run and run.learner.learning_rate == 0.5
     with pytest.raises(ConfigError, match=r"unknown key 'fork.versio'; did you mean 'version'\?"):
-        changed(run, ["fork.versio=3"])
+        with_overrides(run, ["fork.versio=3"])

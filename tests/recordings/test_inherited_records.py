@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.config.run_file import changed
+from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
@@ -48,7 +48,9 @@ def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then()
     """Two of three visits are by versions up to the fork's; and none where the problems are
     others.
     """
-    filtered = changed(RUN, ["envs.copy.pass_rate={high: 0.9}", "envs.add.pass_rate={high: 0.9}"])
+    filtered = with_overrides(
+        RUN, ["envs.copy.pass_rate={high: 0.9}", "envs.add.pass_rate={high: 0.9}"]
+    )
     log = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1})
     announce(log, 0)
     visits = [

@@ -15,7 +15,7 @@ import pytest
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile, changed
+from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.envs.api import Problem
 from streamrl.envs.engine.transcript import Task, Transcript, transcript_to_rollout
@@ -61,7 +61,7 @@ from tests.support.data_path import (
     wait_for_batches,
 )
 
-WEIGHTED = changed(
+WEIGHTED = with_overrides(
     RUN,
     (
         "buffer.group_size=3",
@@ -285,7 +285,7 @@ def test_with_the_rewards_that_there_are_its_batches_are_those_of_other_settings
     taught = ("learner.teacher.path=teacher", "envs.copy.loss={teacher_kl: 0.5}")
     overrides = (*taught, "buffer.advantage=grpo")
     log = wander(6, WEIGHTED, "exact", right)
-    then = batches(wander(6, changed(WEIGHTED, overrides), "exact", right))
+    then = batches(wander(6, with_overrides(WEIGHTED, overrides), "exact", right))
     run = child_run_file(WEIGHTED, "other", overrides).model_copy(
         update={"fork": Fork(run=WEIGHTED.run, version=0, sha256="ab")}
     )
@@ -297,7 +297,7 @@ def test_with_the_rewards_that_there_are_its_batches_are_those_of_other_settings
 
 
 def test_the_shards_of_a_buffer_go_on_each_by_itself():
-    sharded = changed(WEIGHTED, ("topics.partitions=2", "buffer.shards=2"))
+    sharded = with_overrides(WEIGHTED, ("topics.partitions=2", "buffer.shards=2"))
     log = wander(7, sharded, "exact", right)
     judge(log, style)
     then = batches(wander(7, sharded, "style", style))

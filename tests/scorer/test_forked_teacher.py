@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamrl.config.run_file import changed
+from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.learner import TinyModel
 from streamrl.config.sections.operation import Fork
 from streamrl.learner.initial import write_tiny
@@ -39,7 +39,7 @@ def test_its_versions_are_those_of_a_run_that_had_the_teacher_from_the_start(
     run = run_of(tmp_path, tiny)
     first = begun(run)
     log = wander(1, run, "exact", right, first=first)
-    taught = changed(run, distilled)
+    taught = with_overrides(run, distilled)
     then = with_scores(wander(1, taught, "exact", right, first=first))
     with scoring(taught, then, 0) as (worker,):
         worker.until(lambda: len(scores(then)) == len(batches(then)))

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import RunFile, changed, parse
+from streamrl.config.run_file import RunFile, parse, with_overrides
 from streamrl.config.sections.learner import TinyModel
 from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import mesh, model
@@ -306,7 +306,7 @@ def test_another_instance_takes_over(made: Made, tmp_path: Path):
     run, _ = made["pool"]
     run = run.model_copy(update={"runs_dir": str(tmp_path)})
     log = a_log(batch(0), batch(2))
-    worker = Worker(changed(run, ["learner.reference.every=0"]), log, 0)
+    worker = Worker(with_overrides(run, ["learner.reference.every=0"]), log, 0)
     worker.until(lambda: len(scores(log)) == 2)
     log.writer("scorer-0")
     send(log, batch(4))
@@ -364,7 +364,7 @@ def test_a_teacher_is_scored_by_the_pool_and_distilled_from(tiny: Path, tmp_path
     """
     other = write_tiny(tmp_path / "teacher", TinyModel(**{**TINY.model_dump(), "seed": 5}), CONTEXT)
     run = run_of(tmp_path, tiny, "none").model_copy(update={"run": "distilled"})
-    run = changed(run, [f"learner.teacher.path={other}"])
+    run = with_overrides(run, [f"learner.teacher.path={other}"])
     assert run.learner.uses_scorer_pool and not run.learner.pool_scores_reference
     one = batch(0)
     pulled = np.ones(len(one.tokens), np.float32)

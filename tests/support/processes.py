@@ -11,7 +11,7 @@ import psutil
 from tests.support.waiting import patience
 
 # In the environment of everything that a test starts. vLLM is given few variables
-# (`secrets.handed_on`), and those that begin with XDG_ are among them.
+# (`secrets.inheritable_environment`), and those that begin with XDG_ are among them.
 MARK = "XDG_STREAMRL_TEST_MARK"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from streamrl.config import topology
 from streamrl.config.addresses import is_loopback
-from streamrl.config.secrets import exposed, is_secret
+from streamrl.config.secrets import is_secret, plaintext_secrets
 from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _division_problems(run: RunFile) -> Iterator[str]:
 
 
 def secret_problems(run: RunFile) -> Iterator[str]:
-    yield from exposed(run.model_dump(mode="json"))
+    yield from plaintext_secrets(run.model_dump(mode="json"))
     for argument in run.inference.extra_args:
         option = argument.partition("=")[0]
         if option.startswith("-") and is_secret(option):

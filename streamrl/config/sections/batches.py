@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from streamrl.config.choices import ADMISSIONS, ADVANTAGES, BATCH_STAGES, CURRICULA
+from streamrl.config.choices import ADMISSIONS, ADVANTAGES, BATCH_NORMALIZERS, CURRICULA
 from streamrl.config.sections.section import Section, one_of
 
 
@@ -99,7 +99,7 @@ class Batcher(Section):
     on_shortage: Literal["block", "spill"] = "block"
     # Normalisation of advantages over the batch: none, normalize, or MODULE:FUNCTION. Empty: what
     # buffer.advantage needs.
-    advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""
+    advantage: Annotated[str, one_of("", *BATCH_NORMALIZERS)] = ""
     curriculum: Curriculum = Curriculum()  # How the shares of the envs change as training goes on.
     # A shortage that lasts longer than this is reported.
     shortage_after_s: float = Field(default=2.0, gt=0)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import handed_on, reveal
+from streamrl.config.secrets import inheritable_environment, resolve_reference
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
@@ -80,7 +80,7 @@ def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
     """The variables of a server: those of the system, those that the run file names, the settings
     and the gateway's key. None of the run's other secrets are among them.
     """
-    given = handed_on()
+    given = inheritable_environment()
     for name in run.envs[env].variables:
         if name not in os.environ:
             raise ConfigError(f"envs.{env}.variables: there is no variable {name!r}; set it")
@@ -88,7 +88,7 @@ def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
     paths = [str(INSIDE), given.get("PYTHONPATH", "")]
     given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     given["STREAMRL_SERVER"] = json.dumps(settings_of(run, env, index))
-    key = reveal(run.gateway.api_key, "gateway.api_key")
+    key = resolve_reference(run.gateway.api_key, "gateway.api_key")
     if key:
         given["STREAMRL_GATEWAY_KEY"] = key
     return given

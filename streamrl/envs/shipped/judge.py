@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from streamrl.config.secrets import reveal
+from streamrl.config.secrets import resolve_reference
 from streamrl.envs.api import Completion, Problem
 from streamrl.envs.engine.time_limits import acquired
 from streamrl.inference.chat_endpoint import ChatEndpoint
@@ -91,7 +91,7 @@ class Judge:
             self._endpoint = ChatEndpoint(
                 base_url=base_url,
                 model=model,
-                api_key=reveal(api_key, "api_key"),
+                api_key=resolve_reference(api_key, "api_key"),
                 attempts=attempts,
                 timeout_s=timeout_s,
                 pause_s=pause_s,
