@@ -34,7 +34,7 @@ def make_processor(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
         topology.POLICY_VERSIONS: ("policy-version",),
     }
     return Processor(
-        name="batcher",
+        name=topology.BATCHER.name,
         inputs=inputs,
         config=batcher_config(run),
         initial=partial(first_state, run.fork),

@@ -64,7 +64,7 @@ def assembler(run: str) -> None:
     """Make rollouts of the sessions of agents and their rewards."""
     from streamrl.assembler.process import main
 
-    run_part(run, lambda settings: "assembler", main)
+    run_part(run, lambda settings: topology.ASSEMBLER.name, main)
 
 
 @click.command()
@@ -86,7 +86,7 @@ def batcher(run: str) -> None:
     """Turn scored groups into batches."""
     from streamrl.batcher.process import main
 
-    run_part(run, lambda settings: "batcher", main)
+    run_part(run, lambda settings: topology.BATCHER.name, main)
 
 
 @click.command()

@@ -20,6 +20,7 @@ from streamrl.cli.shared import (
     serving,
     stop_on_signals,
 )
+from streamrl.config import topology
 
 
 @click.command()
@@ -49,7 +50,7 @@ def orchestrator(run: str) -> None:
     with (
         stop_on_signals() as (stop, caught),
         open_log(load_run(run)) as (settings, log),
-        serving(settings, log, "orchestrator") as watched,
+        serving(settings, log, topology.ORCHESTRATOR.name) as watched,
     ):
         code = process.main(settings, watched, stop)
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)

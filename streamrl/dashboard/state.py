@@ -41,7 +41,7 @@ CURVES = (
 )
 # The mean reward of an env in a batch is a metric `batches/ENV/reward/mean` of this part.
 REWARD = "/reward/mean"
-REWARD_OF = "batcher"
+REWARD_OF = topology.BATCHER.name
 # The offsets of this many of the newest batches are kept. The advantages of a rollout are read
 # there.
 BATCHES = 65_536

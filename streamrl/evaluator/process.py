@@ -29,7 +29,7 @@ from streamrl.weights.store import Store
 
 logger = logging.getLogger(__name__)
 
-PART = "evaluator"
+PART = topology.EVALUATOR.name
 POLL_S = 0.1
 REPORT_S = 2.0
 

@@ -48,7 +48,7 @@ def up(
             kafka = KafkaLog(connect.client_settings(run), run.run)
             prepare_topics(run, kafka, resume, display)
             with (
-                serving(run, kafka, "orchestrator", at) as log,
+                serving(run, kafka, topology.ORCHESTRATOR.name, at) as log,
                 Liveness(run, topology.identities(run)) as liveness,
             ):
                 parts = SupervisedParts(run, supervisor, liveness)
