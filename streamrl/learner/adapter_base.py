@@ -29,8 +29,8 @@ from streamrl.weights.bases import BASE, CHECK, base_store
 from streamrl.weights.manifest import (
     ADAPTER,
     ADAPTER_CONFIG,
+    ALLOWED_FILE_NAMES,
     CONFIG,
-    NAMES,
     Manifest,
     WeightFile,
     hash_file,
@@ -114,7 +114,8 @@ def served_files(origin: Path) -> ServedFiles:
     copied = [
         path
         for path in sorted(origin.iterdir())
-        if path.name != CONFIG and (path.name in NAMES or path.suffix == ".safetensors")
+        if path.name != CONFIG
+        and (path.name in ALLOWED_FILE_NAMES or path.suffix == ".safetensors")
     ]
     return ServedFiles(copied, (json.dumps(settings, indent=1, sort_keys=True) + "\n").encode())
 

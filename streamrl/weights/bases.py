@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from streamrl.records import AdapterBase
-from streamrl.weights.manifest import MANIFEST, Stored
+from streamrl.weights.manifest import MANIFEST, StoredWeights
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 
@@ -36,7 +36,7 @@ def copy_base(base: AdapterBase, source: str, target: str) -> AdapterBase:
     )
 
 
-def _pull_files(stored: Stored, source: str, directory: Path) -> None:
+def _pull_files(stored: StoredWeights, source: str, directory: Path) -> None:
     """Pull without the manifest, which the store writes again."""
     pull(stored, source, directory)
     (directory / MANIFEST).unlink()

@@ -31,7 +31,7 @@ TOKENIZER_FILES = (  # of the model that training begins with, as they are
     "merges.txt",
     "chat_template.jinja",
 )
-NAMES = (
+ALLOWED_FILE_NAMES = (
     CONFIG,
     INDEX,
     ADAPTER_CONFIG,
@@ -78,7 +78,7 @@ class WeightRef(NamedTuple):
     sha256: str
 
 
-Stored = PolicyVersion | AdapterBase | AdapterCheck | WeightRef
+StoredWeights = PolicyVersion | AdapterBase | AdapterCheck | WeightRef
 
 
 def describe(directory: Path) -> Manifest:

@@ -14,18 +14,18 @@ from streamrl.errors import WeightError, describe_error
 from streamrl.records import AdapterCheck, PolicyVersion
 from streamrl.weights.files import files_in, is_local, open_store, raise_if_different, read_manifest
 from streamrl.weights.manifest import (
+    ALLOWED_FILE_NAMES,
     CONFIG,
     MANIFEST,
-    NAMES,
     Manifest,
-    Stored,
+    StoredWeights,
     differences,
     is_plain_filename,
     to_bytes,
 )
 
 
-def pull(version: Stored, store_root: str, destination: Path, link: bool = False) -> Path:
+def pull(version: StoredWeights, store_root: str, destination: Path, link: bool = False) -> Path:
     """Copy an announced version, or what it stands on, to `destination`, and verify it on the way.
     If it is not what was announced, raises WeightError and leaves nothing.
 
@@ -65,7 +65,7 @@ def pull(version: Stored, store_root: str, destination: Path, link: bool = False
     return destination
 
 
-def _described(stored: Stored) -> str:
+def _described(stored: StoredWeights) -> str:
     if isinstance(stored, PolicyVersion):
         return f"version {stored.version}"
     if isinstance(stored, AdapterCheck):
@@ -114,7 +114,7 @@ def check_names(manifest: Manifest, where: str) -> None:
     vLLM would load a pickle, and transformers would run a module, that lies next to them.
     """
     for file in manifest.files:
-        if file.name not in NAMES and not file.name.endswith(".safetensors"):
+        if file.name not in ALLOWED_FILE_NAMES and not file.name.endswith(".safetensors"):
             raise WeightError(
                 f"{where} has a file {file.name!r}, and weights have none of that name; it is"
                 " refused"

@@ -32,7 +32,7 @@ from streamrl.weights.files import (
 from streamrl.weights.manifest import (
     MANIFEST,
     Manifest,
-    Stored,
+    StoredWeights,
     WeightRef,
     describe,
     differences,
@@ -93,7 +93,7 @@ class Store:
             manifest.sha256,
         )
 
-    def holds(self, version: Stored) -> bool:
+    def holds(self, version: StoredWeights) -> bool:
         """Whether the announced version is in this store, with the announced contents. All of it is
         read.
 
