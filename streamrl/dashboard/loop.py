@@ -63,13 +63,13 @@ class PartContext(NamedTuple):
     """What all boxes are made of."""
 
     run: RunFile
-    seen: RunView
+    view: RunView
     parts: Mapping[str, PartStatus]  # by name
     time_s: float  # now
 
     def gauge(self, source: str, name: str, fresh_s: float = FRESH_S) -> float | None:
         """The last value of a gauge, or None if it is older than `fresh_s`."""
-        found = gauge_of(self.seen, source, name, self.time_s - fresh_s)
+        found = gauge_of(self.view, source, name, self.time_s - fresh_s)
         return found.value if found else None
 
     def process(self, name: str) -> ProcessStatus:
@@ -83,12 +83,12 @@ class PartContext(NamedTuple):
         return [lag for lag in lags if lag is not None]
 
 
-def nodes(run: RunFile, seen: RunView, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
+def nodes(run: RunFile, view: RunView, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
     """The parts that the run should have, in the order of the loop. `lags`: by part, the records
     that it has not read yet; `time_s`: now.
     """
-    parts = {part.name: part for part in statuses(run, seen, lags, time_s)}
-    context = PartContext(run, seen, parts, time_s)
+    parts = {part.name: part for part in statuses(run, view, lags, time_s)}
+    context = PartContext(run, view, parts, time_s)
     drawn = list[Node]()
     for role in topology.ROLES:
         if role in NODES and role.is_needed(run):
@@ -103,23 +103,23 @@ def _envs(context: PartContext) -> list[Node]:
 def _env(context: PartContext, env: str) -> Node:
     names = [topology.env_part(env, i) for i in range(context.run.envs[env].producers)]
     since_s = context.time_s - FRESH_S
-    demand = context.seen.demand.get(env)
+    demand = context.view.demand.get(env)
     wanted = None
     missing = None
     if demand is not None:
         wanted = demand.wanted_tokens
         missing = demand.missing_tokens
     facts = [
-        Stat("groups in flight", total(context.seen, "env/groups_in_flight", names, since_s)),
+        Stat("groups in flight", total(context.view, "env/groups_in_flight", names, since_s)),
         Stat("wanted", wanted, "tokens"),
         Stat("missing", missing, "tokens"),
     ]
     if names:
-        rate = total(context.seen, "env/rollouts_per_s", names, since_s)
+        rate = total(context.view, "env/rollouts_per_s", names, since_s)
     else:
         # The producers of this env are not parts of the run, so their rate is that of the topic.
         names = [outside_name(env)]
-        rate = arrival_rate(context.seen, env, context.time_s)
+        rate = arrival_rate(context.view, env, context.time_s)
     return Node(
         id=f"env:{env}",
         role="env",
@@ -162,7 +162,7 @@ def _gateway(context: PartContext) -> list[Node]:
 def _assembler(context: PartContext) -> list[Node]:
     def summed(name: str) -> float | None:
         envs = context.run.session_envs
-        return _sum([latest(context.seen, f"assembler/{name}/{env}") for env in envs])
+        return _sum([latest(context.view, f"assembler/{name}/{env}") for env in envs])
 
     facts = [
         Stat("open sessions", summed("open_sessions")),
@@ -175,7 +175,7 @@ def _assembler(context: PartContext) -> list[Node]:
 def _buffer(context: PartContext) -> list[Node]:
     names = [part.identity for part in topology.BUFFER.parts(context.run)]
     held = [
-        buffer_total(context.run, context.seen, f"buffer/window_tokens/{env}")
+        buffer_total(context.run, context.view, f"buffer/window_tokens/{env}")
         for env in context.run.envs
     ]
     busy = _most([context.gauge(name, "worker/busy_frac") for name in names])
@@ -187,7 +187,7 @@ def _buffer(context: PartContext) -> list[Node]:
 
 
 def _batcher(context: PartContext) -> list[Node]:
-    held = [latest(context.seen, f"batcher/held_tokens/{env}") for env in context.run.envs]
+    held = [latest(context.view, f"batcher/held_tokens/{env}") for env in context.run.envs]
     facts = [
         Stat("held", _sum(held), "tokens"),
         Stat("next batch", context.gauge("batcher", "batcher/next_batch")),
@@ -201,7 +201,7 @@ def _processor(context: PartContext, role: Role, facts: Sequence[Stat]) -> Node:
     is the oldest that one of them knows.
     """
     names = [part.name for part in role.parts(context.run)]
-    gauges = [gauge_of(context.seen, name, f"{role.name}/version") for name in names]
+    gauges = [gauge_of(context.view, name, f"{role.name}/version") for name in names]
     versions = [int(gauge.value) for gauge in gauges if gauge is not None]
     lags = context.lags(names)
     return Node(
@@ -246,7 +246,7 @@ def _learner(context: PartContext) -> list[Node]:
             parts=[context.process(learner.name)],
             rate=context.gauge(source, "learner/tokens_per_s", SILENT_S),
             rate_unit="tokens/s",
-            version=_known(context.seen.version),
+            version=_known(context.view.version),
             lag=context.parts[learner.name].lag,
             facts=facts,
         )
@@ -259,7 +259,7 @@ def _servers(context: PartContext) -> list[Node]:
 
 def _pool(context: PartContext, pool: str) -> Node:
     planned = [topology.inference_part(pool, i) for i in range(context.run.inference.sizes[pool])]
-    there = {name: server for name, server in context.seen.servers.items() if server.pool == pool}
+    there = {name: server for name, server in context.view.servers.items() if server.pool == pool}
     parts = [_server(context, name, there.get(name)) for name in dict.fromkeys((*planned, *there))]
     alive_since_s = context.time_s - SILENT_S
     loads = [server.in_flight for server in there.values() if server.heartbeat_s >= alive_since_s]
@@ -304,7 +304,7 @@ def _evaluator(context: PartContext) -> list[Node]:
             role="evaluator",
             title="evaluator",
             parts=[context.process("evaluator")],
-            version=max((made.version for made in context.seen.evals.values()), default=None),
+            version=max((made.version for made in context.view.evals.values()), default=None),
             facts=[Stat("behind", behind, "versions")],
         )
     ]

@@ -88,31 +88,31 @@ def broker_down(run: RunFile) -> bool:
 
 
 def follow(
-    board: LiveState, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False
+    live: LiveState, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False
 ) -> None:
     """Read all messages, and then new ones, until `stop` is set or the log is `gone`. If the log
     has been read before, this goes on from there.
     """
-    board.log = log
-    if not board.positions:
-        board.positions = catch_up(board, log, stop)
-        board.caught_up.set()
-    reader = log.reader(board.positions)
+    live.log = log
+    if not live.positions:
+        live.positions = catch_up(live, log, stop)
+        live.caught_up.set()
+    reader = log.reader(live.positions)
     try:
         while not stop.is_set():
             polled_s = time.monotonic()
             messages = reader.poll(AT_ONCE, POLL_S)
             if messages:
-                board.fold(sorted(messages, key=by_time))
+                live.fold(sorted(messages, key=by_time))
                 for message in messages:
-                    board.positions[message.topic, message.partition] = message.offset + 1
+                    live.positions[message.topic, message.partition] = message.offset + 1
             elif gone():
                 return
             else:
                 # The reader of an export does not wait, so the rest of POLL_S is waited for here.
                 stop.wait(max(0.0, polled_s + POLL_S - time.monotonic()))
     finally:
-        board.log = None
+        live.log = None
         reader.close()
 
 
@@ -123,31 +123,31 @@ def by_time(message: Message) -> tuple[float, bool]:
     return message.timestamp_s, message.topic != VERSIONS
 
 
-def catch_up(board: LiveState, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
+def catch_up(live: LiveState, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
     """Fold all messages that are there. Returns the offsets to read on from.
 
     Policy versions are read first, because they say to which step everything else belongs. The
     large topics follow, partition by partition. The small topics come last, merged by time, so that
     the loop is seen as it was at each step.
     """
-    state = board.state
+    state = live.state
     counts = _topics(state.run, log, stop)
     books = partitions_in(state.books, counts)
     data = partitions_in([topic for topic in sorted(counts) if kind_of(topic) in DATA], counts)
     # The ends of the data are looked up last, so every record that a fate names is below them.
     ends = {where: end_offset(log, *where) for where in (*books, *data)}
     starts = log.beginning_offsets(ends)
-    board.total = sum(end - starts[where] for where, end in ends.items())
+    live.total = sum(end - starts[where] for where, end in ends.items())
 
     def messages_of(where: TopicPartition) -> Iterator[Message]:
         return read(log, *where, starts[where], ends[where])
 
-    with board.lock:
+    with live.lock:
         state.starts |= {where: starts[where] for where in data}
     for where in books:
         if where[0] == VERSIONS:
             for piece in pieces(messages_of(where)):
-                with board.lock:
+                with live.lock:
                     for message in piece:
                         on_version(state, message)
     done = 0
@@ -155,15 +155,15 @@ def catch_up(board: LiveState, log: Log, stop: threading.Event) -> dict[TopicPar
         for piece in pieces(messages_of(where)):
             if stop.is_set():
                 return ends
-            board.fold(piece)
-            board.done = done + piece[-1].offset + 1 - starts[where]
+            live.fold(piece)
+            live.done = done + piece[-1].offset + 1 - starts[where]
         done += ends[where] - starts[where]
-        board.done = done
+        live.done = done
     merged = heapq.merge(*(messages_of(where) for where in books), key=by_time)
     for piece in pieces(merged):
         if stop.is_set():
             break
-        board.fold(piece)
+        live.fold(piece)
     return ends
 
 

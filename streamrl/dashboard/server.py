@@ -104,8 +104,8 @@ def serve(
     Raises PortTaken, and ConfigError if other machines reach `host` and the page is not `public`.
     """
     check_host(host, public)
-    board = LiveState(new(run))
-    application = app(board, hosts(host, public), stop)
+    live = LiveState(new(run))
+    application = app(live, hosts(host, public), stop)
     with (
         open_listener(host, port, "the dashboard", "--host", PORT_HINT) as listener,
         HttpServerThread(application, listener, STOP_TIMEOUT_S),
@@ -115,7 +115,7 @@ def serve(
             while not stop.is_set():
                 with logs() as log:
                     if log is not None:
-                        follow(board, log, stop, gone)
+                        follow(live, log, stop, gone)
         finally:
             stop.set()  # This ends the event streams.
 
@@ -141,13 +141,13 @@ def check_host(host: str, public: bool) -> None:
 
 
 def app(
-    board: LiveState,
+    live: LiveState,
     hosts: list[str],
     stop: threading.Event,
     clock: Callable[[], float] = time.time,
 ) -> ASGIApp:
     """The web application. `hosts`: see `hosts`; `clock`: the time now, in seconds."""
-    answers = Api(board, stop, clock)
+    answers = Api(live, stop, clock)
     routes = [
         Route("/", lambda request: FileResponse(PAGE / "index.html")),
         Route("/api/overview", answers.overview),
@@ -205,13 +205,13 @@ def json(value: Any, status: int = 200) -> Response:
 class Api:
     """Answers the requests of the page."""
 
-    def __init__(self, board: LiveState, stop: threading.Event, clock: Callable[[], float]) -> None:
-        self._board = board
+    def __init__(self, live: LiveState, stop: threading.Event, clock: Callable[[], float]) -> None:
+        self._live = live
         self._stop = stop
         self._clock = clock
         self._tokenizer_loaded = False
         self._texts: rollout_views.Texts | None = None
-        self._live = _Overview(-1, 0.0, b"")
+        self._latest = _Overview(-1, 0.0, b"")
         self._reading = threading.Lock()
         self._streams = 0
 
@@ -227,7 +227,7 @@ class Api:
         step = number(request, "step", int)
         page = number(request, "page", int) or 0
         return json(
-            rollout_views.page(self._board.state, asked, max(page, 0), step, self._board.lock)
+            rollout_views.page(self._live.state, asked, max(page, 0), step, self._live.lock)
         )
 
     def rollout(self, request: Request) -> Response:
@@ -235,9 +235,9 @@ class Api:
         params = request.path_params
         place = RolloutLocation(params["env"], params["partition"], params["offset"])
         step = number(request, "step", int)
-        board = self._board
-        state = self._board.state
-        with board.lock:
+        live = self._live
+        state = self._live.state
+        with live.lock:
             at = state.index.find(place)
             if at is None:
                 raise PageRefused(
@@ -247,7 +247,7 @@ class Api:
             batch = state.batches.get(known["batch"]) if known["batch"] is not None else None
         # Each read opens a Kafka client, so there is only one at a time.
         with self._reading:
-            log = board.log
+            log = live.log
             if log is None:
                 why = "the run's broker cannot be reached now; its tokens lie there"
                 return json({**known, "error": why})
@@ -281,25 +281,25 @@ class Api:
 
     def _overview_now(self) -> bytes:
         """The overview as it is now. It is made once for all pages."""
-        with self._board.lock:
+        with self._live.lock:
             time_s = self._clock()
-            messages = self._board.state.messages
-            if messages != self._live.messages or time_s - self._live.made_s > IDLE_S:
-                self._live = _Overview(messages, time_s, self._overview(time_s))
-            return self._live.json
+            messages = self._live.state.messages
+            if messages != self._latest.messages or time_s - self._latest.made_s > IDLE_S:
+                self._latest = _Overview(messages, time_s, self._overview(time_s))
+            return self._latest.json
 
     def _overview_at(self, step: int) -> bytes:
         """The overview at the end of `step`."""
-        with self._board.lock:
+        with self._live.lock:
             return self._overview(self._clock(), step)
 
     def _overview(self, time_s: float, step: int | None = None) -> bytes:
-        made = views.overview(self._board.state, time_s, step)
-        return msgspec.json.encode({**made, "read": self._board.read_share})
+        made = views.overview(self._live.state, time_s, step)
+        return msgspec.json.encode({**made, "read": self._live.read_share})
 
     def _tokenizer(self) -> rollout_views.Texts | None:
         if not self._tokenizer_loaded:
-            self._texts = texts_of(self._board.state.run)
+            self._texts = texts_of(self._live.state.run)
             self._tokenizer_loaded = True
         return self._texts
 

@@ -90,7 +90,7 @@ class LiveDisplay:
 def frame_line(frame: Frame) -> str:
     """The frame in one line. Before the first batch, it says what the run waits for."""
     waits = [frame.waits_for] if frame.waits_for else []
-    if frame.seen.batch < 0 and waits:
+    if frame.view.batch < 0 and waits:
         return " | ".join([*waits, *frame.troubles])
     return " | ".join([*_figures(frame), *frame.troubles, *waits])
 
@@ -98,11 +98,11 @@ def frame_line(frame: Frame) -> str:
 def _figures(frame: Frame) -> list[str]:
     """The figures of the line, each with its name."""
     envs = frame.run.envs
-    seen = frame.seen
+    view = frame.view
     rewards = [f"{env} {number(frame.reward(env), '.3f')}" for env in envs]
     rate = sum(frame.rollout_rate(env) or 0.0 for env in envs)
     tokens = sum(frame.buffered_tokens(env) for env in envs)
-    servers = [f"{name} v{server.version}" for name, server in sorted(seen.servers.items())]
+    servers = [f"{name} v{server.version}" for name, server in sorted(view.servers.items())]
     if frame.left_s is None:
         time_said = f"{clock(frame.running_s or 0.0)} so far"
     else:
@@ -112,8 +112,8 @@ def _figures(frame: Frame) -> list[str]:
         f"reward {'  '.join(rewards)}",
         f"{rate:,.0f} rollouts/s",
         f"buffered {tokens:,.0f} tokens",
-        f"age {number(latest(seen, 'batcher/batch_age_mean'), '.2f')}",
-        f"mixed {percent(latest(seen, 'batcher/mixed_versions_frac'))}",
+        f"age {number(latest(view, 'batcher/batch_age_mean'), '.2f')}",
+        f"mixed {percent(latest(view, 'batcher/mixed_versions_frac'))}",
         f"expired {percent(frame.expired_share)}",
         " ".join(servers),
         time_said,

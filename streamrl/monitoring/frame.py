@@ -41,7 +41,7 @@ class Frame:
     """Everything that is shown at one time."""
 
     run: RunFile
-    seen: RunView
+    view: RunView
     time_s: float  # now, in seconds since the epoch
     parts: Sequence[PartLine] = ()
 
@@ -49,34 +49,34 @@ class Frame:
     def waits_for(self) -> str:
         """What the run waits for, in words; empty if it does not wait."""
         notes = {part.name: part.note for part in self.parts}
-        return blocking_reason(self.run, self.seen, self.time_s, notes)
+        return blocking_reason(self.run, self.view, self.time_s, notes)
 
     @property
     def troubles(self) -> list[str]:
         """A line for each env of which many rollouts have failed or were put aside."""
-        return troubles(self.seen, LEAST_TROUBLES)
+        return troubles(self.view, LEAST_TROUBLES)
 
     @property
     def evaluations(self) -> str:
         """The newest evaluations in words, each with its smallest k; empty if there are none."""
         shown: list[str] = []
-        for _, evaluation in sorted(self.seen.evals.items()):
+        for _, evaluation in sorted(self.view.evals.items()):
             for passed in evaluation.pass_at[:1]:
                 name = f"{evaluation.name} pass@{passed.k}"
                 shown.append(f"{name} {passed.value:.3f} (v{evaluation.version})")
-        return f"eval {', '.join(shown)}" if self.seen.evals else ""
+        return f"eval {', '.join(shown)}" if self.view.evals else ""
 
     @property
     def step(self) -> str:
         """The last step, with the run's last one if its number is limited: 7/100."""
-        done = str(max(self.seen.version, 0))
+        done = str(max(self.view.version, 0))
         limit = self.run.orchestrator.max_steps
         return f"{done}/{limit}" if limit else done
 
     @property
     def running_s(self) -> float | None:
         """Seconds since the first server of this session was ready, or None before."""
-        ready_s = self.seen.ready_s
+        ready_s = self.view.ready_s
         return None if ready_s is None else self.time_s - ready_s
 
     @property
@@ -88,7 +88,7 @@ class Frame:
     @property
     def expired_share(self) -> float | None:
         """The share of expired rollouts among those of all envs that have a fate."""
-        fates = self.seen.fates.values()
+        fates = self.view.fates.values()
         ended = sum(of_env.total() for of_env in fates)
         return sum(of_env["expired"] for of_env in fates) / ended if ended else None
 
@@ -96,7 +96,7 @@ class Frame:
         """The env's mean reward over its last batches, or None if there are none."""
         target = self.run.orchestrator.target
         batches = REWARD_BATCHES if target is None else target.batches
-        rewards = recent_rewards(self.seen, env, batches)
+        rewards = recent_rewards(self.view, env, batches)
         return fmean(rewards) if rewards else None
 
     def rollout_rate(self, env: str) -> float | None:
@@ -107,12 +107,12 @@ class Frame:
         """
         producers = self.run.envs[env].producers
         if not producers:
-            return arrival_rate(self.seen, env, self.time_s)
+            return arrival_rate(self.view, env, self.time_s)
         sources = [topology.env_part(env, i) for i in range(producers)]
-        return total(self.seen, "env/rollouts_per_s", sources, self.time_s - FRESH_S)
+        return total(self.view, "env/rollouts_per_s", sources, self.time_s - FRESH_S)
 
     def buffered_tokens(self, env: str) -> float:
         """The env's tokens in the buffer and the batcher."""
-        window = buffer_total(self.run, self.seen, f"buffer/window_tokens/{env}")
-        held = latest(self.seen, f"batcher/held_tokens/{env}")
+        window = buffer_total(self.run, self.view, f"buffer/window_tokens/{env}")
+        held = latest(self.view, f"batcher/held_tokens/{env}")
         return (window or 0.0) + (held or 0.0)

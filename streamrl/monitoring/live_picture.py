@@ -45,7 +45,7 @@ def render_live(frame: Frame, events: Sequence[str] = (), width: int = 100) -> R
     if frame.waits_for:
         rows += [Text(), Text(escaped(f"⧖ {frame.waits_for}"), style="yellow")]
     rows += [_cut(f"⚠ {wrong}", "yellow") for wrong in frame.troubles]
-    if frame.seen.servers:
+    if frame.view.servers:
         rows += [Text(), servers_table(frame)]
     if frame.parts:
         rows += [Text(), parts_table(frame)]
@@ -69,8 +69,8 @@ def headline(frame: Frame) -> RenderableType:
     """The step, the times and, if the run has a target, a bar that shows how near it is."""
     shown = {
         "step": frame.step,
-        "age": number(latest(frame.seen, "batcher/batch_age_mean"), ".2f"),
-        "mixed": percent(latest(frame.seen, "batcher/mixed_versions_frac")),
+        "age": number(latest(frame.view, "batcher/batch_age_mean"), ".2f"),
+        "mixed": percent(latest(frame.view, "batcher/mixed_versions_frac")),
         "expired": percent(frame.expired_share),
         "running": clock(frame.running_s),
     }
@@ -111,8 +111,8 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
     """A row for each env, with a sparkline of its rewards of at most `spark_width` columns."""
     rows: list[list[Text | str]] = []
     for env in frame.run.envs:
-        demand = frame.seen.demand.get(env)
-        curve = sparkline(recent_rewards(frame.seen, env, SPARK_BATCHES), spark_width)
+        demand = frame.view.demand.get(env)
+        curve = sparkline(recent_rewards(frame.view, env, SPARK_BATCHES), spark_width)
         rows.append(
             [
                 Text(env, style="cyan"),
@@ -120,8 +120,8 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
                 Text(curve, style="green"),
                 number(frame.rollout_rate(env), ",.1f"),
                 number(frame.buffered_tokens(env), ",.0f"),
-                number(latest(frame.seen, f"batches/{env}/age/mean"), ".2f"),
-                percent(expired_share(frame.seen, env)),
+                number(latest(frame.view, f"batches/{env}/age/mean"), ".2f"),
+                percent(expired_share(frame.view, env)),
                 f"{demand.wanted_tokens:,}" if demand else DASH,
             ]
         )
@@ -133,7 +133,7 @@ def servers_table(frame: Frame) -> Table:
     """A row for each server, with its pool if the run has several."""
     names = ["server", "pool", "state", ">policy", ">in flight", ">logprobs off by", ""]
     rows: list[list[Text | str]] = []
-    for name, server in sorted(frame.seen.servers.items()):
+    for name, server in sorted(frame.view.servers.items()):
         version = f"v{server.version}" if server.version >= 0 else DASH
         rows.append(
             [

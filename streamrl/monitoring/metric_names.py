@@ -42,7 +42,7 @@ class MetricSpec(NamedTuple):
         return prometheus_name(re.sub(r"\{\w+\}", "", self.name)) + suffix
 
 
-MEASURES = (
+METRICS = (
     # ---- every part: measured by its log (log/instrumented.py)
     MetricSpec(
         "part/ready",
@@ -413,10 +413,10 @@ def find_metric(name: str) -> tuple[MetricSpec, tuple[str, ...]] | None:
 
     None for a name that is not in the list.
     """
-    for known, pattern in _PATTERNS:
-        found = pattern.fullmatch(name)
-        if found is not None:
-            return known, found.groups()
+    for spec, pattern in _PATTERNS:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            return spec, match.groups()
     return None
 
 
@@ -434,9 +434,9 @@ def series_name(source: str, name: str, lead: str) -> str:
 def table() -> str:
     """All metrics as a Markdown table."""
     rows = ["| metric | meaning |", "|---|---|"]
-    for known in MEASURES:
-        suffix = " (counter)" if known.kind == "counter" else ""
-        rows.append(f"| `{known.name}` | {known.meaning}{suffix} |")
+    for spec in METRICS:
+        suffix = " (counter)" if spec.kind == "counter" else ""
+        rows.append(f"| `{spec.name}` | {spec.meaning}{suffix} |")
     return "\n".join(rows)
 
 
@@ -457,7 +457,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 # If a name matches several metrics, it belongs to the one with the fewest labels.
 _PATTERNS = tuple(
-    (known, _pattern(known.name)) for known in sorted(MEASURES, key=lambda known: len(known.labels))
+    (spec, _pattern(spec.name)) for spec in sorted(METRICS, key=lambda spec: len(spec.labels))
 )
 
 

@@ -116,7 +116,7 @@ def deciding_view(run: RunFile, since_s: float = 0.0) -> RunView:
     return view
 
 
-def update_view(seen: RunView, events: Iterable[Event], now_s: float | None = None) -> RunView:
+def update_view(view: RunView, events: Iterable[Event], now_s: float | None = None) -> RunView:
     """Fold events into the view. Records that cannot be read or are not known are ignored.
 
     `now_s` is the time at which new events arrived, by this process's clock. It is None for events
@@ -125,50 +125,50 @@ def update_view(seen: RunView, events: Iterable[Event], now_s: float | None = No
     for event in events:
         match event.record:
             case Metric():
-                metric = validate_metric(event, seen.version)
+                metric = validate_metric(event, view.version)
                 if metric is not None:
-                    _on_metric(seen, metric)
-            case Batch() as batch if seen.counts_batches:
-                _on_batch(seen, batch)
+                    _on_metric(view, metric)
+            case Batch() as batch if view.counts_batches:
+                _on_batch(view, batch)
             case Server() as server:
-                _on_server(seen, server, now_s)
+                _on_server(view, server, now_s)
             case None if event.topic == topology.SERVERS:
-                seen.servers.pop(event.key, None)
-            case PolicyVersion(learner=seen.learner) as version:
-                if version.version > seen.version:
-                    seen.version = version.version
-                    seen.version_s = version.time_s
+                view.servers.pop(event.key, None)
+            case PolicyVersion(learner=view.learner) as version:
+                if version.version > view.version:
+                    view.version = version.version
+                    view.version_s = version.time_s
             case Demand() as demand:
-                seen.demand[demand.environment] = demand
+                view.demand[demand.environment] = demand
             case Fate() as fate:
-                seen.fates[fate.environment][fate.fate] += len(fate.offsets)
+                view.fates[fate.environment][fate.fate] += len(fate.offsets)
                 if fate.fate in TROUBLES:
-                    seen.causes[fate.environment, fate.fate] = fate.cause
-            case Evaluation(learner=seen.learner) as evaluation:
-                known = seen.evals.get(evaluation.name)
+                    view.causes[fate.environment, fate.fate] = fate.cause
+            case Evaluation(learner=view.learner) as evaluation:
+                known = view.evals.get(evaluation.name)
                 if known is None or known.version <= evaluation.version:
-                    seen.evals[evaluation.name] = evaluation
+                    view.evals[evaluation.name] = evaluation
             case _:
                 pass
-    return seen
+    return view
 
 
-def _on_metric(seen: RunView, metric: Metric) -> None:
-    seen.heard_s[metric.source] = max(seen.heard_s.get(metric.source, 0.0), metric.time_s)
-    gauges = seen.gauges[metric.source]
+def _on_metric(view: RunView, metric: Metric) -> None:
+    view.heard_s[metric.source] = max(view.heard_s.get(metric.source, 0.0), metric.time_s)
+    gauges = view.gauges[metric.source]
     for name, value in metric.values.items():
         gauges[name] = Gauge(value, metric.time_s)
         if name.startswith(ARRIVALS) and metric.source.startswith(BUFFER):
-            known = [source for source in seen.gauges if source.startswith(BUFFER)]
-            read = Gauge(total(seen, name, known) or 0.0, metric.time_s)
-            _on_arrival(seen.arrivals[name.removeprefix(ARRIVALS)], read)
+            known = [source for source in view.gauges if source.startswith(BUFFER)]
+            read = Gauge(total(view, name, known) or 0.0, metric.time_s)
+            _on_arrival(view.arrivals[name.removeprefix(ARRIVALS)], read)
         is_reward = name.startswith("batches/") and name.endswith("/reward/mean")
-        if is_reward and metric.step is not None and not seen.counts_batches:
+        if is_reward and metric.step is not None and not view.counts_batches:
             env = name.removeprefix("batches/").removesuffix("/reward/mean")
-            _record_reward(seen, env, metric.step, value)
-            seen.batch = max(seen.batch, metric.step)
-    if "orchestrator/active_s" in metric.values and metric.time_s < seen.since_s:
-        seen.active_before_s = max(seen.active_before_s, metric.values["orchestrator/active_s"])
+            _record_reward(view, env, metric.step, value)
+            view.batch = max(view.batch, metric.step)
+    if "orchestrator/active_s" in metric.values and metric.time_s < view.since_s:
+        view.active_before_s = max(view.active_before_s, metric.values["orchestrator/active_s"])
 
 
 def _on_arrival(arrivals: list[Gauge], now: Gauge) -> None:
@@ -184,77 +184,77 @@ def _on_arrival(arrivals: list[Gauge], now: Gauge) -> None:
         arrivals.append(now)
 
 
-def _on_batch(seen: RunView, batch: Batch) -> None:
-    seen.batch = max(seen.batch, batch.number)
+def _on_batch(view: RunView, batch: Batch) -> None:
+    view.batch = max(view.batch, batch.number)
     for env, mean in mean_rewards(batch).items():
-        _record_reward(seen, env, batch.number, mean)
+        _record_reward(view, env, batch.number, mean)
 
 
-def _record_reward(seen: RunView, env: str, step: int, value: float) -> None:
+def _record_reward(view: RunView, env: str, step: int, value: float) -> None:
     """Record the env's mean reward in the batch `step`.
 
     The batches of an env are kept in order, so that the last ones are found without sorting.
     """
-    rewards = seen.rewards[env]
+    rewards = view.rewards[env]
     is_late = bool(rewards) and step not in rewards and step < next(reversed(rewards))
     rewards[step] = value
     if is_late:
         rewards = dict(sorted(rewards.items()))
-        seen.rewards[env] = rewards
-    if len(rewards) > seen.rewards_kept:
+        view.rewards[env] = rewards
+    if len(rewards) > view.rewards_kept:
         del rewards[next(iter(rewards))]
 
 
-def _on_server(seen: RunView, server: Server, now_s: float | None) -> None:
-    seen.servers[server.server_id] = server
+def _on_server(view: RunView, server: Server, now_s: float | None) -> None:
+    view.servers[server.server_id] = server
     is_ready = server.state == "ready" and server.version >= 0
-    is_of_session = now_s is not None or server.heartbeat_s >= seen.since_s
-    if seen.ready_s is None and is_ready and is_of_session:
-        seen.ready_s = server.heartbeat_s if now_s is None else now_s
+    is_of_session = now_s is not None or server.heartbeat_s >= view.since_s
+    if view.ready_s is None and is_ready and is_of_session:
+        view.ready_s = server.heartbeat_s if now_s is None else now_s
 
 
 # ---- questions -----------------------------------------------------------------------------------
 
 
-def latest(seen: RunView, name: str, since_s: float = 0.0) -> float | None:
+def latest(view: RunView, name: str, since_s: float = 0.0) -> float | None:
     """The newest value of a metric, whichever part has published it."""
     newest: Gauge | None = None
-    for source in seen.gauges:
-        gauge = gauge_of(seen, source, name, since_s)
+    for source in view.gauges:
+        gauge = gauge_of(view, source, name, since_s)
         if gauge is not None and (newest is None or gauge.time_s > newest.time_s):
             newest = gauge
     return None if newest is None else newest.value
 
 
-def total(seen: RunView, name: str, sources: Iterable[str], since_s: float = 0.0) -> float | None:
+def total(view: RunView, name: str, sources: Iterable[str], since_s: float = 0.0) -> float | None:
     """The sum of a metric over those of `sources` that have published it since `since_s`.
 
     None if none of them has.
     """
-    gauges = [gauge_of(seen, source, name, since_s) for source in sources]
+    gauges = [gauge_of(view, source, name, since_s) for source in sources]
     values = [gauge.value for gauge in gauges if gauge is not None]
     return sum(values) if values else None
 
 
-def gauge_of(seen: RunView, source: str, name: str, since_s: float = 0.0) -> Gauge | None:
+def gauge_of(view: RunView, source: str, name: str, since_s: float = 0.0) -> Gauge | None:
     """The newest value of a metric of one source, or None if it has not published it since
     `since_s`.
     """
-    gauge = seen.gauges.get(source, {}).get(name)
+    gauge = view.gauges.get(source, {}).get(name)
     return gauge if gauge is not None and gauge.time_s >= since_s else None
 
 
-def buffer_total(run: RunFile, seen: RunView, name: str) -> float | None:
+def buffer_total(run: RunFile, view: RunView, name: str) -> float | None:
     """The sum of a gauge over all shards of the buffer."""
-    return total(seen, name, [part.identity for part in topology.BUFFER.parts(run)])
+    return total(view, name, [part.identity for part in topology.BUFFER.parts(run)])
 
 
-def arrival_rate(seen: RunView, env: str, time_s: float) -> float | None:
+def arrival_rate(view: RunView, env: str, time_s: float) -> float | None:
     """Rollouts per second that the buffer has lately read of the env, whoever published them.
 
     None if nothing is known of the env.
     """
-    arrivals = seen.arrivals.get(env)
+    arrivals = view.arrivals.get(env)
     if not arrivals:
         return None
     first = arrivals[0]
@@ -264,17 +264,17 @@ def arrival_rate(seen: RunView, env: str, time_s: float) -> float | None:
     return (last.value - first.value) / max(time_s - first.time_s, 1.0)
 
 
-def troubles(seen: RunView, least: float = 0.0) -> list[str]:
+def troubles(view: RunView, least: float = 0.0) -> list[str]:
     """A line for each env with more than the share `least` of failed or unusable rollouts.
 
     It says how many there are, and the cause of the last one.
     """
     found: list[str] = []
-    for env, fates in seen.fates.items():
+    for env, fates in view.fates.items():
         said: list[str] = []
         for fate, words in TROUBLES.items():
             if fates[fate] > least * fates.total():
-                cause = printable(seen.causes.get((env, fate), "")) or "no cause given"
+                cause = printable(view.causes.get((env, fate), "")) or "no cause given"
                 said.append(f"{fates[fate]:,} {words} (last: {cause})")
         if said:
             found.append(f"{env}: {', '.join(said)}")
@@ -293,22 +293,22 @@ def mismatch_of(server: Server) -> float | None:
     return server.mismatch_max_abs if server.mismatch_tokens > 0 else None
 
 
-def recent_rewards(seen: RunView, env: str, batches: int) -> list[float]:
+def recent_rewards(view: RunView, env: str, batches: int) -> list[float]:
     """The mean rewards of the env's last `batches` batches, the oldest first."""
-    rewards = seen.rewards.get(env, {})
+    rewards = view.rewards.get(env, {})
     newest_first = [rewards[step] for step in islice(reversed(rewards), batches)]
     return newest_first[::-1]
 
 
-def expired_share(seen: RunView, env: str) -> float | None:
+def expired_share(view: RunView, env: str) -> float | None:
     """The share of expired rollouts among those of the env that have a fate."""
-    fates = seen.fates.get(env, Counter[str]())
+    fates = view.fates.get(env, Counter[str]())
     ended = fates.total()
     return fates["expired"] / ended if ended else None
 
 
-def active_s(seen: RunView, time_s: float) -> float:
+def active_s(view: RunView, time_s: float) -> float:
     """The seconds for which this run has had a server, over all its sessions."""
-    if seen.ready_s is None:
-        return seen.active_before_s
-    return seen.active_before_s + (time_s - seen.ready_s)
+    if view.ready_s is None:
+        return view.active_before_s
+    return view.active_before_s + (time_s - view.ready_s)

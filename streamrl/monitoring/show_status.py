@@ -45,46 +45,46 @@ def show_status(run: RunFile, console: Console | None = None) -> None:
         )
     with connect.connect_or_start(run) as settings:
         log = KafkaLog(settings, run.run)
-        seen = read_view(run, log)
+        view = read_view(run, log)
         lags = dict[str, int | None]()
         for part in topology.parts(run):
             if topology.role_of(part).has_offsets:
                 lags[part.identity] = lag(log, part.identity)
     time_s = time.time()
-    parts = statuses(run, seen, lags, time_s)
-    for renderable in tables(run, seen, parts, time_s):
+    parts = statuses(run, view, lags, time_s)
+    for renderable in tables(run, view, parts, time_s):
         console.print(renderable)
 
 
 def tables(
-    run: RunFile, seen: RunView, parts: Sequence[PartStatus], time_s: float
+    run: RunFile, view: RunView, parts: Sequence[PartStatus], time_s: float
 ) -> list[RenderableType]:
     """What `streamrl status` prints, from top to bottom."""
     found: list[RenderableType] = [
-        _headline(run, seen, time_s),
+        _headline(run, view, time_s),
         Text(),
         _parts(parts),
         Text(),
-        _servers(seen, time_s),
+        _servers(view, time_s),
         Text(),
-        _envs(run, seen),
+        _envs(run, view),
     ]
-    lines = troubles(seen)
+    lines = troubles(view)
     found += [Text(f"  {line}", style="yellow") for line in lines]
     if any("put aside" in line for line in lines):
         hint = "  `streamrl dead-letters list RUN` shows what was put aside"
         found.append(Text(hint, style="bright_black"))
-    if seen.evals:
-        found += [Text(), _evals(seen)]
+    if view.evals:
+        found += [Text(), _evals(view)]
     return found
 
 
-def _headline(run: RunFile, seen: RunView, time_s: float) -> Text:
+def _headline(run: RunFile, view: RunView, time_s: float) -> Text:
     origin = ""
     if run.fork:
         fork = run.fork
         origin = f"  fork of {fork.run} at version {fork.version} ({fork.sha256[:12]})"
-    last = max(seen.heard_s.values(), default=None)
+    last = max(view.heard_s.values(), default=None)
     if last is None:
         when = "never started"
     elif time_s - last < SILENT_S:
@@ -92,9 +92,9 @@ def _headline(run: RunFile, seen: RunView, time_s: float) -> Text:
     else:
         when = f"stopped {clock(time_s - last)} ago"
     trained = "no policy version yet"
-    if seen.version >= 0:
-        trained = f"step {seen.version} (policy version {seen.version})"
-    batch = str(seen.batch) if seen.batch >= 0 else MISSING
+    if view.version >= 0:
+        trained = f"step {view.version} (policy version {view.version})"
+    batch = str(view.batch) if view.batch >= 0 else MISSING
     return Text.assemble((run.run, "bold cyan"), f"{origin}  {when}  {trained}  last batch {batch}")
 
 
@@ -112,9 +112,9 @@ def _parts(parts: Sequence[PartStatus]) -> Table:
     return table
 
 
-def _servers(seen: RunView, time_s: float) -> Table:
+def _servers(view: RunView, time_s: float) -> Table:
     table = _table("server", "state", "pool", "version", "in flight", "logprobs off by", "url")
-    for name, server in sorted(seen.servers.items()):
+    for name, server in sorted(view.servers.items()):
         table.add_row(
             quoted(name),
             state_cell(server_state(server, time_s)),
@@ -124,12 +124,12 @@ def _servers(seen: RunView, time_s: float) -> Table:
             number(mismatch_of(server), ".1e", MISSING),
             quoted(server.error or server.url),
         )
-    if not seen.servers:
+    if not view.servers:
         table.add_row("none", "", "", "", "", "", "")
     return table
 
 
-def _envs(run: RunFile, seen: RunView) -> Table:
+def _envs(run: RunFile, view: RunView) -> Table:
     table = _table(
         "env",
         "reward in last batch",
@@ -141,35 +141,35 @@ def _envs(run: RunFile, seen: RunView) -> Table:
         "held tokens",
     )
     for env in run.envs:
-        fates = seen.fates.get(env, Counter[str]())
+        fates = view.fates.get(env, Counter[str]())
         put_aside = f"{fates['invalid']:,}"
-        if buffer_total(run, seen, f"worker/left_alone_s/{topology.rollouts(env)}"):
+        if buffer_total(run, view, f"worker/left_alone_s/{topology.rollouts(env)}"):
             put_aside += ", not read for now"
         table.add_row(
             env,
-            _last_reward(seen, env),
+            _last_reward(view, env),
             f"{fates.total():,}",
-            percent(expired_share(seen, env), MISSING),
+            percent(expired_share(view, env), MISSING),
             f"{fates['failed']:,}",
             put_aside,
-            number(buffer_total(run, seen, f"buffer/window_tokens/{env}"), ",.0f", MISSING),
-            number(latest(seen, f"batcher/held_tokens/{env}"), ",.0f", MISSING),
+            number(buffer_total(run, view, f"buffer/window_tokens/{env}"), ",.0f", MISSING),
+            number(latest(view, f"batcher/held_tokens/{env}"), ",.0f", MISSING),
         )
     return table
 
 
-def _last_reward(seen: RunView, env: str) -> str:
-    rewards = seen.rewards.get(env)
+def _last_reward(view: RunView, env: str) -> str:
+    rewards = view.rewards.get(env)
     if not rewards:
         return MISSING
     batch = max(rewards)
     return f"{rewards[batch]:.3f} (batch {batch})"
 
 
-def _evals(seen: RunView) -> Table:
+def _evals(view: RunView) -> Table:
     """The newest evaluations. `streamrl eval RUN --list` shows all of them."""
     table = _table("evaluation", "of version", "pass@k (95 %)", "reward", "problems")
-    for name, newest in sorted(seen.evals.items()):
+    for name, newest in sorted(view.evals.items()):
         passed = [f"@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in newest.pass_at]
         table.add_row(
             quoted(name),

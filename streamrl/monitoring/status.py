@@ -43,11 +43,11 @@ class PartStatus:
 
 def read_view(run: RunFile, log: Log) -> RunView:
     """The state of a run, from all records of its topics."""
-    seen = new_view(run)
+    view = new_view(run)
     for topic, partition in view_partitions(log):
         messages = read(log, topic, partition)
-        seen = update_view(seen, (to_event(message, TOPICS[topic]) for message in messages))
-    return seen
+        view = update_view(view, (to_event(message, TOPICS[topic]) for message in messages))
+    return view
 
 
 def view_partitions(log: Log) -> list[TopicPartition]:
@@ -87,35 +87,35 @@ def _behind(log: Log, topic: str, partition: int, offset: int) -> int:
 
 
 def statuses(
-    run: RunFile, seen: RunView, lags: Mapping[str, int | None], time_s: float
+    run: RunFile, view: RunView, lags: Mapping[str, int | None], time_s: float
 ) -> list[PartStatus]:
     """The status of every part that the run should have. `lags` are by identity."""
     found: list[PartStatus] = []
     for part in topology.parts(run):
         if part.process == 0:  # Of a gang, the process of rank 0 speaks for all.
-            found.append(_status(seen, part, lags.get(part.identity), time_s))
+            found.append(_status(view, part, lags.get(part.identity), time_s))
     for env, settings in run.envs.items():
         if not settings.replicas:
-            found.append(_outside(seen, env, time_s))
+            found.append(_outside(view, env, time_s))
     return found
 
 
-def _status(seen: RunView, part: Part, lag: int | None, time_s: float) -> PartStatus:
+def _status(view: RunView, part: Part, lag: int | None, time_s: float) -> PartStatus:
     """The status of a part that the run starts. The part publishes metrics under its identity, and
     the orchestrator says under the part's name whether it runs.
     """
-    heard_s = [seen.heard_s[name] for name in (part.name, part.identity) if name in seen.heard_s]
-    server = seen.servers.get(part.name)
+    heard_s = [view.heard_s[name] for name in (part.name, part.identity) if name in view.heard_s]
+    server = view.servers.get(part.name)
     if server is not None:
         heard_s.append(server.heartbeat_s)
     ago = max(0.0, time_s - max(heard_s)) if heard_s else None
-    running = _supervisors(seen, f"running/{part.name}")
+    running = _supervisors(view, f"running/{part.name}")
     # What the orchestrator says of a part is newer than the part's own records, while it runs.
     if running is None or time_s - running.time_s >= SILENT_S:
         state = _state(ago)
     else:
         state = "running" if running.value else "back-off"
-    restarts = _supervisors(seen, f"restarts/{part.name}")
+    restarts = _supervisors(view, f"restarts/{part.name}")
     return PartStatus(
         name=part.name,
         state=state,
@@ -125,9 +125,9 @@ def _status(seen: RunView, part: Part, lag: int | None, time_s: float) -> PartSt
     )
 
 
-def _supervisors(seen: RunView, name: str) -> Gauge | None:
+def _supervisors(view: RunView, name: str) -> Gauge | None:
     """What the orchestrator has said of a part, or None if it has said nothing."""
-    return gauge_of(seen, "orchestrator", f"orchestrator/{name}")
+    return gauge_of(view, "orchestrator", f"orchestrator/{name}")
 
 
 def outside_name(env: str) -> str:
@@ -135,9 +135,9 @@ def outside_name(env: str) -> str:
     return f"{env} (outside)"
 
 
-def _outside(seen: RunView, env: str, time_s: float) -> PartStatus:
+def _outside(view: RunView, env: str, time_s: float) -> PartStatus:
     """The status of an env that the run does not start, by the rollouts that the buffer read."""
-    arrivals = seen.arrivals.get(env)
+    arrivals = view.arrivals.get(env)
     ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
     return PartStatus(
         name=outside_name(env), state=_state(ago), heard_s_ago=ago, restarts=0, lag=None

@@ -18,42 +18,42 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def run_finished(limits: Orchestrator, seen: RunView, time_s: float) -> Verdict | None:
+def run_finished(limits: Orchestrator, view: RunView, time_s: float) -> Verdict | None:
     """The verdict if the run is over, otherwise None.
 
     A run succeeds when it reaches its target or its last step. A run with a target fails when its
     time is over.
     """
     target = limits.target
-    if target is not None and target_reached(seen, target):
-        return Verdict(0, f"target reached: {target_progress(seen, target)}")
-    if limits.max_steps and seen.version >= limits.max_steps:
-        return Verdict(0, f"step {seen.version} of {limits.max_steps} reached")
-    if not limits.max_wall_s or seen.ready_s is None or time_s - seen.ready_s < limits.max_wall_s:
+    if target is not None and target_reached(view, target):
+        return Verdict(0, f"target reached: {target_progress(view, target)}")
+    if limits.max_steps and view.version >= limits.max_steps:
+        return Verdict(0, f"step {view.version} of {limits.max_steps} reached")
+    if not limits.max_wall_s or view.ready_s is None or time_s - view.ready_s < limits.max_wall_s:
         return None
     over = f"{limits.max_wall_s:.0f} s are over"
     if target is None:
         return Verdict(0, over)
-    return Verdict(1, f"{over} without the target: {target_progress(seen, target)}")
+    return Verdict(1, f"{over} without the target: {target_progress(view, target)}")
 
 
-def target_reached(seen: RunView, target: Target) -> bool:
+def target_reached(view: RunView, target: Target) -> bool:
     """Whether the env's mean reward over its last `target.batches` batches reaches the target.
 
     Only batches with rollouts of the env count, and there must be that many.
     """
-    rewards = recent_rewards(seen, target.env, target.batches)
+    rewards = recent_rewards(view, target.env, target.batches)
     return len(rewards) == target.batches and reaches(fmean(rewards), target.reward)
 
 
-def target_progress(seen: RunView, target: Target) -> str:
+def target_progress(view: RunView, target: Target) -> str:
     """How far the run is from its target, as text."""
-    rewards = recent_rewards(seen, target.env, target.batches)
+    rewards = recent_rewards(view, target.env, target.batches)
     if not rewards:
-        ended = sum(fates.total() for fates in seen.fates.values())
+        ended = sum(fates.total() for fates in view.fates.values())
         return (
-            f"no batch with {target.env} was made (policy version {seen.version},"
-            f" {len(seen.servers)} servers, {ended} rollouts ended)"
+            f"no batch with {target.env} was made (policy version {view.version},"
+            f" {len(view.servers)} servers, {ended} rollouts ended)"
         )
     earned = f"{target.env} earned {fmean(rewards):.3f} over its last {len(rewards)} batches"
-    return f"{earned}, wanted {target.reward:g} over {target.batches}; step {seen.version}"
+    return f"{earned}, wanted {target.reward:g} over {target.batches}; step {view.version}"

@@ -12,7 +12,7 @@ from streamrl.records import FateKind
 FATES: tuple[str, ...] = get_args(FateKind)
 
 
-def gauges(seen: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
+def gauges(view: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
     """How parts and servers are, how far the run is, what became of the rollouts, and how long
     there has been a server.
     """
@@ -20,22 +20,22 @@ def gauges(seen: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str,
     for part in parts:
         values[f"orchestrator/restarts/{part.name}"] = float(part.restarts)
         values[f"orchestrator/running/{part.name}"] = float(part.state == "running")
-    for env in {**seen.demand, **seen.fates}:
+    for env in {**view.demand, **view.fates}:
         for fate in FATES:
-            values[f"orchestrator/fates/{env}/{fate}"] = float(seen.fates[env][fate])
-    for name, server in seen.servers.items():
+            values[f"orchestrator/fates/{env}/{fate}"] = float(view.fates[env][fate])
+    for name, server in view.servers.items():
         values[f"orchestrator/server_ready/{name}"] = float(server.state == "ready")
         if server.version >= 0 or server.state != "ready":  # otherwise it has a model of its own
-            behind = max(0, seen.version - server.version)
+            behind = max(0, view.version - server.version)
             values[f"orchestrator/server_behind/{name}"] = float(behind)
         values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)
-    if seen.version >= 0:
+    if view.version >= 0:
         # The time between two sessions of a run was not spent waiting.
-        announced_s = max(seen.version_s, seen.since_s)
-        values["orchestrator/version"] = float(seen.version)
+        announced_s = max(view.version_s, view.since_s)
+        values["orchestrator/version"] = float(view.version)
         values["orchestrator/since_version_s"] = time_s - announced_s
-    if seen.batch >= 0:
-        values["orchestrator/batch"] = float(seen.batch)
-    if seen.ready_s is not None:
-        values["orchestrator/active_s"] = active_s(seen, time_s)
+    if view.batch >= 0:
+        values["orchestrator/batch"] = float(view.batch)
+    if view.ready_s is not None:
+        values["orchestrator/active_s"] = active_s(view, time_s)
     return values

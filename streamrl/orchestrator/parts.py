@@ -17,7 +17,7 @@ from streamrl.monitoring.frame import PartLine
 from streamrl.monitoring.run_view import SILENT_S, RunView
 from streamrl.monitoring.verdict import Verdict
 from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.placement import VISIBLE, placed, visible_devices
+from streamrl.orchestrator.placement import VISIBLE, device_variables, visible_devices
 from streamrl.orchestrator.plan import (
     BROKER,
     BROKER_PART,
@@ -42,9 +42,11 @@ class SupervisedParts:
         self._liveness = liveness
         self._planned = {part.name: part for part in topology.parts(run)}
         self._gang = [part.name for part in self._planned.values() if part.processes > 1]
-        self._coordinator = ""  # of the gang, HOST:PORT
+        self._coordinator = ""  # the gang's, HOST:PORT
         visible = visible_devices(os.environ.get(VISIBLE))
-        self._variables = {name: placed(run, part, visible) for name, part in self._planned.items()}
+        self._variables = {
+            name: device_variables(run, part, visible) for name, part in self._planned.items()
+        }
         if supervisor.has(BROKER):
             self._variables[BROKER] = {}
             self._planned = {BROKER: BROKER_PART, **self._planned}
@@ -69,17 +71,18 @@ class SupervisedParts:
                         )
                     self._liveness.on_start(name)
                     part = self._planned[name]
-                    line = [*command(self._run, part), *self._meeting_place(part)]
+                    options = self._coordinator_options(part)
+                    line = [*command(self._run, part), *options]
                     self._supervisor.start(name, line, self._variables[name])
                 case Abort(name, reason):
                     log = short_path(self._supervisor.log_path(name))
-                    said = self.last_line(name)
-                    return Verdict(1, f"{name} is given up: {reason}. It said: {said} (log: {log})")
+                    last = self.last_line(name)
+                    return Verdict(1, f"{name} is given up: {reason}. It said: {last} (log: {log})")
         return None
 
-    def _meeting_place(self, part: Part) -> list[str]:
-        """The arguments that tell a part of a gang where its parts meet. It is another port of this
-        machine whenever they are started, as the one of before may not be free yet.
+    def _coordinator_options(self, part: Part) -> list[str]:
+        """The options that tell a part of a gang the address of its coordinator. The first part
+        gets a new port whenever it is started, as the one before may not be free yet.
         """
         if part.processes == 1:
             return []
@@ -93,41 +96,28 @@ class SupervisedParts:
         lines: list[PartLine] = []
         for name, part in self._supervisor.observe().items():
             if part.running:
+                state = "running"
                 since_s = self._supervisor.started_s(name)
-                said = self.last_line(name, NEWS_S)
-                lines.append(
-                    PartLine(
-                        name=name,
-                        state="running",
-                        for_s=time_s - since_s,
-                        restarts=len(part.ends),
-                        note=said,
-                    )
-                )
+                restarts = len(part.ends)
+                within_s = NEWS_S
             else:
+                state = "back-off"
                 since_s = part.ends[-1].time_s
-                said = self.last_line(name)
                 restarts = len(part.ends) - 1
-                lines.append(
-                    PartLine(
-                        name=name,
-                        state="back-off",
-                        for_s=time_s - since_s,
-                        restarts=restarts,
-                        note=said,
-                    )
-                )
+                within_s = math.inf
+            note = self.last_line(name, within_s)
+            lines.append(PartLine(name, state, time_s - since_s, restarts, note))
         return lines
 
     def last_line(self, name: str, within_s: float = math.inf) -> str:
         return without_prefix(self._supervisor.last_line(name, within_s))
 
 
-def parts_by_metrics(seen: RunView, time_s: float) -> list[PartLine]:
+def parts_by_metrics(view: RunView, time_s: float) -> list[PartLine]:
     """A line for each part that others have started, by the metrics that it publishes."""
     lines: list[PartLine] = []
-    for name, heard_s in sorted(seen.heard_s.items()):
-        if name != "orchestrator" and heard_s >= seen.since_s:
+    for name, heard_s in sorted(view.heard_s.items()):
+        if name != topology.ORCHESTRATOR.name and heard_s >= view.since_s:
             age_s = time_s - heard_s
             lines.append(PartLine(name, "running" if age_s < SILENT_S else "silent", age_s))
     return lines

@@ -24,7 +24,9 @@ def visible_devices(environment: str | None) -> list[str] | None:
     return [device.strip() for device in environment.split(",") if device.strip()]
 
 
-def placed(run: RunFile, part: Part, visible: Sequence[str] | None = None) -> dict[str, str]:
+def device_variables(
+    run: RunFile, part: Part, visible: Sequence[str] | None = None
+) -> dict[str, str]:
     """The variables that give a part its GPUs. Parts that the placement does not name see none.
 
     Empty without a placement: each part sees what the orchestrator sees. Raises ConfigError for a
@@ -41,11 +43,11 @@ def placed(run: RunFile, part: Part, visible: Sequence[str] | None = None) -> di
             f"placement of {part.name}: there is no device {max(devices)}, as {VISIBLE} has"
             f" {len(visible)}; count from 0 among those"
         )
-    named = [str(device) if visible is None else visible[device] for device in devices]
-    found = {VISIBLE: ",".join(named)}
+    names = [str(device) if visible is None else visible[device] for device in devices]
+    variables = {VISIBLE: ",".join(names)}
     if placement.memory_fraction:
-        found[JAX_MEMORY] = str(placement.memory_fraction)
-    return found
+        variables[JAX_MEMORY] = str(placement.memory_fraction)
+    return variables
 
 
 def share(devices: Sequence[int], index: int, count: int) -> list[int]:

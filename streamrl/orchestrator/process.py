@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event
@@ -58,12 +59,12 @@ def watch(
     began_s = time.time()
     began = time.monotonic()
     start = start_offsets(log, run.orchestrator.target)
-    watched = RunWatch(run, began_s, log.end_offsets(start))
+    run_watch = RunWatch(run, began_s, log.end_offsets(start))
     lines_said = queue.SimpleQueue[str]()
     with (
-        open_part(log, "orchestrator", writer=None) as part,
+        open_part(log, topology.ORCHESTRATOR.name, writer=None) as part,
         contextlib.closing(log.reader(start)) as reader,
-        runner.running(SinkContext(run, lines_said.put, watched.view.since_s)) as sinks,
+        runner.running(SinkContext(run, lines_said.put, run_watch.view.since_s)) as sinks,
     ):
         try:
             while not stop.is_set():
@@ -71,21 +72,21 @@ def watch(
                 events = [to_event(message, SCHEMAS[message.topic]) for message in messages]
                 # A clock that is set while the run is watched decides nothing.
                 now = began_s + time.monotonic() - began
-                watched.on_events(events, now)
-                sinks.write(watched.metrics(events))
+                run_watch.on_events(events, now)
+                sinks.write(run_watch.metrics(events))
                 failure = parts.keep_running(display) if parts else None
-                lines = parts.lines() if parts else parts_by_metrics(watched.view, now)
-                if verdict := failure or watched.verdict(now):
+                lines = parts.lines() if parts else parts_by_metrics(run_watch.view, now)
+                if verdict := failure or run_watch.verdict(now):
                     return verdict
-                watched.on_position(reader.position)
-                if watched.measure_due(now):
+                run_watch.on_position(reader.position)
+                if run_watch.measure_due(now):
                     part.mark_ready()
-                    part.meter.publish(gauges(watched.view, lines, now))
+                    part.meter.publish(gauges(run_watch.view, lines, now))
                 while not lines_said.empty():
                     display.say(lines_said.get())
-                if watched.show_due(now):
-                    display.show(Frame(run, watched.view, now, lines))
+                if run_watch.show_due(now):
+                    display.show(Frame(run, run_watch.view, now, lines))
             return Verdict(INTERRUPTED, "interrupted")
         finally:
             with contextlib.suppress(StreamrlError):  # the last measurements are not worth an error
-                part.meter.publish(gauges(watched.view, [], time.time()))
+                part.meter.publish(gauges(run_watch.view, [], time.time()))

@@ -23,7 +23,7 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
 from streamrl.monitoring.http import serving
-from streamrl.monitoring.metric_names import MEASURES
+from streamrl.monitoring.metric_names import METRICS
 from streamrl.records import Server
 from streamrl.system.signals import stop_on
 from tests.chaos import env, learner
@@ -37,7 +37,7 @@ def values(prefix: str) -> dict[str, float]:
     """Every metric of that beginning."""
     return {
         re.sub(r"\{(\w+)\}", lambda m: NAMES[m[1]], known.name): 1e-6
-        for known in MEASURES
+        for known in METRICS
         if known.name.startswith(prefix)
     }
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from streamrl.log import topic_changes
-from streamrl.monitoring.metric_names import MEASURES
+from streamrl.monitoring.metric_names import METRICS
 from tests.chaos import known
 from tests.deploy.scraping import DASHBOARDS, DEPLOY, all_expressions, check_rules, prometheus
 from tests.loop.runs import ROOT, live
@@ -94,7 +94,7 @@ def test_every_query_has_data_of_a_whole_run(tmp_path: Path):
             check_rules(server)
             names = server.get("/api/v1/label/__name__/values")["data"]
             assert {name for name in names if name.startswith("streamrl_")} <= {
-                known.prometheus for known in MEASURES
+                known.prometheus for known in METRICS
             }
         assert run.command("down", str(run.file)).returncode == 0
         run.wait(60)
@@ -112,7 +112,7 @@ def test_a_dashboard_asks_for_metrics_that_there_are(path: Path):
     }
     assert len(asked) > 20
     assert {name for name in names if not FOREIGN.fullmatch(name)} <= {
-        known.prometheus for known in MEASURES
+        known.prometheus for known in METRICS
     }
     assert all("$run" in expression for expression in asked)
     assert dashboard["uid"] == path.stem and len(

@@ -24,7 +24,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import TopicMissing
 from streamrl.local_kafka.distribution import FILES, VERSION
 from streamrl.log import acls, topics
-from streamrl.monitoring.metric_names import MEASURES
+from streamrl.monitoring.metric_names import METRICS
 from streamrl.orchestrator.plan import BROKER_GONE
 from tests.deploy import models
 from tests.deploy.commands import check_command
@@ -361,7 +361,7 @@ def test_what_pools_are_scaled_by_is_what_its_part_says_and_no_other():
 
 
 def test_what_is_scaled_by_is_a_metric_with_these_labels():
-    known = {measure.prometheus: {"run", "part", *measure.labels} for measure in MEASURES}
+    known = {measure.prometheus: {"run", "part", *measure.labels} for measure in METRICS}
     for manifest in of("production", "ScaledObject").values():
         query = manifest["spec"]["triggers"][0]["metadata"]["query"]
         ((name, labels),) = re.findall(r"(streamrl_\w+)\{([^}]*)\}", query)

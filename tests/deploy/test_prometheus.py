@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from streamrl.monitoring.metric_names import MEASURES
+from streamrl.monitoring.metric_names import METRICS
 from tests.support.waiting import patience
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "prometheus"
@@ -103,4 +103,4 @@ def test_an_alert_asks_for_metrics_that_there_are(alert: str):
             re.MULTILINE,
         )
     )
-    assert asked and asked <= {known.prometheus for known in MEASURES} | OTHERS
+    assert asked and asked <= {known.prometheus for known in METRICS} | OTHERS

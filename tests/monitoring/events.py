@@ -75,7 +75,7 @@ def server(
     return event("servers", name, record)
 
 
-def seen(run: RunFile, *events: Event, since_s: float = 100.0) -> RunView:
+def view_of(run: RunFile, *events: Event, since_s: float = 100.0) -> RunView:
     return update_view(deciding_view(run, since_s), events)
 
 

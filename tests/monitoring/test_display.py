@@ -31,7 +31,7 @@ def test_a_line_has_it_all(frame: Frame):
 @pytest.mark.parametrize("width", [80, 120])
 def test_evaluations_are_shown_by_their_newest_version(frame: Frame, width: int):
     for version in (20, 40, 0):
-        update_view(frame.seen, [Event("evals", 0, 0, "held", evaluation(version=version))])
+        update_view(frame.view, [Event("evals", 0, 0, "held", evaluation(version=version))])
     assert "inference-0 v7 | 9:30 left | eval held pass@1 0.250 (v40) | restarts" in frame_line(
         frame
     )
@@ -50,7 +50,7 @@ def test_before_the_first_batch_the_line_says_what_it_waits_for(frame: Frame):
 def test_plain_lines_come_every_few_seconds(frame: Frame, capsys: pytest.CaptureFixture[str]):
     display = PlainDisplay(every_s=5.0)
     for time_s in (160.0, 162.0, 166.0):
-        display.show(Frame(frame.run, frame.seen, time_s))
+        display.show(Frame(frame.run, frame.view, time_s))
     display.say("target reached")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and "step 7" in lines[0] and lines[2].endswith(" target reached")
@@ -85,10 +85,10 @@ def test_what_goes_wrong_with_an_env_is_said_before_the_first_batch_and_after(fr
     events = [Event("fates", 0, 0, "g", record) for record in (failed, aside)]
     said = "add: 2,048 failed (last: the answer has no choices)"
     assert f" | {said}" in frame_line(
-        replace(frame, seen=update_view(new_view(frame.run, 100.0), events))
+        replace(frame, view=update_view(new_view(frame.run, 100.0), events))
     )
     # 3 of 2,051 are not worth a line
-    assert f" | {said}" in frame_line(replace(frame, seen=update_view(frame.seen, events)))
+    assert f" | {said}" in frame_line(replace(frame, view=update_view(frame.view, events)))
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(render_live(frame, width=160))
     assert said in console.export_text()

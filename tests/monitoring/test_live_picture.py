@@ -49,14 +49,14 @@ def test_servers_are_shown_with_their_pools_where_there_are_several(frame: Frame
         {"run": "r", "envs": {"copy": {}, "add": {}}, "inference": {"pools": {"evaluation": 1}}}
     )
     assert "generation" not in shown(frame) and "generation" in shown(
-        Frame(run, frame.seen, frame.time_s)
+        Frame(run, frame.view, frame.time_s)
     )
 
 
 def test_many_parts_are_counted_and_the_ailing_shown(frame: Frame):
     parts = [PartLine(f"env-copy-{i}", "running", restarts=int(i == 7)) for i in range(40)]
     console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(render_live(Frame(frame.run, frame.seen, frame.time_s, parts)))
+    console.print(render_live(Frame(frame.run, frame.view, frame.time_s, parts)))
     shown = console.export_text()
     assert "env-copy-7" in shown and "39 others" in shown and "env-copy-8" not in shown
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.monitoring.metric_names import (
-    MEASURES,
+    METRICS,
     find_metric,
     prometheus_name,
     series_name,
@@ -69,10 +69,10 @@ def test_what_is_not_in_the_list_has_a_name_all_the_same():
 
 
 def test_names_differ_and_are_what_prometheus_takes():
-    names = [known.prometheus for known in MEASURES]
+    names = [known.prometheus for known in METRICS]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in names)
-    assert not any({"run", "part", "instance", "job"} & set(known.labels) for known in MEASURES)
+    assert not any({"run", "part", "instance", "job"} & set(known.labels) for known in METRICS)
 
 
 def test_a_curve_has_the_part_behind_its_name_where_each_part_has_one():
@@ -119,7 +119,7 @@ def test_every_name_in_the_sources_is_in_the_list():
         and not re.fullmatch(r"\w+/\{name\}|replays/\{env\}/\{name\}", name)
     ]
     # what is written may be the beginning of a name
-    beginnings = tuple(known.name for known in MEASURES)
+    beginnings = tuple(known.name for known in METRICS)
     unknown = [
         n
         for n in whole
@@ -127,6 +127,6 @@ def test_every_name_in_the_sources_is_in_the_list():
         and not any(b.startswith(n) for b in beginnings)
     ]
     assert sorted(unknown) == [], (
-        "add a line for each of these to MEASURES in streamrl/monitoring/metric_names.py, and run"
+        "add a line for each of these to METRICS in streamrl/monitoring/metric_names.py, and run"
         " `python -m streamrl.monitoring.metric_names --write`"
     )

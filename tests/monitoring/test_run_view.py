@@ -14,7 +14,7 @@ from streamrl.monitoring.run_view import (
     update_view,
 )
 from streamrl.records import Demand, Fate, Metric
-from tests.monitoring.events import event, metric, reward, seen, server, two_envs, version
+from tests.monitoring.events import event, metric, reward, server, two_envs, version, view_of
 
 
 @pytest.fixture
@@ -23,20 +23,20 @@ def run() -> RunFile:
 
 
 def test_versions_of_the_lead_learner_count(run: RunFile):
-    found = seen(run, version(0), version(2, "other"), version(1))
+    found = view_of(run, version(0), version(2, "other"), version(1))
     assert (found.version, found.version_s) == (1, 101.0)
 
 
 def test_a_server_comes_and_goes(run: RunFile):
-    found = seen(run, server(number=3))
+    found = view_of(run, server(number=3))
     assert found.servers["inference-0"].version == 3
-    assert seen(run, server(), event("servers", "inference-0", None)).servers == {}
+    assert view_of(run, server(), event("servers", "inference-0", None)).servers == {}
 
 
 def test_fates_are_counted_by_rollout(run: RunFile):
     batched = Fate(fate="batched", environment="copy", partition=0, offsets=np.arange(3), batch=0)
     expired = Fate(fate="expired", environment="copy", partition=0, offsets=np.arange(1))
-    found = seen(run, event("fates", "copy", batched), event("fates", "copy", expired))
+    found = view_of(run, event("fates", "copy", batched), event("fates", "copy", expired))
     assert found.fates["copy"] == {"batched": 3, "expired": 1}
     assert expired_share(found, "copy") == 0.25 and expired_share(found, "add") is None
 
@@ -50,7 +50,7 @@ def test_gauges_are_the_newest_and_sums_are_over_the_sources_asked_for(run: RunF
             ("env-copy-1", 3, 9),
         )
     ]
-    found = seen(run, *rates)
+    found = view_of(run, *rates)
     assert total(found, "env/rollouts_per_s", ["env-copy-0", "env-copy-1"]) == 5
     assert total(found, "env/rollouts_per_s", ["env-copy-0", "env-copy-1"], since_s=10) is None
     assert latest(found, "env/rollouts_per_s") in (2, 3) and latest(found, "nothing") is None
@@ -64,12 +64,12 @@ def test_what_cannot_be_read_changes_nothing(run: RunFile):
 
 def test_a_batch_that_is_heard_of_twice_counts_once(run: RunFile):
     assert recent_rewards(
-        seen(run, reward(0, 0.1), reward(1, 0.2), reward(1, 0.2)), "copy", 5
+        view_of(run, reward(0, 0.1), reward(1, 0.2), reward(1, 0.2)), "copy", 5
     ) == pytest.approx([0.1, 0.2])
 
 
 def test_batches_are_kept_in_order_and_so_many_of_them(run: RunFile):
-    found = seen(run, *(reward(step, step / 8) for step in (1, 2, 4, 3)))
+    found = view_of(run, *(reward(step, step / 8) for step in (1, 2, 4, 3)))
     assert recent_rewards(found, "copy", 2) == [0.375, 0.5]
     found.rewards_kept = 3
     # one goes for one that comes
@@ -79,8 +79,8 @@ def test_batches_are_kept_in_order_and_so_many_of_them(run: RunFile):
 
 def test_active_time_is_put_together_from_sessions(run: RunFile):
     earlier = metric({"orchestrator/active_s": 42.0}, source="orchestrator", time_s=60.0)
-    assert active_s(seen(run, earlier), 200.0) == 42.0
-    assert active_s(seen(run, earlier, server(heartbeat_s=110.0)), 200.0) == 42.0 + 90.0
+    assert active_s(view_of(run, earlier), 200.0) == 42.0
+    assert active_s(view_of(run, earlier, server(heartbeat_s=110.0)), 200.0) == 42.0 + 90.0
 
 
 def test_demand_is_the_last_word(run: RunFile):
@@ -88,7 +88,7 @@ def test_demand_is_the_last_word(run: RunFile):
         Demand(environment="copy", wanted_tokens=n, held_tokens=0, closed_groups={}) for n in (5, 0)
     ]
     assert (
-        seen(run, *(event("demand", "copy", record) for record in asked))
+        view_of(run, *(event("demand", "copy", record) for record in asked))
         .demand["copy"]
         .wanted_tokens
         == 0
@@ -97,7 +97,7 @@ def test_demand_is_the_last_word(run: RunFile):
 
 def test_a_fate_of_no_rollout_is_no_share(run: RunFile):
     nobody = Fate(fate="expired", environment="copy", partition=0, offsets=np.arange(0))
-    assert expired_share(seen(run, event("fates", "copy", nobody)), "copy") is None
+    assert expired_share(view_of(run, event("fates", "copy", nobody)), "copy") is None
 
 
 def outside(values: dict[str, float], time_s: float) -> Event:
@@ -107,12 +107,12 @@ def outside(values: dict[str, float], time_s: float) -> Event:
 def test_the_rate_of_an_env_from_outside_is_what_the_buffer_reads():
     run = parse({"run": "r", "envs": {"copy": {}, "add": {"replicas": 0}}})
     read = "part/read_records/rollouts.add"
-    seen = update_view(
+    view = update_view(
         new_view(run, 100.0),
         [
             outside({read: value}, time_s)
             for value, time_s in ((900, 99), (10, 150), (30, 156), (50, 158), (50, 160))
         ],
     )
-    assert arrival_rate(seen, "add", 160.0) == (50 - 10) / 10
-    assert arrival_rate(seen, "add", 164.0) == 0.0 and arrival_rate(seen, "copy", 160.0) is None
+    assert arrival_rate(view, "add", 160.0) == (50 - 10) / 10
+    assert arrival_rate(view, "add", 164.0) == 0.0 and arrival_rate(view, "copy", 160.0) is None

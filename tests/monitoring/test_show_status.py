@@ -46,9 +46,9 @@ def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
         ],
         False,
     )
-    seen = read_view(run, log)
+    view = read_view(run, log)
     console = Console(width=160, file=io.StringIO(), record=True)
-    for renderable in tables(run, seen, statuses(run, seen, {}, 101.0), 101.0):
+    for renderable in tables(run, view, statuses(run, view, {}, 101.0), 101.0):
         console.print(renderable)
     shown = console.export_text()
     for text in (
@@ -71,10 +71,10 @@ def test_what_a_server_says_is_neither_markup_nor_an_order_to_the_terminal(run: 
     record = Server(
         server_id="inference-0", url="", pool=ATTACK, state="error", error=ATTACK, heartbeat_s=99.0
     )
-    seen = update_view(new_view(run), [Event("servers", 0, 0, "inference-0", record)])
+    view = update_view(new_view(run), [Event("servers", 0, 0, "inference-0", record)])
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=True, color_system=None)
-    for table in tables(run, seen, [], 100.0):
+    for table in tables(run, view, [], 100.0):
         console.print(table)
     assert (
         "[/models/x] cannot be loaded \\x1b]0;owned\\x07" in out.getvalue()
@@ -103,14 +103,14 @@ def test_an_env_from_outside_is_a_part_and_what_went_wrong_is_shown():
         *(Event("metrics", 0, 0, "buffer", record) for record in read),
         *(Event("fates", 0, 0, "g", record) for record in (failed, aside)),
     ]
-    seen = update_view(new_view(run), events)
-    parts = {part.name: (part.state, part.heard_s_ago) for part in statuses(run, seen, {}, 100.0)}
+    view = update_view(new_view(run), events)
+    parts = {part.name: (part.state, part.heard_s_ago) for part in statuses(run, view, {}, 100.0)}
     assert (parts["even (outside)"], parts["odd (outside)"]) == (
         ("running", 10.0),
         ("stopped", None),
     )
     console = Console(width=160, file=io.StringIO(), record=True)
-    for renderable in tables(run, seen, statuses(run, seen, {}, 100.0), 101.0):
+    for renderable in tables(run, view, statuses(run, view, {}, 100.0), 101.0):
         console.print(renderable)
     shown = console.export_text()
     assert "even: 3 failed (last: no server), 1 put aside (last: the record is empty)" in shown

@@ -52,10 +52,10 @@ def metric(source: str, time_s: float, values: dict[str, float]) -> Event:
     return Event("metrics", 0, 0, source, Metric(source=source, time_s=time_s, values=values))
 
 
-def states(run: RunFile, seen: RunView, time_s: float) -> dict[str, tuple[str, int]]:
+def states(run: RunFile, view: RunView, time_s: float) -> dict[str, tuple[str, int]]:
     return {
         part.name: (part.state, part.restarts)
-        for part in statuses(run, seen, {"buffer": 3}, time_s)
+        for part in statuses(run, view, {"buffer": 3}, time_s)
     }
 
 
@@ -66,7 +66,7 @@ def test_parts_by_their_supervisor_and_by_what_is_heard_of_them(run: RunFile):
         "orchestrator/restarts/batcher": 4.0,
     }
     server = Server(server_id="inference-0", url="", heartbeat_s=85.0)
-    seen = update_view(
+    view = update_view(
         new_view(run),
         [
             metric("orchestrator", 99.0, kept),
@@ -74,7 +74,7 @@ def test_parts_by_their_supervisor_and_by_what_is_heard_of_them(run: RunFile):
             Event("servers", 0, 0, "inference-0", server),
         ],
     )
-    found = states(run, seen, 100.0)
+    found = states(run, view, 100.0)
     expected = {
         "learner": "running",
         "inference-0": "silent",
@@ -84,10 +84,10 @@ def test_parts_by_their_supervisor_and_by_what_is_heard_of_them(run: RunFile):
     }
     assert {name: state for name, (state, _) in found.items()} == expected
     assert found["batcher"] == ("back-off", 4)
-    assert {part.name: part.lag for part in statuses(run, seen, {"buffer": 3}, 100.0)}[
+    assert {part.name: part.lag for part in statuses(run, view, {"buffer": 3}, 100.0)}[
         "buffer"
     ] == 3
-    assert states(run, seen, 1_000.0)["buffer"][0] == "stopped"  # nobody says that it runs any more
+    assert states(run, view, 1_000.0)["buffer"][0] == "stopped"  # nobody says that it runs any more
 
 
 def test_a_run_of_an_earlier_version_lacks_topics_that_came_later(run: RunFile):

@@ -7,7 +7,13 @@ import pytest
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError
-from streamrl.orchestrator.placement import JAX_MEMORY, VISIBLE, placed, share, visible_devices
+from streamrl.orchestrator.placement import (
+    JAX_MEMORY,
+    VISIBLE,
+    device_variables,
+    share,
+    visible_devices,
+)
 
 ALL = {"learner": {"devices": [0, 1, 2, 3]}, "inference": {"devices": [4, 5, 6, 7]}}
 
@@ -24,7 +30,7 @@ def run_of(placement: dict[str, Any], replicas: int = 2) -> RunFile:
 
 
 def variables(run: RunFile, visible: list[str] | None = None) -> dict[str, dict[str, str]]:
-    return {part.name: placed(run, part, visible) for part in topology.parts(run)}
+    return {part.name: device_variables(run, part, visible) for part in topology.parts(run)}
 
 
 def test_without_a_placement_every_part_sees_what_the_orchestrator_sees():
