@@ -54,28 +54,30 @@ def problem_fingerprint(problem: Problem) -> bytes:
 
 def possible_fingerprints(first_turn: Turn) -> list[bytes]:
     """The fingerprints of the problems that a rollout with this first turn may have answered."""
-    found = [text_fingerprint(first_turn.message)]
+    fingerprints = [text_fingerprint(first_turn.message)]
     if first_turn.tokens is not None:
-        found.append(tokens_fingerprint(first_turn.tokens))
-    return found
+        fingerprints.append(tokens_fingerprint(first_turn.tokens))
+    return fingerprints
 
 
-def first_distinct(env: BaseEnv, count: int, but: Container[bytes] = ()) -> list[HeldOutProblem]:
-    """The first `count` different problems of `env`, without those in `but`. They are the same in
-    every process. There are fewer if the env has no more.
+def first_distinct(
+    env: BaseEnv, count: int, exclude: Container[bytes] = ()
+) -> list[HeldOutProblem]:
+    """The first `count` different problems of `env` whose fingerprints are not in `exclude`. They
+    are the same in every process. There are fewer if the env has no more.
     """
-    found: dict[bytes, HeldOutProblem] = {}
+    problems: dict[bytes, HeldOutProblem] = {}
     for number in range(count * TRIED_PER_PROBLEM):
-        if len(found) == count:
+        if len(problems) == count:
             break
         try:
             problem = make_problem(env, number)
         except ProblemError:
             continue
         fingerprint = problem_fingerprint(problem)
-        if fingerprint not in but:
-            found.setdefault(fingerprint, HeldOutProblem(number, problem))
-    return list(found.values())
+        if fingerprint not in exclude:
+            problems.setdefault(fingerprint, HeldOutProblem(number, problem))
+    return list(problems.values())
 
 
 def make_eval_env(run: RunFile, name: str) -> BaseEnv:
@@ -87,13 +89,13 @@ def make_eval_env(run: RunFile, name: str) -> BaseEnv:
 
 
 def select_held_out(
-    run: RunFile, name: str, env: BaseEnv, but: Container[bytes] = ()
+    run: RunFile, name: str, env: BaseEnv, exclude: Container[bytes] = ()
 ) -> list[HeldOutProblem]:
     """The problems of evaluation `name`. Raises ConfigError if the env has too few."""
     wanted = run.eval.envs[name].problems
-    problems = first_distinct(env, wanted, but)
+    problems = first_distinct(env, wanted, exclude)
     if len(problems) < wanted:
-        left = " that training has not posed" if but else ""
+        left = " that training has not posed" if exclude else ""
         raise ConfigError(
             f"eval.envs.{name}.problems is {wanted}, but the env has {len(problems)} different "
             f"ones{left}; lower it"
@@ -105,9 +107,9 @@ def held_out_fingerprints(run: RunFile, env: str) -> frozenset[bytes]:
     """The fingerprints of all problems that the training of `env` must not pose. Raises
     ConfigError.
     """
-    found: set[bytes] = set()
+    fingerprints: set[bytes] = set()
     for name, own in run.eval.envs.items():
         if (own.env or name) == env:
             for held in select_held_out(run, name, make_eval_env(run, name)):
-                found.add(problem_fingerprint(held.problem))
-    return frozenset(found)
+                fingerprints.add(problem_fingerprint(held.problem))
+    return frozenset(fingerprints)

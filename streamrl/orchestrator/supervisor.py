@@ -119,9 +119,9 @@ class Supervisor:
         """Whether the part has been started and not been stopped since."""
         return name in self._children
 
-    def stop_all(self, but: Container[str] = (), limit_s: float = STOP_LIMIT_S) -> None:
-        """Stop all parts but those in `but`, in the order of `plan.stop_order`."""
-        for wave in stop_order(name for name in self._children if name not in but):
+    def stop_all(self, exclude: Container[str] = (), limit_s: float = STOP_LIMIT_S) -> None:
+        """Stop all parts except those in `exclude`, in the order of `plan.stop_order`."""
+        for wave in stop_order(name for name in self._children if name not in exclude):
             self.stop(wave, limit_s)
 
     def close(self, limit_s: float = STOP_LIMIT_S) -> None:

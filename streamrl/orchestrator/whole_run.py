@@ -53,7 +53,7 @@ def up(
             ):
                 parts = SupervisedParts(run, supervisor, liveness)
                 verdict = watch(run, log, stop, display, parts)
-            supervisor.stop_all(but=(BROKER,))
+            supervisor.stop_all(exclude=(BROKER,))
             conclude(run, kafka, display, verdict)
             return verdict.exit_code
         finally:

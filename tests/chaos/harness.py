@@ -287,7 +287,7 @@ class Harness:
 
         self.until(quiet, "nobody commits any more")
         self._wanted = [BROKER]
-        self.supervisor.stop_all(but=(BROKER,))
+        self.supervisor.stop_all(exclude=(BROKER,))
 
 
 def halt(pid: int) -> bool:

@@ -47,8 +47,8 @@ def run_file(**evaluations: dict[str, Any]) -> RunFile:
     )
 
 
-def numbers(count: int, but: tuple[bytes, ...] = ()) -> list[int]:
-    return [held.number for held in first_distinct(Few(), count, but)]
+def numbers(count: int, exclude: tuple[bytes, ...] = ()) -> list[int]:
+    return [held.number for held in first_distinct(Few(), count, exclude)]
 
 
 def test_the_first_different_problems_are_kept():

@@ -117,7 +117,7 @@ def test_stop_ends_those_that_listen_and_those_that_do_not(supervisor: Superviso
     until(
         lambda: all(supervisor.last_line(name) == "up" for name in ("env-a-0", "learner", "buffer"))
     )
-    supervisor.stop_all(but=("env-a-0",), limit_s=0.5)
+    supervisor.stop_all(exclude=("env-a-0",), limit_s=0.5)
     until(lambda: [process.pid for process in marked(mark)] == [supervisor.pid("env-a-0")])
     supervisor.stop_all(limit_s=0.5)
     assert left_after(mark) == [] and supervisor.observe() == {}
