@@ -320,6 +320,20 @@ METRICS = (
         "counter",
     ),
     MetricSpec("gateway/refused", "requests", "requests answered with an error", "counter"),
+    # ---- assembler
+    MetricSpec(
+        "assembler/open_sessions/{environment}", "sessions", "sessions that are no rollouts yet"
+    ),
+    MetricSpec(
+        "assembler/waiting_for_rewards/{environment}",
+        "sessions",
+        "of these, those that have ended and wait for rewards",
+    ),
+    MetricSpec(
+        "assembler/unclaimed_rewards/{environment}",
+        "sessions",
+        "sessions that have rewards and are not known yet",
+    ),
     # ---- inference
     MetricSpec("inference/in_flight", "sequences", "sequences running or waiting in vLLM"),
     MetricSpec(

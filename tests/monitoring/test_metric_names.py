@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.config import topology
 from streamrl.monitoring.metric_names import (
     METRICS,
     find_metric,
@@ -19,10 +20,12 @@ from streamrl.monitoring.metric_names import (
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-LITERAL = re.compile(
-    r'f?"((?:part|worker|buffer|replays|batcher|batches|learner|env|inference|scorer|evals|orchestrator)/[^"'
-    r' ]+)"'
-)
+# What a name begins with: a role, or another first piece of the list.
+BEGINNINGS = {
+    *(role.name for role in topology.ROLES),
+    *(spec.name.partition("/")[0] for spec in METRICS),
+}
+LITERAL = re.compile(rf'f?"((?:{"|".join(sorted(BEGINNINGS))})/[^" ]+)"')
 SOURCES = [
     p for p in (Path(__file__).parents[2] / "streamrl").rglob("*.py") if p.name != "metric_names.py"
 ]
@@ -50,6 +53,11 @@ SOURCES = [
             {"environment": "copy", "fate": "expired"},
         ),
         ("inference/generated_tokens", "streamrl_inference_generated_tokens_total", {}),
+        (
+            "assembler/open_sessions/agents",
+            "streamrl_assembler_open_sessions",
+            {"environment": "agents"},
+        ),
     ],
 )
 def test_a_name_and_its_labels(name: str, prometheus: str, labels: dict[str, str]):
@@ -116,7 +124,7 @@ def test_every_name_in_the_sources_is_in_the_list():
         name
         for name in names
         if not name.endswith("/")
-        and not re.fullmatch(r"\w+/\{name\}|replays/\{env\}/\{name\}", name)
+        and not re.fullmatch(r"\w+/\{name\}(/\{env\})?|replays/\{env\}/\{name\}", name)
     ]
     # what is written may be the beginning of a name
     beginnings = tuple(known.name for known in METRICS)
