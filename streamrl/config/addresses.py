@@ -8,7 +8,9 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")  # as a Host header 
 
 
 def is_loopback(host: str) -> bool:
-    """Can nobody outside this machine reach it? A name, or a reference, may be any address."""
+    """Whether nobody outside this machine can reach the address. A host that is a name or a
+    reference to a variable may be any address, so the answer is no.
+    """
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

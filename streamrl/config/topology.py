@@ -177,7 +177,7 @@ class Role:
     is_transactional: bool = True  # its parts write transactions under their identities
     has_offsets: bool = False  # its parts commit the offsets that they have dealt with
     is_open: bool = False  # others may join under identities that begin with the role's name
-    is_slow: bool = False  # its loop turns once a batch, and compiles at first
+    is_slow: bool = False  # its loop runs once a batch, and compiles at first
 
     @property
     def has_journal(self) -> bool:
@@ -194,12 +194,12 @@ class Role:
 
 
 def env_parts(run: RunFile) -> tuple[Part, ...]:
-    found: list[Part] = []
+    parts: list[Part] = []
     for env, settings in run.envs.items():
         for index in range(settings.replicas):
             name = env_part(env, index)
-            found.append(Part("env", name, name, options=(env, *_index(index)), env=env))
-    return tuple(found)
+            parts.append(Part("env", name, name, options=(env, *_index(index)), env=env))
+    return tuple(parts)
 
 
 def buffer_parts(run: RunFile) -> tuple[Part, ...]:
@@ -239,13 +239,13 @@ def learner_parts(run: RunFile) -> tuple[Part, ...]:
 
 
 def inference_parts(run: RunFile) -> tuple[Part, ...]:
-    found: list[Part] = []
+    parts: list[Part] = []
     for pool, size in run.inference.sizes.items():
         pool_option = () if pool == GENERATION else ("--pool", pool)
         for index in range(size):
             name = inference_part(pool, index)
-            found.append(Part("inference", name, name, options=(*_index(index), *pool_option)))
-    return tuple(found)
+            parts.append(Part("inference", name, name, options=(*_index(index), *pool_option)))
+    return tuple(parts)
 
 
 def pool_of(part: Part) -> str:

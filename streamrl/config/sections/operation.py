@@ -61,7 +61,7 @@ class Metrics(Section):
     port: int = Field(default=0, ge=0, le=65535)
     # `streamrl up` restarts a part whose loop has stood still for longer than this.
     live_within_s: float = Field(default=60.0, gt=0)
-    # The same limit for learner and scorers, whose loop turns once a batch and compiles.
+    # The same limit for learner and scorers, whose loop runs once a batch and compiles.
     step_within_s: float = Field(default=1_800.0, gt=0)
 
 
