@@ -56,8 +56,8 @@ def listen_override() -> ListenOverride:
     """Where to serve the pages, if the command line or the environment says so."""
     from streamrl.monitoring.http import ListenOverride
 
-    said = click.get_current_context().meta
-    return ListenOverride(said.get("streamrl.metrics_host"), said.get("streamrl.metrics_port"))
+    meta = click.get_current_context().meta
+    return ListenOverride(meta.get("streamrl.metrics_host"), meta.get("streamrl.metrics_port"))
 
 
 def exit_with_signal(caught: list[int]) -> None:

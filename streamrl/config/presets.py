@@ -143,8 +143,8 @@ def settings_of(preset: str) -> list[str]:
 
 
 def _at(data: Mapping[str, Any], section: str, name: str) -> Any:
-    found = data.get(section)
-    return found.get(name, "") if isinstance(found, Mapping) else ""
+    settings = data.get(section)
+    return settings.get(name, "") if isinstance(settings, Mapping) else ""
 
 
 def _fill(data: dict[str, Any], name: str, value: Any) -> None:

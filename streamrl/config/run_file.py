@@ -255,12 +255,12 @@ def _explain(problem: Any) -> str:
 
 def _section(path: list[Any]) -> type[BaseModel]:
     """The section at a path of keys, names of envs and indices of lists."""
-    found: Any = RunFile
+    kind: Any = RunFile
     for key in path:
-        if hasattr(found, "model_fields"):
-            found = found.model_fields[key].annotation
+        if hasattr(kind, "model_fields"):
+            kind = kind.model_fields[key].annotation
         else:
-            found = get_args(found)[-1]  # what a dict or a list holds
-        if get_origin(found) is UnionType:
-            found = get_args(found)[0]  # the other one is None
-    return found
+            kind = get_args(kind)[-1]  # what a dict or a list holds
+        if get_origin(kind) is UnionType:
+            kind = get_args(kind)[0]  # the other one is None
+    return kind

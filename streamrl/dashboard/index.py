@@ -190,9 +190,9 @@ class Index:
 
     def place(self, row: int) -> RolloutLocation:
         """The place of the rollout that has this row."""
-        found = self._rows[row]
+        values = self._rows[row]
         return RolloutLocation(
-            self.envs[found["env"]], int(found["partition"]), int(found["offset"])
+            self.envs[values["env"]], int(values["partition"]), int(values["offset"])
         )
 
     def fates(self, step: int | None = None, start: int = 0, end: int | None = None) -> np.ndarray:
@@ -223,9 +223,9 @@ class Index:
         while start < end:
             with lock:
                 piece_end = min(start + AT_ONCE, end, len(self.uids))
-                found = self._matching(query, step, before_s, start, piece_end)
-                numbers.append(found)
-                matches.append(self.rows[found])
+                matching = self._matching(query, step, before_s, start, piece_end)
+                numbers.append(matching)
+                matches.append(self.rows[matching])
             start += AT_ONCE
         rows = np.concatenate(numbers)
         kept = np.concatenate(matches)
@@ -255,13 +255,13 @@ class Index:
                 mask &= rows[column] >= low
             if high is not None:
                 mask &= rows[column] <= high
-        found = np.flatnonzero(mask) + start
+        numbers = np.flatnonzero(mask) + start
         if query.group:
             group = _name(query.group)
-            found = found[[self.groups[row] == group for row in found.tolist()]]
+            numbers = numbers[[self.groups[row] == group for row in numbers.tolist()]]
         if query.text:
-            found = found[[query.text in self.uids[row] for row in found.tolist()]]
-        return found
+            numbers = numbers[[query.text in self.uids[row] for row in numbers.tolist()]]
+        return numbers
 
     def _partition(self, env: str, number: int) -> PartitionIndex:
         return self._partitions.setdefault((env, number), PartitionIndex())

@@ -69,8 +69,8 @@ class PartContext(NamedTuple):
 
     def gauge(self, source: str, name: str, fresh_s: float = FRESH_S) -> float | None:
         """The last value of a gauge, or None if it is older than `fresh_s`."""
-        found = gauge_of(self.view, source, name, self.time_s - fresh_s)
-        return found.value if found else None
+        gauge = gauge_of(self.view, source, name, self.time_s - fresh_s)
+        return gauge.value if gauge else None
 
     def process(self, name: str) -> ProcessStatus:
         """The process of the part with this name."""
@@ -259,17 +259,19 @@ def _servers(context: PartContext) -> list[Node]:
 
 def _pool(context: PartContext, pool: str) -> Node:
     planned = [topology.inference_part(pool, i) for i in range(context.run.inference.sizes[pool])]
-    there = {name: server for name, server in context.view.servers.items() if server.pool == pool}
-    parts = [_server(context, name, there.get(name)) for name in dict.fromkeys((*planned, *there))]
+    servers = {name: server for name, server in context.view.servers.items() if server.pool == pool}
+    parts = [
+        _server(context, name, servers.get(name)) for name in dict.fromkeys((*planned, *servers))
+    ]
     alive_since_s = context.time_s - SILENT_S
-    loads = [server.in_flight for server in there.values() if server.heartbeat_s >= alive_since_s]
-    swaps_s = [context.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]
+    loads = [server.in_flight for server in servers.values() if server.heartbeat_s >= alive_since_s]
+    swaps_s = [context.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in servers]
     facts = [
         Stat("requests in flight", sum(loads) if loads else None),
         Stat("last swap", _most(swaps_s), "s"),
-        Stat("logprobs off by", _most([mismatch_of(server) for server in there.values()])),
+        Stat("logprobs off by", _most([mismatch_of(server) for server in servers.values()])),
     ]
-    versions = [server.version for server in there.values() if server.version >= 0]
+    versions = [server.version for server in servers.values() if server.version >= 0]
     title = "inference" if len(context.run.inference.sizes) == 1 else f"inference · {pool}"
     return Node(
         id=f"inference:{pool}",
@@ -304,7 +306,7 @@ def _evaluator(context: PartContext) -> list[Node]:
             role="evaluator",
             title="evaluator",
             parts=[context.process("evaluator")],
-            version=max((made.version for made in context.view.evals.values()), default=None),
+            version=max((newest.version for newest in context.view.evals.values()), default=None),
             facts=[Stat("behind", behind, "versions")],
         )
     ]

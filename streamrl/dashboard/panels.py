@@ -30,16 +30,16 @@ def panels(state: State, step: int | None = None) -> list[dict[str, Any]]:
     """The panels at the end of `step` or now. A panel without curves is left out, except that of
     the rewards.
     """
-    found = [_rewards(state, step)]
+    shown = [_rewards(state, step)]
     for name in state.evals:
         evaluation = _evaluation(state, name, step)
         if evaluation["series"]:
-            found.append(evaluation)
+            shown.append(evaluation)
     for title, unit, names in PANELS:
         series = _series(state, names, step)
         if series:
-            found.append({"title": title, "unit": unit, "series": series})
-    return found
+            shown.append({"title": title, "unit": unit, "series": series})
+    return shown
 
 
 def _rewards(state: State, step: int | None) -> dict[str, Any]:
@@ -49,11 +49,11 @@ def _rewards(state: State, step: int | None) -> dict[str, Any]:
     series: list[dict[str, Any]] = []
     for env in state.run.envs:
         by_batch = rewards(state, env)
-        made = curve(env, by_batch, step)
-        if made["points"]:
+        drawn = curve(env, by_batch, step)
+        if drawn["points"]:
             steps = up_to(by_batch, step)
             smooth = trailing_mean([by_batch[number] for number in steps], SMOOTH_BATCHES)
-            series.append({**made, "line": thinned(steps, smooth)})
+            series.append({**drawn, "line": thinned(steps, smooth)})
     unit = f"mean of a batch; line: of {SMOOTH_BATCHES}"
     return {"title": "Reward", "unit": unit, "series": series}
 
@@ -80,9 +80,9 @@ def _series(state: State, names: Sequence[str], step: int | None) -> list[dict[s
         label = _label(name)
         if len(sources) > 1:
             label = source if len(names) == 1 else f"{source} · {label}"
-        made = curve(label, state.curves[name, source], step)
-        if made["points"]:
-            series.append(made)
+        drawn = curve(label, state.curves[name, source], step)
+        if drawn["points"]:
+            series.append(drawn)
     return series
 
 
@@ -105,13 +105,13 @@ def thinned(steps: Sequence[int], values: np.ndarray) -> list[list[float | None]
     None. `steps`: (n,), ascending; `values`: (n,) float64.
     """
     width = -(-len(steps) // POINTS) or 1
-    found: list[list[float | None]] = []
+    points: list[list[float | None]] = []
     for start in range(0, len(steps), width):
         last = steps[start : start + width][-1]
         piece = values[start : start + width]
         finite = piece[np.isfinite(piece)]
-        found.append([last, rounded(float(finite.mean())) if len(finite) else None])
-    return found
+        points.append([last, rounded(float(finite.mean())) if len(finite) else None])
+    return points
 
 
 def rounded(value: float) -> float:

@@ -46,17 +46,17 @@ def page(
             forgotten = index.forgotten
             shown = state.steps.shown(step)
             before_s = math.inf if shown is None else state.steps.end_s(shown)
-        found = index.select(query, shown, before_s, lock)
-        finite = found.rewards[np.isfinite(found.rewards)]
-        on_page = found.rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()
+        result = index.select(query, shown, before_s, lock)
+        finite = result.rewards[np.isfinite(result.rewards)]
+        on_page = result.rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()
         with lock:
             if index.forgotten != forgotten:
                 continue  # The rows have other numbers now.
             return {
-                "total": len(found.rows),
+                "total": len(result.rows),
                 "reward_mean": float(finite.mean(dtype=np.float64)) if len(finite) else None,
                 "page": number,
-                "pages": max(1, -(-len(found.rows) // PAGE_ROWS)),
+                "pages": max(1, -(-len(result.rows) // PAGE_ROWS)),
                 "kept": len(index.uids),
                 "forgotten": forgotten,
                 "rows": [row(state, at, shown) for at in on_page],
@@ -66,30 +66,30 @@ def page(
 def row(state: State, at: int, step: int | None = None) -> dict[str, Any]:
     """What the index has of the rollout in row `at`, at the end of `step` or now."""
     index = state.index
-    found = index.rows[at]
-    reward = float(found["reward"])
+    values = index.rows[at]
+    reward = float(values["reward"])
     return {
         **index.place(at)._asdict(),
         "uid": index.uids[at],
         "group": index.groups[at],
-        "time_s": float(found["time_s"]),
-        "oldest": int(found["oldest"]),
-        "newest": int(found["newest"]),
+        "time_s": float(values["time_s"]),
+        "oldest": int(values["oldest"]),
+        "newest": int(values["newest"]),
         "reward": rounded(reward) if math.isfinite(reward) else None,
-        "turns": int(found["turns"]),
-        "tokens": int(found["tokens"]),
-        "sampled": int(found["sampled"]),
-        "truncated": bool(found["truncated"]),
-        **_fate(found, state.steps.shown(step)),
+        "turns": int(values["turns"]),
+        "tokens": int(values["tokens"]),
+        "sampled": int(values["sampled"]),
+        "truncated": bool(values["truncated"]),
+        **_fate(values, state.steps.shown(step)),
     }
 
 
-def _fate(found: np.void, step: int | None) -> dict[str, Any]:
+def _fate(values: np.void, step: int | None) -> dict[str, Any]:
     """The fate and the batch that a rollout had at the end of `step`, or has now."""
-    if not has_ended(found["ended"], step):
+    if not has_ended(values["ended"], step):
         return {"fate": IN_FLIGHT, "batch": None}
-    batch = int(found["batch"])
-    return {"fate": FATES[found["fate"]], "batch": batch if batch >= 0 else None}
+    batch = int(values["batch"])
+    return {"fate": FATES[values["fate"]], "batch": batch if batch >= 0 else None}
 
 
 # ---- one rollout ---------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
     if len(sequences) != len(bounds):
         return unknown
     starts = np.cumsum(batch.lengths) - batch.lengths
-    found = list[np.ndarray | None]()
+    by_turn = list[np.ndarray | None]()
     for sequence, (first, last) in zip(sequences, bounds, strict=True):
         start = int(starts[sequence])
         length = int(batch.lengths[sequence])
@@ -181,8 +181,8 @@ def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
             values[total - length :] = batch.advantages[sequence]
         else:
             values[total - length :] = batch.token_advantages[start : start + length]
-        found += np.split(values, np.cumsum(sizes[first:last])[:-1])
-    return found
+        by_turn += np.split(values, np.cumsum(sizes[first:last])[:-1])
+    return by_turn
 
 
 def _rounded_values(values: np.ndarray | None, most: int) -> list[float] | None:

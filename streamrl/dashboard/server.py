@@ -218,8 +218,8 @@ class Api:
     def overview(self, request: Request) -> Response:
         """Everything but the rollouts, at a step or now."""
         step = number(request, "step", int)
-        made = self._overview_now() if step is None else self._overview_at(step)
-        return Response(made, media_type="application/json")
+        overview = self._overview_now() if step is None else self._overview_at(step)
+        return Response(overview, media_type="application/json")
 
     def rollouts(self, request: Request) -> Response:
         """A page of the rollouts that match a query."""
@@ -251,11 +251,11 @@ class Api:
             if log is None:
                 why = "the run's broker cannot be reached now; its tokens lie there"
                 return json({**known, "error": why})
-            found = rollout_at(log, place)
-            if isinstance(found, str):
-                return json({**known, "error": found})
+            result = rollout_at(log, place)
+            if isinstance(result, str):
+                return json({**known, "error": result})
             trained = batch_at(log, batch) if batch is not None else None
-            return json({**known, **rollout_views.detail(found, trained, self._tokenizer())})
+            return json({**known, **rollout_views.detail(result, trained, self._tokenizer())})
 
     async def events(self, request: Request) -> Response:
         """The overview, again and again when it has changed."""
@@ -294,8 +294,8 @@ class Api:
             return self._overview(self._clock(), step)
 
     def _overview(self, time_s: float, step: int | None = None) -> bytes:
-        made = views.overview(self._live.state, time_s, step)
-        return msgspec.json.encode({**made, "read": self._live.read_share})
+        overview = views.overview(self._live.state, time_s, step)
+        return msgspec.json.encode({**overview, "read": self._live.read_share})
 
     def _tokenizer(self) -> rollout_views.Texts | None:
         if not self._tokenizer_loaded:

@@ -60,10 +60,10 @@ def forks_of(rollout: Rollout) -> dict[str, int]:
     """The forks of a session's conversations by their cause. Agents may write into the metadata
     what they like, so that only numbers are counted.
     """
-    found = rollout.metadata.get("forks")
-    if not isinstance(found, dict):
+    forks = rollout.metadata.get("forks")
+    if not isinstance(forks, dict):
         return {}
-    counts: Mapping[Any, Any] = found
+    counts: Mapping[Any, Any] = forks
     return {cause: count for cause in FORKS if isinstance(count := counts.get(cause), int)}
 
 

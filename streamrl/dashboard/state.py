@@ -176,8 +176,8 @@ def _regroup(state: State) -> None:
         sessions.regroup(steps)
     for name, values in state.curves.items():
         state.curves[name] = {steps.end_of(step): values[step] for step in sorted(values)}
-    for name, made in state.evals.items():
-        state.evals[name] = {steps.end_of(version): made[version] for version in sorted(made)}
+    for name, results in state.evals.items():
+        state.evals[name] = {steps.end_of(version): results[version] for version in sorted(results)}
     together = defaultdict[int, Counter[tuple[str, int]]](Counter)
     for number in sorted(state.made_of):
         together[steps.end_of(number)] += state.made_of[number]
@@ -235,8 +235,8 @@ def _on_book(state: State, message: Message) -> None:
             _on_fate(state, fate, step)
         case Metric(step=int()):
             _on_step_metric(state, event)
-        case Evaluation(learner=state.view.learner) as made:
-            _on_evaluation(state, made)
+        case Evaluation(learner=state.view.learner) as evaluation:
+            _on_evaluation(state, evaluation)
         case JournalEntry() as entry:
             _on_journal_entry(state, topology.subject_of(message.topic), entry, step)
         case _:
@@ -271,17 +271,17 @@ def _on_step_metric(state: State, event: Event) -> None:
             state.curves[name, event.key][step] = value
 
 
-def _on_evaluation(state: State, made: Evaluation) -> None:
+def _on_evaluation(state: State, evaluation: Evaluation) -> None:
     """Keep the results of an evaluation, without its problems and answers."""
     counts = np.zeros(0, np.int32)
     results = msgspec.structs.replace(
-        made,
+        evaluation,
         problems=np.zeros(0, np.int64),
         samples=counts,
         passed=counts,
         rewards=np.zeros(0, np.float32),
     )
-    state.evals[made.name][state.steps.end_of(made.version)] = results
+    state.evals[evaluation.name][state.steps.end_of(evaluation.version)] = results
 
 
 def _on_journal_entry(state: State, part: str, entry: JournalEntry, step: int) -> None:
@@ -315,23 +315,23 @@ def lags(state: State, step: int | None = None) -> dict[str, int | None]:
     """By part, the number of records that it had not read yet, as its journal says. Of the learner
     these are the batches that it had not trained on. None if nothing is known of the part.
     """
-    found: dict[str, int | None] = {}
+    by_part: dict[str, int | None] = {}
     for part in topology.processors(state.run):
         kinds = [kind for kind in topology.role_of(part).consumes if kind in DATA]
         taken = 0
         for (identity, topic), counts in state.taken.items():
             if identity == part.identity and topology.kind_of(topic) in kinds:
                 taken += counts.until(step)
-        there = 0
+        published = 0
         for (topic, partition), counts in state.published.items():
             if topology.kind_of(topic) in kinds and part.takes(topic, partition):
-                there += counts.until(step)
-        found[part.identity] = max(0, there - taken) if taken else None
+                published += counts.until(step)
+        by_part[part.identity] = max(0, published - taken) if taken else None
     trained = state.view.version if step is None else step
     built = state.built.until(step)
     learner = topology.learner_identity(state.run.learner.name)
-    found[learner] = max(0, built - trained) if built and trained >= 0 else None
-    return found
+    by_part[learner] = max(0, built - trained) if built and trained >= 0 else None
+    return by_part
 
 
 def loop(state: State, time_s: float, step: int | None = None) -> list[Node]:

@@ -41,9 +41,9 @@ def texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The text of each token. Where several tokens make one character, the first has the character
     and the others have an empty text.
     """
-    found: list[str] = []
-    while len(found) < len(ids):
-        at = len(found)
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        at = len(texts)
         text = _text(tokenizer, ids[at : at + 1])
         size = 1
         while BROKEN in text and size < MOST_PIECES and at + size < len(ids):
@@ -54,8 +54,8 @@ def texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
                 break
         else:
             size = 1
-        found += [text, *[""] * (size - 1)]
-    return found
+        texts += [text, *[""] * (size - 1)]
+    return texts
 
 
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:

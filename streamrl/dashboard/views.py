@@ -96,15 +96,15 @@ def _recent_rewards(state: State, step: int | None) -> dict[str, float | None]:
     """By env that has been in a batch, its mean reward in the last batches. It is None if all its
     batches are after `step`.
     """
-    found = dict[str, float | None]()
+    means = dict[str, float | None]()
     for env in state.index.envs:
         by_batch = rewards(state, env)
         values = [by_batch[number] for number in up_to(by_batch, step)]
         if values:
-            found[env] = fmean(values[-REWARD_BATCHES:])
+            means[env] = fmean(values[-REWARD_BATCHES:])
         elif by_batch:
-            found[env] = None
-    return found
+            means[env] = None
+    return means
 
 
 def _mean_age(state: State, step: int | None) -> float | None:
@@ -122,7 +122,7 @@ def fates(state: State, step: int | None = None) -> list[dict[str, Any]]:
     """By env, the number of its rollouts by fate and of those in flight, which add up to the number
     of those published.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for env in state.index.envs:
         counts = dict.fromkeys(KINDS, 0)
         for kind in KINDS:
@@ -131,17 +131,17 @@ def fates(state: State, step: int | None = None) -> list[dict[str, Any]]:
                 counts[kind] = ended.until(step)
         total = published(state, "rollouts", env, step)
         in_flight = max(0, total - sum(counts.values()))
-        found.append({"env": env, "published": total, "counts": {**counts, IN_FLIGHT: in_flight}})
-    return found
+        rows.append({"env": env, "published": total, "counts": {**counts, IN_FLIGHT: in_flight}})
+    return rows
 
 
 def sessions(state: State, step: int | None = None) -> list[dict[str, Any]]:
     """By env whose rollouts agents make: how their sessions ended, and why they forked."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for env in state.run.session_envs:
         counts = state.sessions.get(env, SessionCounts())
-        found.append({"env": env, "ends": counts.ends(step), "forks": counts.forks(step)})
-    return found
+        rows.append({"env": env, "ends": counts.ends(step), "forks": counts.forks(step)})
+    return rows
 
 
 def composition(state: State, step: int | None = None) -> dict[str, Any]:

@@ -59,10 +59,10 @@ def resolve_env(run: RunFile, env: str) -> str:
     """
     if env in run.envs:
         return env
-    found = [name for name, settings in run.envs.items() if settings.kind == env]
-    if len(found) == 1:
-        return found[0]
-    count = "several envs" if found else "no env"
+    matches = [name for name, settings in run.envs.items() if settings.kind == env]
+    if len(matches) == 1:
+        return matches[0]
+    count = "several envs" if matches else "no env"
     raise ConfigError(f"the run has {count} {env!r}; it has {', '.join(run.envs)}")
 
 
@@ -94,20 +94,20 @@ def make_reward(kind: str, params: Mapping[str, Any], where: str) -> RewardFunct
     """The reward function of that kind: a shipped name, FILE.py:NAME or MODULE:NAME. If it names a
     class, this is an instance with `params`. Raises ConfigError.
     """
-    found = load(_path(kind, where, "reward", REWARDS), where, "reward")
-    if inspect.isclass(found):
-        found = construct(found, kind, params, where)
+    reward = load(_path(kind, where, "reward", REWARDS), where, "reward")
+    if inspect.isclass(reward):
+        reward = construct(reward, kind, params, where)
     elif params:
         raise ConfigError(
             f"{where}.params: {kind} is a function and takes none; make it a class with "
             "__init__(self, ...) and __call__"
         )
-    if not callable(found):
+    if not callable(reward):
         raise ConfigError(
             f"{where}: {kind} is no function; a reward is called with "
             "(problem, completion, rewards so far)"
         )
-    return cast(RewardFunction, found)
+    return cast(RewardFunction, reward)
 
 
 def make_rewards(rewards: Mapping[str, RewardSetting], where: str) -> dict[str, RewardFunction]:
@@ -120,20 +120,20 @@ def make_rewards(rewards: Mapping[str, RewardSetting], where: str) -> dict[str, 
 def env_class(kind: str, where: str) -> type[BaseEnv]:
     """The class of an env, checked to be one. Raises ConfigError."""
     path = _path(kind, where, "env", ENVS)
-    found = load(path, where, "env")
+    env = load(path, where, "env")
     source, _, name = path.rpartition(":")
-    if not inspect.isclass(found):
+    if not inspect.isclass(env):
         raise ConfigError(f"{where}: {source} has no class {name!r}")
-    if not issubclass(found, KINDS):
+    if not issubclass(env, KINDS):
         kinds = ", ".join(kind.__name__ for kind in KINDS)
         raise ConfigError(
             f"{where}: class {name!r} of {source} does not say what kind of env it is; derive it "
             f"from one of {kinds} (streamrl.envs.api)"
         )
-    wrong = _wrong_method(found)
+    wrong = _wrong_method(env)
     if wrong:
         raise ConfigError(f"{where}: class {name!r} of {source} {wrong}")
-    return found
+    return env
 
 
 def _wrong_method(env: type[BaseEnv]) -> str:
@@ -161,13 +161,13 @@ def _wrong_method(env: type[BaseEnv]) -> str:
 
 def _own_methods(env: type[BaseEnv]) -> list[str]:
     """The public methods that the author of an env has written."""
-    found: dict[str, None] = {}
+    methods: dict[str, None] = {}
     for parent in env.__mro__:
         if parent.__module__ != BaseEnv.__module__ and issubclass(parent, BaseEnv):
             for name, value in vars(parent).items():
                 if inspect.isfunction(value) and not name.startswith("_"):
-                    found[name] = None
-    return list(found)
+                    methods[name] = None
+    return list(methods)
 
 
 def _path(kind: str, where: str, what: str, shipped: Mapping[str, str]) -> str:

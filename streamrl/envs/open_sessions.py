@@ -63,18 +63,18 @@ def resume_recorder(
     """Go on recording where the process before this one ended."""
     partitions = partitions_of(log, [topology.turns(env)])
     since = dict(zip(partitions, progress.turns_from, strict=False))
-    found = recorded_calls(log, env, session_names(env, progress, group_size), since)
+    calls = recorded_calls(log, env, session_names(env, progress, group_size), since)
     ends = log.end_offsets(partitions)
-    return TurnRecorder(env, found), OpenSince(since, ends, progress.open_problems)
+    return TurnRecorder(env, calls), OpenSince(since, ends, progress.open_problems)
 
 
 def session_names(env: str, progress: EnvProgress, group_size: int) -> set[str]:
     """The names of the sessions of a replica's open problems."""
-    found = set[str]()
+    names = set[str]()
     for number in progress.open_problems:
         task = Task(env, number, progress.producer, Problem([]))
-        found.update(task.name(index).uid for index in range(group_size))
-    return found
+        names.update(task.name(index).uid for index in range(group_size))
+    return names
 
 
 def recorded_calls(
@@ -82,7 +82,7 @@ def recorded_calls(
 ) -> dict[str, RecordedCalls]:
     """What the log has of these sessions. `since`: where to read each partition from."""
     keys = {session.encode() for session in sessions}
-    found = dict[str, RecordedCalls]()
+    by_session = dict[str, RecordedCalls]()
     begins = log.beginning_offsets(partitions_of(log, [topology.turns(env)]))
     for (topic, partition), begin in begins.items():
         start = max(begin, since.get((topic, partition), 0))
@@ -91,9 +91,9 @@ def recorded_calls(
                 continue  # it need not be decoded
             match to_event(message, SCHEMAS).record:
                 case SessionStart(session=session):
-                    found.setdefault(session, {})
+                    by_session.setdefault(session, {})
                 case ModelCall(session=session, request=request) as call:
-                    found.setdefault(session, {}).setdefault(request, call)
+                    by_session.setdefault(session, {}).setdefault(request, call)
                 case _:
                     pass
-    return found
+    return by_session

@@ -47,7 +47,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         run_server(run, log, stop, name, replica)
         return
     where = f"envs.{name}"
-    made = make_env(
+    instance = make_env(
         settings.kind or name, settings.seed, settings.params, where, settings.tool_syntax
     )
     rewards = make_rewards(settings.rewards, f"{where}.rewards")
@@ -56,7 +56,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     writer = RetryingWriter(log, identity, topology.journal(identity), stop=stop)
     with open_part(log, identity, writer) as part:
         client = make_client(run, settings.pool)
-        runner = RolloutRunner(made, settings, client, rewards)
+        runner = RolloutRunner(instance, settings, client, rewards)
         me = resume_replica(run, log, name, replica, runner, client)
         asyncio.run(produce_connected(run, me, part, stop))
 

@@ -59,8 +59,8 @@ def _java_version(program: str) -> int:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(\d+)', done.stderr)
-    return int(found[1]) if found else 0
+    match = re.search(r'version "(\d+)', done.stderr)
+    return int(match[1]) if match else 0
 
 
 def cache() -> Path:
@@ -77,8 +77,8 @@ def cache() -> Path:
     for place in (here, *here.parents):
         if place != here and not is_ours(place):
             break
-        if (found := place / ".streamrl").is_dir() and is_ours(found):
-            return found
+        if (directory := place / ".streamrl").is_dir() and is_ours(directory):
+            return directory
     return here / ".streamrl"
 
 
@@ -110,10 +110,10 @@ def _check(directory: Path) -> None:
         coordinate, sha256 = line.split()
         _, artifact, version = coordinate.split(":")
         wanted[f"{artifact}-{version}.jar"] = sha256
-    found = {
+    actual = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
     }
-    wrong = sorted(name for name, _ in wanted.items() ^ found.items())
+    wrong = sorted(name for name, _ in wanted.items() ^ actual.items())
     if wrong:
         raise BrokerError(
             f"{directory} is not Kafka {VERSION} as it was downloaded ({wrong[0]} differs); "

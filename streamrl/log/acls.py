@@ -73,20 +73,20 @@ def user_name(run: RunFile, name: str) -> str:
 
 def users(run: RunFile) -> list[User]:
     """The users of the run's parts, in the order of the loop."""
-    found = list[User]()
+    users = list[User]()
     for role in topology.ROLES:
         if topology.TURNS in role.consumes and not run.session_envs:
             continue  # The run has no topics of sessions, so there is nothing to be allowed.
         parts = role.parts(run) if role.is_transactional else ()
         if not role.is_per_env:
-            found.append(User(role.name, role, tuple(part.identity for part in parts)))
+            users.append(User(role.name, role, tuple(part.identity for part in parts)))
             continue
         for env in run.envs:
             own = tuple(part.identity for part in parts if part.env == env)
             # An env that the run does not start has no parts.
             outside = (topology.outside_identity(env),)
-            found.append(User(f"{role.name}-{env}", role, own or outside, env))
-    return found
+            users.append(User(f"{role.name}-{env}", role, own or outside, env))
+    return users
 
 
 def rules(run: RunFile) -> dict[str, list[Rule]]:
@@ -97,11 +97,11 @@ def rules(run: RunFile) -> dict[str, list[Rule]]:
         Rule(resource, prefix, ("ALL",), True)
         for resource in ("topic", "group", "transactional-id")
     ]
-    found = {user.name: list(_rules_of(user, run)) for user in users(run)}
+    by_user = {user.name: list(_rules_of(user, run)) for user in users(run)}
     # An orchestrator reads all topics for the report that it writes at the end.
-    found[topology.ORCHESTRATOR.name] += reading
+    by_user[topology.ORCHESTRATOR.name] += reading
     people = {"rescorer": rescoring(run), "auditor": reading, "operator": everything}
-    return {**found, **people}
+    return {**by_user, **people}
 
 
 def rescoring(run: RunFile) -> list[Rule]:
@@ -109,14 +109,14 @@ def rescoring(run: RunFile) -> list[Rule]:
     if the run does not plan it.
     """
     prefix = f"{run.run}."
-    found = list[Rule]()
+    rules = list[Rule]()
     for env in run.envs:
-        found.append(Rule("topic", f"{prefix}{topology.rollouts(env)}", ("READ",)))
-        found.append(Rule("topic", f"{prefix}{topology.rewards(env)}", ("READ", "WRITE", "CREATE")))
-    found.append(Rule("topic", f"{prefix}{topology.SERVERS}", ("READ",)))  # for judges in pools
-    found.append(Rule("group", f"{prefix}{READER}", ("DESCRIBE",)))
-    found.append(Rule("transactional-id", f"{prefix}{topology.RESCORER}", ("WRITE",)))
-    return found
+        rules.append(Rule("topic", f"{prefix}{topology.rollouts(env)}", ("READ",)))
+        rules.append(Rule("topic", f"{prefix}{topology.rewards(env)}", ("READ", "WRITE", "CREATE")))
+    rules.append(Rule("topic", f"{prefix}{topology.SERVERS}", ("READ",)))  # for judges in pools
+    rules.append(Rule("group", f"{prefix}{READER}", ("DESCRIBE",)))
+    rules.append(Rule("transactional-id", f"{prefix}{topology.RESCORER}", ("WRITE",)))
+    return rules
 
 
 def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
@@ -163,7 +163,7 @@ def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
     """The run's KafkaUsers. Strimzi's user operator makes up a password for each, and keeps it in
     a Secret of the user's name.
     """
-    found: list[dict[str, Any]] = []
+    users: list[dict[str, Any]] = []
     for name, allowed in rules(run).items():
         spec: dict[str, Any] = {
             "authentication": {"type": "scram-sha-512"},
@@ -175,7 +175,7 @@ def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
             "name": user_name(run, name),
             "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
         }
-        found.append(
+        users.append(
             {
                 "apiVersion": "kafka.strimzi.io/v1",
                 "kind": "KafkaUser",
@@ -183,7 +183,7 @@ def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
                 "spec": spec,
             }
         )
-    return found
+    return users
 
 
 def render(run: RunFile, cluster: str = "streamrl") -> str:

@@ -87,15 +87,15 @@ class KafkaLog(Log):
         consumer = Consumer({**self.settings, **CONSUMER, "group.id": self.prefix + identity})
 
         def ask() -> list[KafkaTopicPartition]:
-            found = consumer.committed(asked, timeout=CALL_TIMEOUT_S)
-            for tp in found:
+            committed = consumer.committed(asked, timeout=CALL_TIMEOUT_S)
+            for tp in committed:
                 if tp.error is not None:
                     raise KafkaException(tp.error)
-            return found
+            return committed
 
         try:
-            found = call_with_retries(ask, self.address)
-            return {self._without_prefix(tp): tp.offset for tp in found if tp.offset >= 0}
+            committed = call_with_retries(ask, self.address)
+            return {self._without_prefix(tp): tp.offset for tp in committed if tp.offset >= 0}
         finally:
             consumer.close()
 

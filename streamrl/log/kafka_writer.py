@@ -175,11 +175,11 @@ class KafkaWriter:
         reports a missing topic as a mere time-out.
         """
         try:
-            there = self._committer.list_topics()
+            existing = self._committer.list_topics()
         except KafkaException:
             return ""
         for topic in sorted(topics):
-            if self._prefix + topic not in there:
+            if self._prefix + topic not in existing:
                 return self._prefix + topic
         return ""
 

@@ -100,10 +100,10 @@ def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
         if kind.has_dead_letters:
             names = _names(kind, run, sources=[])
             sources += [f"{kind.name}.{name}" if name else kind.name for name in names]
-    found: list[Topic] = []
+    topics: list[Topic] = []
     for kind in templates:
-        found += [_topic(kind, name, run, cluster) for name in _names(kind, run, sources)]
-    return found
+        topics += [_topic(kind, name, run, cluster) for name in _names(kind, run, sources)]
+    return topics
 
 
 def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:

@@ -42,12 +42,12 @@ def _servers_of(run: RunFile, view: RunView, pools: list[str], notes: Mapping[st
     names = {name for name, server in view.servers.items() if server.pool in pools}
     for pool in pools:
         names.update(topology.inference_part(pool, i) for i in range(run.inference.sizes[pool]))
-    found: list[str] = []
+    servers: list[str] = []
     for name in sorted(names):
         server = view.servers.get(name)
         error = server.error if server else ""
-        found.append(_with_note(name, error or notes.get(name)))
-    return "; ".join(found)
+        servers.append(_with_note(name, error or notes.get(name)))
+    return "; ".join(servers)
 
 
 def _with_note(name: str, note: str | None) -> str:
@@ -59,10 +59,10 @@ def _shortage(run: RunFile, view: RunView, time_s: float) -> str:
 
     `rest` is the part of a batch that the envs' fractions leave to any env.
     """
-    said: list[str] = []
+    shortages: list[str] = []
     for share in (*run.envs, "rest"):
         missing = latest(view, f"batcher/missing_tokens/{share}", time_s - SILENT_S)
         if missing:
             name = "the rest" if share == "rest" else share
-            said.append(f"{name} is {missing:,.0f} tokens short")
-    return ", ".join(said) or "the envs are filling it"
+            shortages.append(f"{name} is {missing:,.0f} tokens short")
+    return ", ".join(shortages) or "the envs are filling it"

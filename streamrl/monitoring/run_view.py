@@ -269,16 +269,16 @@ def troubles(view: RunView, least: float = 0.0) -> list[str]:
 
     It says how many there are, and the cause of the last one.
     """
-    found: list[str] = []
+    lines: list[str] = []
     for env, fates in view.fates.items():
-        said: list[str] = []
+        causes: list[str] = []
         for fate, words in TROUBLES.items():
             if fates[fate] > least * fates.total():
                 cause = printable(view.causes.get((env, fate), "")) or "no cause given"
-                said.append(f"{fates[fate]:,} {words} (last: {cause})")
-        if said:
-            found.append(f"{env}: {', '.join(said)}")
-    return found
+                causes.append(f"{fates[fate]:,} {words} (last: {cause})")
+        if causes:
+            lines.append(f"{env}: {', '.join(causes)}")
+    return lines
 
 
 def server_state(server: Server, time_s: float) -> str:

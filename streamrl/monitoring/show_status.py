@@ -60,7 +60,7 @@ def tables(
     run: RunFile, view: RunView, parts: Sequence[PartStatus], time_s: float
 ) -> list[RenderableType]:
     """What `streamrl status` prints, from top to bottom."""
-    found: list[RenderableType] = [
+    renderables: list[RenderableType] = [
         _headline(run, view, time_s),
         Text(),
         _parts(parts),
@@ -70,13 +70,13 @@ def tables(
         _envs(run, view),
     ]
     lines = troubles(view)
-    found += [Text(f"  {line}", style="yellow") for line in lines]
+    renderables += [Text(f"  {line}", style="yellow") for line in lines]
     if any("put aside" in line for line in lines):
         hint = "  `streamrl dead-letters list RUN` shows what was put aside"
-        found.append(Text(hint, style="bright_black"))
+        renderables.append(Text(hint, style="bright_black"))
     if view.evals:
-        found += [Text(), _evals(view)]
-    return found
+        renderables += [Text(), _evals(view)]
+    return renderables
 
 
 def _headline(run: RunFile, view: RunView, time_s: float) -> Text:

@@ -58,14 +58,14 @@ def view_partitions(log: Log) -> list[TopicPartition]:
     still being made then.
     """
     has_begun = end_offset(log, *topology.sole_partition(topology.POLICY_VERSIONS)) > 0
-    found = list[TopicPartition]()
+    partitions = list[TopicPartition]()
     for topic in TOPICS:
         try:
-            found += partitions_of(log, [topic])
+            partitions += partitions_of(log, [topic])
         except TopicMissing:
             if not has_begun:
                 raise
-    return found
+    return partitions
 
 
 def lag(log: Log, identity: str) -> int | None:
@@ -90,14 +90,14 @@ def statuses(
     run: RunFile, view: RunView, lags: Mapping[str, int | None], time_s: float
 ) -> list[PartStatus]:
     """The status of every part that the run should have. `lags` are by identity."""
-    found: list[PartStatus] = []
+    statuses: list[PartStatus] = []
     for part in topology.parts(run):
         if part.process == 0:  # Of a gang, the process of rank 0 speaks for all.
-            found.append(_status(view, part, lags.get(part.identity), time_s))
+            statuses.append(_status(view, part, lags.get(part.identity), time_s))
     for env, settings in run.envs.items():
         if not settings.replicas:
-            found.append(_outside(view, env, time_s))
-    return found
+            statuses.append(_outside(view, env, time_s))
+    return statuses
 
 
 def _status(view: RunView, part: Part, lag: int | None, time_s: float) -> PartStatus:

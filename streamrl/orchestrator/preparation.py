@@ -39,9 +39,9 @@ def ensure_broker(
     log = short_path(supervisor.log_path(BROKER))
     while not stop.wait(POLL_S):
         waited_s = time.monotonic() - started_s
-        said = without_prefix(supervisor.last_line(BROKER))
+        last_line = without_prefix(supervisor.last_line(BROKER))
         if not supervisor.observe()[BROKER].running:
-            raise StreamrlError(f"the broker did not start: {said} (log: {log})")
+            raise StreamrlError(f"the broker did not start: {last_line} (log: {log})")
         if address := broker.running_address(home):
             kafka = f"Kafka {distribution.VERSION} at {address}"
             display.say(f"broker: {kafka} after {waited_s:.1f} s")
@@ -50,7 +50,7 @@ def ensure_broker(
             raise StreamrlError(f"the broker is not up after {waited_s:.0f} s; see {log}")
         if waited_s - said_s >= WAITING_LINE_S:
             said_s = waited_s
-            display.say(f"waiting {waited_s:.0f} s for the broker: {said or 'starting'}")
+            display.say(f"waiting {waited_s:.0f} s for the broker: {last_line or 'starting'}")
     return False
 
 

@@ -61,18 +61,18 @@ def with_env(env: str, runs_dir: str = "runs") -> str:
     Raises ConfigError unless there is exactly one.
     """
     runs = {name: resolve_run(name, runs_dir=runs_dir) for name in names(runs_dir)}
-    found = [
+    matches = [
         name
         for name, run in runs.items()
         if any(env in (own, settings.kind) for own, settings in run.envs.items())
     ]
-    if len(found) != 1:
-        which = ", ".join(found) or "no run"
+    if len(matches) != 1:
+        which = ", ".join(matches) or "no run"
         raise ConfigError(
             f"{env}: {which} in {runs_dir}/ has an env of that name or kind; name the run: streamrl"
             f" env RUN {env}"
         )
-    return found[0]
+    return matches[0]
 
 
 @contextlib.contextmanager

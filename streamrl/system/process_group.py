@@ -146,7 +146,7 @@ def tagged_processes(token: str) -> list[psutil.Process]:
     """The living processes that carry the token."""
     import psutil
 
-    found: list[psutil.Process] = []
+    tagged: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
             if (
@@ -154,10 +154,10 @@ def tagged_processes(token: str) -> list[psutil.Process]:
                 and process.environ().get(RUN_TOKEN) == token
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
-                found.append(process)
+                tagged.append(process)
         except (psutil.Error, OSError):  # it has ended meanwhile, or belongs to another user
             continue
-    return found
+    return tagged
 
 
 def kill_group(group: int) -> bool:

@@ -107,15 +107,15 @@ def container() -> Iterator[str]:
         **kafka["environment"],
         "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}",
     }
-    made = DockerContainer(
+    kafka_container = DockerContainer(
         kafka["image"], env={name: str(value) for name, value in environment.items()}
     ).with_bind_ports(9092, port)
-    made.start()
+    kafka_container.start()
     try:
         _wait(f"127.0.0.1:{port}")
         yield f"127.0.0.1:{port}"
     finally:
-        made.stop()
+        kafka_container.stop()
 
 
 def service() -> dict[str, Any]:

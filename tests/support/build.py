@@ -58,7 +58,7 @@ def rollout(
     failure: str = "",
     **fields: object,
 ) -> Rollout:
-    made = {
+    defaults = {
         "environment": env,
         "problem_id": group,
         "rollout_uid": f"{group}-{sample}",
@@ -71,7 +71,7 @@ def rollout(
         "turns": [] if failure else turns(),
         "failure": failure,
     }
-    return Rollout(**{**made, **fields})
+    return Rollout(**{**defaults, **fields})
 
 
 def spoken(number: int) -> Rollout:

@@ -115,8 +115,8 @@ def found(log: Log, topic: str, schema: str) -> list[Record]:
 
 def wait_for_batches(log: Log, count: int, timeout_s: float = 60.0) -> list[Batch]:
     def batches() -> list[Batch] | None:
-        come = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
-        return come if len(come) >= count else None
+        records = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
+        return records if len(records) >= count else None
 
     return until(batches, timeout_s, f"{count} batches") or []
 
@@ -134,10 +134,10 @@ def wait_until_heard(log: Log, timeout_s: float = 60.0) -> None:
 def play(log: Log, batches: int = 4, run: RunFile = RUN) -> list[Batch]:
     """A short run: a little more is produced than is trained on."""
     with running(log, run):
-        made: list[Batch] = []
+        trained: list[Batch] = []
         for version in range(batches):
             announce(log, version)
             for env in run.envs:
                 send_groups(log, env, range(version * 5, version * 5 + 5), version)
-            made = wait_for_batches(log, version + 1)
-        return made
+            trained = wait_for_batches(log, version + 1)
+        return trained

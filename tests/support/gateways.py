@@ -65,13 +65,13 @@ class Gateways:
 
     def start(self) -> str:
         """Start another replica. Returns its URL."""
-        found = Queue[str]()
+        urls = Queue[str]()
         stop = threading.Event()
         number = len(self._replicas)
-        arguments = (self.run, self.log, stop, number, found.put)
+        arguments = (self.run, self.log, stop, number, urls.put)
         thread = threading.Thread(target=main, args=arguments, daemon=True)
         thread.start()
-        url = found.get(timeout=patience(20))
+        url = urls.get(timeout=patience(20))
         self._replicas[url] = stop, thread
         return url
 
@@ -102,8 +102,8 @@ class Gateways:
 
         def answered() -> httpx.Response | None:
             start = f"{url}/rl/start_session"
-            found = httpx.post(start, json=body, headers=headers, timeout=patience(20))
-            return None if found.status_code == 503 else found
+            response = httpx.post(start, json=body, headers=headers, timeout=patience(20))
+            return None if response.status_code == 503 else response
 
         answer = until(answered, 20, "no server has been heard of")
         assert answer is not None
@@ -112,12 +112,12 @@ class Gateways:
     def records(self, topic: str = "") -> list[Record]:
         """Everything in a topic, partition by partition."""
         topic = topic or topology.turns(ENV)
-        found = list[Record]()
+        records = list[Record]()
         for partition in range(self.log.topics()[topic]):
             for message in read(self.log, topic, partition):
                 assert message.value is not None
-                found.append(decode(dict(message.headers)["schema"], message.value))
-        return found
+                records.append(decode(dict(message.headers)["schema"], message.value))
+        return records
 
     def calls(self) -> list[ModelCall]:
         return [record for record in self.records() if isinstance(record, ModelCall)]
@@ -137,8 +137,8 @@ def gateways(
 ) -> Iterator[Gateways]:
     """`log`: of a broker, instead of one in memory."""
     with SamplingStub(say=say) as stub:
-        found = Gateways(run_of(directory, **settings), stub, log)
+        running = Gateways(run_of(directory, **settings), stub, log)
         try:
-            yield found
+            yield running
         finally:
-            found.close()
+            running.close()

@@ -245,12 +245,12 @@ def perturbed(tensors: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray
 def vllm_processes(url: str) -> list[psutil.Process]:
     """The API server that listens there, and below it the engine and its workers."""
     port = url.rpartition(":")[2]
-    for found in psutil.process_iter(["cmdline"]):
-        line = found.info["cmdline"] or []
+    for running in psutil.process_iter(["cmdline"]):
+        line = running.info["cmdline"] or []
         if (
             "vllm.entrypoints.openai.api_server" in line
             and line[line.index("--port") + 1] == port
             and "process_group.py" not in " ".join(line[:3])
         ):
-            return [found, *found.children(recursive=True)]
+            return [running, *running.children(recursive=True)]
     return []

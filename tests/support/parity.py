@@ -23,16 +23,16 @@ def learner_logprobs(
 
     A row of `context` tokens a sequence, and ROWS rows every time, so that it compiles once.
     """
-    found: list[np.ndarray] = []
+    logprobs: list[np.ndarray] = []
     with use_mesh():
         model = load(directory, context)
         for start in range(0, len(sequences), ROWS):
             chunk = sequences[start : start + ROWS]
             predicted = np.asarray(_predict(model, rows_of(chunk, temperature, context)))
-            found += [
+            logprobs += [
                 row[: len(sequence) - 1] for row, sequence in zip(predicted, chunk, strict=False)
             ]
-    return found
+    return logprobs
 
 
 def rows_of(sequences: Sequence[np.ndarray], temperature: float, context: int) -> RlExample:

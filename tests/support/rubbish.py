@@ -157,9 +157,11 @@ KINDS: dict[str, tuple[str, Callable[[int, Random], Message | bytes | None]]] = 
 
 
 def bad(name: str, number: int, random: Random) -> Message:
-    made = KINDS[name][1](number, random)
+    value = KINDS[name][1](number, random)
     message = (
-        made if isinstance(made, Message) else Message("", f"bad-{number}".encode(), made, SCHEMA)
+        value
+        if isinstance(value, Message)
+        else Message("", f"bad-{number}".encode(), value, SCHEMA)
     )
     return message._replace(
         topic=topology.rollouts(ENV), headers=(*message.headers, (KIND, name.encode()))

@@ -20,15 +20,15 @@ Say = Callable[[str, int], str]
 
 
 def text_of(tokens: list[int]) -> str:
-    found = ""
+    text = ""
     pending = bytearray()
     for token in tokens:
         if token < END:
             pending.append(token)
             continue
-        found += pending.decode("utf-8", "replace") + NAMES[token]
+        text += pending.decode("utf-8", "replace") + NAMES[token]
         pending.clear()
-    return found + pending.decode("utf-8", "replace")
+    return text + pending.decode("utf-8", "replace")
 
 
 def rendered(
@@ -37,18 +37,20 @@ def rendered(
     """As a chat template would: tools first, each message with its role and its end. `asks`: the
     policy is to go on.
     """
-    found = list[int]()
+    tokens = list[int]()
     if tools:
         names = ", ".join(tool["function"]["name"] for tool in tools)
-        found += [ROLES["system"], *f"tools: {names}".encode(), END]
+        tokens += [ROLES["system"], *f"tools: {names}".encode(), END]
     for message in messages:
         text = message["content"]
         for call in message.get("tool_calls", []):
-            made = call["function"]
-            text += f'<tool_call>{{"name": "{made["name"]}", "arguments": {made["arguments"]}}}'
+            function = call["function"]
+            text += (
+                f'<tool_call>{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
+            )
             text += "</tool_call>"
-        found += [ROLES[message["role"]], *text.encode(), END]
-    return [*found, ROLES["assistant"]] if asks else found
+        tokens += [ROLES[message["role"]], *text.encode(), END]
+    return [*tokens, ROLES["assistant"]] if asks else tokens
 
 
 def by_checksum(prompt: str, choice: int) -> str:

@@ -109,11 +109,11 @@ def make_certificates(directory: Path, names: tuple[str, ...]) -> Path:
     """`ca.pem`, and for each name `<name>.pem` with its key and a certificate of that authority,
     good for 127.0.0.1 and for a day.
     """
-    made = directory / "certificates"
-    made.mkdir(parents=True)
+    certificates = directory / "certificates"
+    certificates.mkdir(parents=True)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca = _certificate("test authority", ca_key, "test authority", ca_key, is_ca=True)
-    (made / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    (certificates / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     for name in names:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _certificate(name, key, "test authority", ca_key, is_ca=False)
@@ -122,10 +122,10 @@ def make_certificates(directory: Path, names: tuple[str, ...]) -> Path:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        (made / f"{name}.pem").write_bytes(
+        (certificates / f"{name}.pem").write_bytes(
             plain + certificate.public_bytes(serialization.Encoding.PEM)
         )
-    return made
+    return certificates
 
 
 def _certificate(

@@ -32,13 +32,13 @@ def value(expression: str) -> int:
 def _value(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
-            found = number
+            value = number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            found = -_value(operand)
+            value = -_value(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            found = OPERATORS[type(op)](_value(left), _value(right))
+            value = OPERATORS[type(op)](_value(left), _value(right))
         case _:
             raise ValueError("only whole numbers, + - * and brackets")
-    if abs(found) > LARGEST:
+    if abs(value) > LARGEST:
         raise ValueError("too large")
-    return found
+    return value

@@ -92,10 +92,12 @@ class Coding(MultiTurnEnv):
 
     async def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message] | None:
         """What is wrong with the last program; None if nothing is, or after the last attempt."""
-        said = [str(message["content"]) for message in messages if message["role"] == "assistant"]
-        if len(said) >= self.attempts:
+        answers = [
+            str(message["content"]) for message in messages if message["role"] == "assistant"
+        ]
+        if len(answers) >= self.attempts:
             return None
-        outcome = await self._run(said[-1], problem)
+        outcome = await self._run(answers[-1], problem)
         if all(outcome.passed):
             return None
         return [{"role": "user", "content": feedback(outcome)}]
@@ -151,14 +153,14 @@ def program_in(text: str) -> str:
 
 def read(path: Path) -> list[tuple[str, list[str]]]:
     """The prompts and tests of a file. Raises ValueError, which names the line."""
-    found: list[tuple[str, list[str]]] = []
+    problems: list[tuple[str, list[str]]] = []
     for line, (prompt, tests) in parsed(path, "a prompt with tests", _prompt_and_tests):
         if not tests:
             raise ValueError(f"{path}:{line}: no tests")
-        found.append((prompt, tests))
-    if not found:
+        problems.append((prompt, tests))
+    if not problems:
         raise ValueError(f"file {path} has no problems")
-    return found
+    return problems
 
 
 def _prompt_and_tests(data: Any) -> tuple[str, list[str]]:

@@ -34,8 +34,8 @@ def positions_right(expected: str, completion: Completion) -> float:
     """The share of the characters of `expected`, and of the end after them, that stand in the right
     position. A special token takes one position.
     """
-    said = re.findall(r"<\w+>|.", completion.text, re.DOTALL)
+    symbols = re.findall(r"<\w+>|.", completion.text, re.DOTALL)
     if completion.finished:
-        said.append(END)
+        symbols.append(END)
     wanted = [*expected, END]
-    return sum(a == b for a, b in zip(said, wanted, strict=False)) / len(wanted)
+    return sum(a == b for a, b in zip(symbols, wanted, strict=False)) / len(wanted)

@@ -102,16 +102,16 @@ def conversation(line: int, row: Any) -> Conversation:
     if not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
         raise ValueError("'tools' is no list of tools")
     messages = [_message(index, message) for index, message in enumerate(row["messages"])]
-    made = Conversation(line, messages, tools)
+    conversation = Conversation(line, messages, tools)
     try:
         msgspec.json.encode((messages, tools))
     except (TypeError, ValueError) as error:
         raise ValueError(f"it cannot be sent to a server ({error})") from None
-    if not made.answers:
+    if not conversation.answers:
         raise ValueError("no message of the assistant, so there is nothing to imitate")
-    if made.answers[0] == 0:
+    if conversation.answers[0] == 0:
         raise ValueError("it begins with the assistant; a user or a system has to say something")
-    return made
+    return conversation
 
 
 def _message(index: int, message: Any) -> Message:

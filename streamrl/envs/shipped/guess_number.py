@@ -36,10 +36,12 @@ class GuessNumber(MultiTurnEnv):
         return Problem([{"role": "user", "content": f"{self.lowest}-{self.highest}"}], secret)
 
     def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message] | None:
-        said = [str(message["content"]) for message in messages if message["role"] == "assistant"]
-        if number_in(said[-1]) == problem.answer or len(said) >= self.guesses:
+        answers = [
+            str(message["content"]) for message in messages if message["role"] == "assistant"
+        ]
+        if number_in(answers[-1]) == problem.answer or len(answers) >= self.guesses:
             return None
-        return [{"role": "user", "content": hint(problem.answer, said[-1])}]
+        return [{"role": "user", "content": hint(problem.answer, answers[-1])}]
 
     def rewards(self, problem: Problem, completion: Completion) -> RewardBreakdown:
         low = self.lowest
@@ -50,14 +52,14 @@ class GuessNumber(MultiTurnEnv):
             low, high = remaining_range(low, high, problem.answer, turn.text)
             ruled_out = before - (high - low)
             turns.append({"narrowed": ruled_out / (self.highest - self.lowest)})
-        found = completion.finished and number_in(completion.text) == problem.answer
-        return RewardBreakdown({"found": float(found)}, turns)
+        is_right = completion.finished and number_in(completion.text) == problem.answer
+        return RewardBreakdown({"found": float(is_right)}, turns)
 
 
 def number_in(text: str) -> int | None:
     """The first number in a text; None if there is none."""
-    found = re.search(r"[0-9]{1,18}", text)
-    return int(found[0]) if found else None
+    match = re.search(r"[0-9]{1,18}", text)
+    return int(match[0]) if match else None
 
 
 def hint(number: int, guess: str) -> str:

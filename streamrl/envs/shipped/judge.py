@@ -124,14 +124,14 @@ class Judge:
             "completion": completion.text,
             "conversation": joined_text(completion.messages),
         }
-        return PLACEHOLDER.sub(lambda found: str(values[found.group(1)]), self.prompt)
+        return PLACEHOLDER.sub(lambda match: str(values[match.group(1)]), self.prompt)
 
     def read_score(self, answer: str) -> float:
         """The last score that the answer names. Raises ValueError if there is none in the range."""
-        found = [match.group(1) for match in self.score.finditer(answer)]
-        if not found:
+        scores = [match.group(1) for match in self.score.finditer(answer)]
+        if not scores:
             raise ValueError(f"no score in {answer[:80]!r}")
-        score = float(found[-1])
+        score = float(scores[-1])
         if not self.low <= score <= self.high:
             raise ValueError(f"score {score:g} is not from {self.low:g} to {self.high:g}")
         return score

@@ -66,13 +66,13 @@ class MultipleChoice(SingleTurnEnv):
 
 def chosen_letter(text: str) -> str:
     """The last letter that stands alone; empty if there is none."""
-    found = SINGLE_LETTER.findall(text)
-    return found[-1] if found else ""
+    letters = SINGLE_LETTER.findall(text)
+    return letters[-1] if letters else ""
 
 
 def read(path: Path) -> list[Question]:
     """The questions of a file. Raises ValueError, which names the line that cannot be used."""
-    found: list[Question] = []
+    questions: list[Question] = []
     for line, question in parsed(path, "a question with choices and an answer", _question):
         count = len(question.choices)
         if not (2 <= count <= len(LETTERS) and 0 <= question.answer < count):
@@ -80,10 +80,10 @@ def read(path: Path) -> list[Question]:
                 f"{path}:{line}: {count} choices and answer {question.answer}; "
                 f"2 to {len(LETTERS)}, counted from 0"
             )
-        found.append(question)
-    if not found:
+        questions.append(question)
+    if not questions:
         raise ValueError(f"file {path} has no questions")
-    return found
+    return questions
 
 
 def _question(data: Any) -> Question:

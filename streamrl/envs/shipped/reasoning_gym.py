@@ -101,9 +101,9 @@ class ReasoningGym(SingleTurnEnv):
         self.scorers = Scorers(**(scoring or {}))
 
     def problem(self, number: int) -> Problem:
-        found = entry(self._task, self._settings, self._first, number)
-        message = {"role": "user", "content": found["question"]}
-        return Problem([message], {**found, "index": number})
+        record = entry(self._task, self._settings, self._first, number)
+        message = {"role": "user", "content": record["question"]}
+        return Problem([message], {**record, "index": number})
 
     async def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         score = await self.scorers(
@@ -165,8 +165,8 @@ def entry(task: str, settings: str, first: int, number: int) -> dict[str, Any]:
 
 def prepared(task: str, settings: str, first: int, number: int, question: str) -> None:
     """Make the problem again, before the answer is there, so that scoring finds it in the cache."""
-    made = entry(task, settings, first, number)["question"]
-    if made != question:
+    again = entry(task, settings, first, number)["question"]
+    if again != question:
         raise ValueError(
             f"{task} makes another problem {number} in another process; "
             "start the env with PYTHONHASHSEED set"
@@ -181,14 +181,14 @@ def score(task: str, settings: str, first: int, number: int, question: str, answ
     The score depends on the settings of the task, not on the chunk. This replaces functions of the
     library, which is safe because the process ends with the call.
     """
-    found = entry(task, settings, first, number)
+    record = entry(task, settings, first, number)
     verifier = dataset(task, settings, first)
     for name, module in [*sys.modules.items()]:
         if name.startswith("reasoning_gym."):
             _replace_parsers(module)
     sympy.parse_expr = parsed
     try:
-        return float(verifier.score_answer(answer, found))
+        return float(verifier.score_answer(answer, record))
     except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
         return 0.0
 

@@ -78,11 +78,11 @@ def parsed(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[tuple[i
             try:
                 if isinstance(data, ValueError):
                     raise data
-                made = parse(data)
+                item = parse(data)
             except (ValueError, KeyError, TypeError) as error:
                 cause = f"{type(error).__name__}: {error}"
                 raise ValueError(f"{path}:{line}: not {what} ({cause})") from None
-            yield line, made
+            yield line, item
     except OSError as error:
         raise ValueError(f"file {path} cannot be read ({error.strerror})") from None
 

@@ -249,15 +249,14 @@ def load_environment(module: str, params: Mapping[str, Any], where: str) -> Any:
             raise ConfigError(
                 f"{where}: {path} has no {ENTRY}; an environment of verifiers is a module with one"
             )
-        made = construct(entry, f"verifiers:{module}", params, where)
-    if not isinstance(made, vf.Environment):
-        raise ConfigError(
-            f"{where}: {ENTRY} of {path} gives no verifiers.Environment but {type(made).__name__}"
-        )
-    made.env_id = made.env_id or module
-    made.env_args = made.env_args or dict(params)
+        environment = construct(entry, f"verifiers:{module}", params, where)
+    if not isinstance(environment, vf.Environment):
+        given = type(environment).__name__
+        raise ConfigError(f"{where}: {ENTRY} of {path} gives no verifiers.Environment but {given}")
+    environment.env_id = environment.env_id or module
+    environment.env_args = environment.env_args or dict(params)
     logging.getLogger("verifiers").propagate = True  # what it logs belongs into the env's log
-    return made
+    return environment
 
 
 def rubrics(rubric: Any) -> Iterator[Any]:
@@ -286,10 +285,10 @@ def record_failures(rubric: Any, failures: dict[int, Exception]) -> None:
         async def checked(**given: Any) -> Any:
             try:
                 if is_coroutine(function):
-                    found = await function(**given)
+                    result = await function(**given)
                 else:
-                    found = await in_thread(function, **given)
-                return number(await found if inspect.isawaitable(found) else found)
+                    result = await in_thread(function, **given)
+                return number(await result if inspect.isawaitable(result) else result)
             except Exception as error:
                 cause = f"reward function {function.__name__}: {describe_error(error)}"
                 for state in states:
@@ -302,8 +301,8 @@ def record_failures(rubric: Any, failures: dict[int, Exception]) -> None:
         return await call_one(rubric, noting(function, [state], float), state)
 
     async def all_of(function: Any, states: Sequence[Any]) -> list[float]:
-        def numbers(found: Any) -> list[float]:
-            values = [float(value) for value in found]
+        def numbers(result: Any) -> list[float]:
+            values = [float(value) for value in result]
             if len(values) != len(states):
                 raise ValueError(f"{len(values)} numbers for {len(states)} rollouts")
             return values

@@ -24,16 +24,16 @@ class MLflow:
         self, context: SinkContext, experiment: str = "streamrl", tracking_uri: str = ""
     ) -> None:
         self._client = MlflowClient(tracking_uri or None)
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        number = existing.experiment_id if existing else self._client.create_experiment(experiment)
         name = context.run.run
         runs = self._client.search_runs([number], f"tags.`{TAG}` = '{name}'", max_results=1)
         if runs:
             self._run: str = runs[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
         else:
-            made = self._client.create_run(number, run_name=name, tags={TAG: name})
-            self._run = made.info.run_id
+            created = self._client.create_run(number, run_name=name, tags={TAG: name})
+            self._run = created.info.run_id
 
     def write(self, records: Sequence[MetricRecord]) -> None:
         metrics = [

@@ -70,11 +70,11 @@ def running(context: SinkContext) -> Iterator[Sinks]:
     """
     path = context.run.directory / NOTES
     notes = read_notes(path)
-    found: list[OpenSink] = []
+    opened_sinks: list[OpenSink] = []
     for settings in context.run.orchestrator.sinks:
         last = notes.get(settings.model_dump_json(), -1)
-        found.append(OpenSink(settings, opened(context, settings), given=last, settled=last))
-    sinks = Sinks(found, topology.learner_identity(context.run.learner.name), path)
+        opened_sinks.append(OpenSink(settings, opened(context, settings), given=last, settled=last))
+    sinks = Sinks(opened_sinks, topology.learner_identity(context.run.learner.name), path)
     try:
         yield sinks
     finally:

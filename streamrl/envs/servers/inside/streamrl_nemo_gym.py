@@ -165,8 +165,8 @@ def post(url: str, body: dict[str, Any], timeout_s: float) -> Any:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        said = error.read().decode("utf-8", "replace")
-        raise Failed(f"the agent server answered {error.code}: {said}") from None
+        text = error.read().decode("utf-8", "replace")
+        raise Failed(f"the agent server answered {error.code}: {text}") from None
 
 
 @asynccontextmanager

@@ -132,11 +132,11 @@ class GatewayClient:
             try:
                 return await asyncio.to_thread(self._post, path, body, key, attempt, limit_s)
             except urllib.error.HTTPError as error:
-                said = error.read().decode("utf-8", "replace")
+                text = error.read().decode("utf-8", "replace")
                 if error.code in (429, 503):
                     gone_s = time.monotonic() + GONE_S
                 elif error.code < 500 or time.monotonic() > gone_s:
-                    raise GatewayRefused(f"{self.url}{path}: {error.code} {said}") from None
+                    raise GatewayRefused(f"{self.url}{path}: {error.code} {text}") from None
             except (OSError, http.client.HTTPException) as error:  # also amid its answer
                 if time.monotonic() > gone_s:
                     raise GatewayRefused(f"the gateway {self.url} is gone ({error})") from None

@@ -45,9 +45,9 @@ class SessionClient(EvalClient):
                 " own in the env's params",
                 status_code=400,
             )
-        found = super()._headers(dialect, incoming, session_id)
-        found.update(dialect.auth_headers(key))
-        return found
+        headers = super()._headers(dialect, incoming, session_id)
+        headers.update(dialect.auth_headers(key))
+        return headers
 
 
 class VerifiersEnv:
