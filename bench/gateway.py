@@ -42,7 +42,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output
 from streamrl.records import Server
-from tests.support.beats import repeated
+from tests.support.beats import repeating
 
 LIMIT_MS = 3.0
 LIMIT_CALLS_PER_S = 300.0
@@ -113,7 +113,7 @@ def announced(log: KafkaLog, server: Server) -> Iterator[None]:
     producer = log.producer()
     beat = to_message(Output(topology.SERVERS, server.server_id, server))
     try:
-        with repeated(lambda: producer.send(beat), 0.5):
+        with repeating(lambda: producer.send(beat), 0.5):
             yield
     finally:
         producer.close()

@@ -38,7 +38,7 @@ from streamrl.log.codec import digest
 from streamrl.processor.definition import Processor
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import decode_and_step
-from tests.support.inputs import busy, log_of, real_parts, schedule_of
+from tests.support.inputs import log_of, mixed_inputs, real_parts, schedule_of
 from tests.support.waiting import patience
 
 PACKAGE = Path(__file__).parents[1] / "streamrl"
@@ -319,7 +319,7 @@ def watched_fold(part: Processor[Any, Any], seed: int) -> tuple[list[str], bytes
     """Everything that can come, through `apply` and `paused`. Returns what was called and must not
     be, and a digest of all outputs and the state.
     """
-    log = log_of(busy())
+    log = log_of(mixed_inputs())
     if part.name == "batcher":
         run_through(log, real_parts(17)[0], seed)
     return run_through(log, part, seed)

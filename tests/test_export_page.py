@@ -17,7 +17,7 @@ from streamrl.log.protocol import Output
 from streamrl.recordings.archive import export
 from streamrl.records import Rollout
 from tests.support.build import rollout
-from tests.support.data_path import RUN, TOPICS, found, publish, send_groups
+from tests.support.data_path import RUN, TOPICS, publish, published, send_groups
 
 PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
 
@@ -43,8 +43,8 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
 def rewards(log: MemoryLog, env: str) -> dict[str, list[float]]:
     """By problem."""
     made: dict[str, list[float]] = {}
-    for record in found(log, topology.rollouts(env), "rollout"):
-        if isinstance(record, Rollout) and not record.failure:
+    for record in published(log, topology.rollouts(env), Rollout):
+        if not record.failure:
             made.setdefault(record.problem_id, []).append(record.reward)
     return made
 

@@ -35,7 +35,7 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output
 from streamrl.records import Demand, ModelCall, Rollout
 from tests.agents.account import records
-from tests.support.beats import repeated
+from tests.support.beats import repeating
 from tests.support.sampling_stub import END, SamplingStub, by_checksum, rendered, text_of
 from tests.support.waiting import until
 
@@ -146,7 +146,7 @@ def heard(log: KafkaLog, stub: SlowStub) -> Iterator[None]:
         def beat() -> None:
             producer.send(to_message(Output(topology.SERVERS, stub.name, stub.record())))
 
-        with repeated(beat, BEAT_S):
+        with repeating(beat, BEAT_S):
             yield
 
 

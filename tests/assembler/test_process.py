@@ -24,7 +24,7 @@ from streamrl.recordings.replay import replay
 from streamrl.recordings.show_replay import show_replay
 from streamrl.records import Record, Reward, Rollout
 from tests.assembler.test_session_assembler import run_of
-from tests.support.data_path import found, publish
+from tests.support.data_path import publish, published
 from tests.support.sessions import ENV, call, end, reward, start
 from tests.support.waiting import patience, until
 
@@ -52,7 +52,7 @@ def send(log: MemoryLog, session: str, *records: Record) -> None:
 
 def made(log: MemoryLog, count: int) -> list[Rollout]:
     def enough() -> list[Rollout] | None:
-        rollouts = [r for r in found(log, ROLLOUTS, "rollout") if isinstance(r, Rollout)]
+        rollouts = published(log, ROLLOUTS, Rollout)
         return rollouts if len(rollouts) >= count else None
 
     return until(enough, 20, f"{count} rollouts") or []

@@ -20,7 +20,7 @@ from streamrl.config import run_file
 from streamrl.errors import ConfigError
 from streamrl.learner.examples import expand
 from streamrl.records import Batch
-from tests.support.batcher import CONFIG, arrivals, fold
+from tests.support.batcher import CONFIG, arrivals, step_once
 from tests.support.build import floats, group, version_event
 
 
@@ -68,7 +68,7 @@ def test_the_batcher_adds_its_stage():
     plain, doubled = (
         next(
             o.record
-            for o in fold(events, replace(CONFIG, advantage=name))
+            for o in step_once(events, replace(CONFIG, advantage=name))
             if isinstance(o.record, Batch)
         )
         for name in ("none", "tests.batcher.test_advantages:doubled")

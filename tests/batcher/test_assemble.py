@@ -9,12 +9,14 @@ from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
 from streamrl.records import Fate
-from tests.support.batcher import CONFIG, arrivals, fates, fold, forked
+from tests.support.batcher import CONFIG, arrivals, fates, forked, step_once
 from tests.support.build import group, group_event, version_event
 
 
 def test_a_rollout_longer_than_a_row_is_filtered_and_its_group_goes_on():
-    out = fold([version_event(0), group_event(0, group(name="long", sizes=(9, 3))), *arrivals("b")])
+    out = step_once(
+        [version_event(0), group_event(0, group(name="long", sizes=(9, 3))), *arrivals("b")]
+    )
     assert fates(out)[0] == ("filtered", "long", None)
     state, _ = step(
         CONFIG,
@@ -26,7 +28,7 @@ def test_a_rollout_longer_than_a_row_is_filtered_and_its_group_goes_on():
 
 
 def test_a_rollout_of_which_a_sequence_is_too_long_is_filtered_as_a_whole():
-    out = fold([version_event(0), group_event(0, forked("a", (3, 9, 2, 3), (0, 0, 1, 2)))])
+    out = step_once([version_event(0), group_event(0, forked("a", (3, 9, 2, 3), (0, 0, 1, 2)))])
     assert [(o.record.fate, o.record.uids) for o in out if isinstance(o.record, Fate)] == [
         ("filtered", ["a-0"])
     ]

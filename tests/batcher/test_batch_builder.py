@@ -15,13 +15,13 @@ from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState, EnvQueue
 from streamrl.records import Batch, Demand, Fate, Metric
-from tests.support.batcher import CONFIG, arrivals, batches, fates, fold, forked
+from tests.support.batcher import CONFIG, arrivals, batches, fates, forked, step_once
 from tests.support.build import group, group_event, version_event
 
 
 def test_max_age_1_lookahead_1_batches_0_and_1_may_use_version_0_batch_2_may_not():
     config = replace(CONFIG, lookahead=1)
-    out = fold(
+    out = step_once(
         [version_event(0), *arrivals("a", "b", "c", "d", "e", "f"), version_event(1)], config
     )
     assert batches(out) == [["b", "a"], ["d", "c"]]
@@ -41,12 +41,12 @@ def test_a_group_is_as_old_as_its_oldest_rollout():
 
 
 def test_a_group_from_a_version_not_heard_of_is_held():
-    out = fold([version_event(0), *arrivals("a", version=3), *arrivals("b", "c")])
+    out = step_once([version_event(0), *arrivals("a", version=3), *arrivals("b", "c")])
     assert batches(out) == [["c", "b"]]
 
 
 def test_a_group_larger_than_the_budget_is_filtered_not_waited_for():
-    out = fold([version_event(0), group_event(0, group(name="huge", sizes=(8, 8, 8)))])
+    out = step_once([version_event(0), group_event(0, group(name="huge", sizes=(8, 8, 8)))])
     assert fates(out) == [("filtered", "huge", None)]
 
 
@@ -54,7 +54,7 @@ def test_spill_goes_on_without_the_env_that_is_short():
     config = replace(
         CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40, spill=True, row_count=5
     )
-    assert batches(fold([version_event(0), *arrivals("a", "b", "c", "d")], config)) == [
+    assert batches(step_once([version_event(0), *arrivals("a", "b", "c", "d")], config)) == [
         ["d", "c", "b", "a"]
     ]
 
@@ -81,7 +81,7 @@ def test_of_a_batch_that_is_far_from_full_some_share_is_short():
 
 
 def test_a_rollout_that_forked_counts_once_and_has_one_fate():
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             group_event(0, forked("a", (3, 2, 3), (0, 0, 1))),
@@ -107,7 +107,7 @@ def test_a_group_that_fits_the_budget_and_not_the_rows_is_filtered_when_it_comes
     of them do.
     """
     config = replace(RULES, total_token_budget=24)
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             group_event(0, group(name="wide", sizes=(4, 4, 4, 4))),
@@ -128,7 +128,7 @@ def test_a_group_that_the_rows_cannot_hold_any_more_does_not_end_the_batcher():
     now.
     """
     config = replace(CONFIG, total_token_budget=24)
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             group_event(0, group(name="wide", sizes=(4, 4, 4, 4))),
@@ -146,7 +146,7 @@ def test_a_batch_has_the_shortest_rows_that_hold_it(
     sizes: tuple[int, int], shape: tuple[int, int]
 ) -> None:
     config = replace(CONFIG, row_lengths=[6, 5])
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             group_event(0, group(name="a", sizes=sizes)),
@@ -175,7 +175,7 @@ def test_a_stage_that_cannot_do_a_batch_ends_its_groups_and_not_the_batcher():
         for name in "ab"
     ]
     config = replace(RULES, advantage=f"{__name__}:stage_that_raises")
-    out = fold(
+    out = step_once(
         [version_event(0), *(group_event(i, g) for i, g in enumerate(odd)), *arrivals("c", "d")],
         config,
     )

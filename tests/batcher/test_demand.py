@@ -7,13 +7,13 @@ from dataclasses import replace
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
 from streamrl.records import Demand
-from tests.support.batcher import CONFIG, arrivals, fold
+from tests.support.batcher import CONFIG, arrivals, step_once
 from tests.support.build import group, group_event, version_event
 
 
 def test_demand_covers_the_batches_that_new_rollouts_could_serve():
     # version 0, lookahead 0, max age 1: batches 0 and 1, 20 tokens each; one group of 10 is held
-    out = fold([version_event(0), *arrivals("a")])
+    out = step_once([version_event(0), *arrivals("a")])
     demand = [o.record for o in out if isinstance(o.record, Demand)][-1]
     assert (demand.wanted_tokens, demand.held_tokens, demand.closed_groups) == (
         30,
@@ -23,7 +23,7 @@ def test_demand_covers_the_batches_that_new_rollouts_could_serve():
 
 
 def test_after_its_batch_is_built_only_the_next_one_is_wanted():
-    out = fold([version_event(0), *arrivals("a", "b")])
+    out = step_once([version_event(0), *arrivals("a", "b")])
     assert [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens == 20
 
 
@@ -41,7 +41,7 @@ def test_the_shares_are_gone_through_as_often_for_many_envs_as_for_few():
     asked: list[int] = []
     for envs in (2, 50):
         fractions = Asked({f"env-{i}": 1 / envs for i in range(envs)})
-        out = fold(
+        out = step_once(
             [version_event(0), *arrivals("a", "b", env="env-0")],
             replace(CONFIG, fractions=fractions, lookahead=8, total_token_budget=1000),
         )
@@ -59,7 +59,7 @@ def test_what_is_missing_of_the_rest_is_asked_of_everybody():
     # no fractions: each env is asked for half of two batches of 40; the first one lacks 30 of the
     # rest, and anybody may supply it
     config = replace(CONFIG, fractions={"copy": 0.0, "add": 0.0}, total_token_budget=40)
-    out = fold([version_event(0), *arrivals("a")], config)
+    out = step_once([version_event(0), *arrivals("a")], config)
     assert {
         o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)
     } == {"copy": 40 + 30 - 10, "add": 40 + 30}
@@ -67,5 +67,5 @@ def test_what_is_missing_of_the_rest_is_asked_of_everybody():
 
 def test_an_empty_group_counts_as_closed():
     empty = group(name="gone", sizes=())
-    out = fold([version_event(0), group_event(0, empty)])
+    out = step_once([version_event(0), group_event(0, empty)])
     assert [o.record.closed_groups for o in out if isinstance(o.record, Demand)] == [{"copy-0": 1}]

@@ -12,7 +12,7 @@ from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
 from streamrl.records import Batch, Metric
-from tests.support.batcher import CONFIG, arrivals, fold, forked
+from tests.support.batcher import CONFIG, arrivals, forked, step_once
 from tests.support.build import group, group_event, version_event
 
 
@@ -76,7 +76,7 @@ def test_the_share_of_rollouts_that_more_than_one_version_sampled():
         forked("b", (1, 1, 1), (0, 0, 1)), newest_versions=np.array([1, 1, 0], np.int32)
     )
     came = [group("copy", "a", newest=1), halved, group("copy", "c"), group("add", "d")]
-    out = fold(
+    out = step_once(
         [version_event(0), version_event(1), *(group_event(i, g) for i, g in enumerate(came))],
         config,
     )

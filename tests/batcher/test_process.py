@@ -12,20 +12,20 @@ from streamrl.batcher.report import report
 from streamrl.batcher.state import BatcherState
 from streamrl.log.protocol import Output
 from streamrl.records import Batch, Demand, Fate
-from tests.support.batcher import CONFIG, arrivals, batches, fates, fold
+from tests.support.batcher import CONFIG, arrivals, batches, fates, step_once
 from tests.support.build import group, group_event, version_event
 
 
 def test_a_batch_is_built_when_the_budget_is_full():
-    out = fold([version_event(0), *arrivals("a", "b", "c")])
+    out = step_once([version_event(0), *arrivals("a", "b", "c")])
     assert batches(out) == [["b", "a"]]  # newest first
     assert fates(out) == [("batched", "b", 0), ("batched", "a", 0)]
 
 
 def test_lookahead_0_waits_for_its_version():
     events = [version_event(0), *arrivals("a", "b", "c", "d")]
-    assert len(batches(fold(events))) == 1
-    assert batches(fold([*events, version_event(1)])) == [["b", "a"], ["d", "c"]]
+    assert len(batches(step_once(events))) == 1
+    assert batches(step_once([*events, version_event(1)])) == [["b", "a"], ["d", "c"]]
 
 
 def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
@@ -132,7 +132,7 @@ def test_a_batch_leaves_in_the_step_that_fills_it():
     }
     assert came == [filled.get(event, []) for event in events]
     # nor does it matter how they were polled
-    assert batches(fold(events, config)) == [["b", "a"], ["d", "c"], ["f", "e"]]
+    assert batches(step_once(events, config)) == [["b", "a"], ["d", "c"], ["f", "e"]]
 
 
 def test_an_env_that_the_next_batch_lacks_is_read_on_although_its_window_is_full():

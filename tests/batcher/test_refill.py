@@ -13,7 +13,7 @@ from streamrl.buffer.state import BufferState
 from streamrl.records import Batch, Demand, ScoredGroup
 from tests.support.batcher import CONFIG
 from tests.support.buffer import CONFIG as BUFFER
-from tests.support.buffer import fates, fold
+from tests.support.buffer import fates, step_once
 from tests.support.build import group_event, rollout, rollout_event, version_event
 
 REWARDS = {"a": (1.0, 0.0), "flat": (0.5, 0.5), "b": (0.0, 1.0), "c": (1.0, 0.0)}
@@ -28,7 +28,7 @@ def test_a_batch_is_filled_with_groups_that_teach_something():
         for i, (name, rewards) in enumerate(REWARDS.items())
         for j, reward in enumerate(rewards)
     ]
-    scored = fold([version_event(0), *events], replace(BUFFER, zero_advantage="filter"))
+    scored = step_once([version_event(0), *events], replace(BUFFER, zero_advantage="filter"))
     assert fates(scored) == [("filtered", [2, 3], "group whose advantages are all 0")]
     groups = [output.record for output in scored if isinstance(output.record, ScoredGroup)]
     assert [(g.group_id, len(g.uids)) for g in groups] == [

@@ -19,14 +19,14 @@ from streamrl.processor import processor
 from streamrl.processor.definition import from_json, to_json
 from streamrl.recordings.replay import replay
 from streamrl.records import LossWeights, ScoredGroup
-from tests.support.buffer import CONFIG, fates, fold, groups
+from tests.support.buffer import CONFIG, fates, groups, step_once
 from tests.support.build import rollout, rollout_event, version_event
-from tests.support.data_path import RUN, TOPICS, announce, found, send_groups
+from tests.support.data_path import RUN, TOPICS, announce, published, send_groups
 from tests.support.waiting import patience, until
 
 
 def test_another_learners_versions_do_not_count():
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             rollout_event(0, rollout()),
@@ -44,7 +44,7 @@ def test_how_a_poll_is_cut_does_not_matter():
         version_event(1),
         version_event(2),
     ]
-    whole = fold(events)
+    whole = step_once(events)
     state = BufferState()
     pieces = list[Output]()
     for event in events:
@@ -149,14 +149,11 @@ def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_
     thread = threading.Thread(target=processor.run_processor, args=(log, part, stop))
     thread.start()
     try:
-        until(lambda: len(found(log, "groups.copy", "scored-group")) == 2)
+        until(lambda: len(published(log, "groups.copy", ScoredGroup)) == 2)
     finally:
         stop.set()
         thread.join(patience(20))
-    assert all(
-        isinstance(group, ScoredGroup) and len(group.uids) == 4
-        for group in found(log, "groups.copy", "scored-group")
-    )
+    assert all(len(group.uids) == 4 for group in published(log, "groups.copy", ScoredGroup))
     result, _ = replay(log, part)
     assert result.difference == "" and result.identical["groups"] == 2
 

@@ -8,7 +8,7 @@ import pytest
 
 from streamrl.buffer.stats import REWARD_NAMES, IntakeStats, RunningStats
 from streamrl.records import Metric
-from tests.support.buffer import CONFIG, fold
+from tests.support.buffer import CONFIG, step_once
 from tests.support.build import rollout, rollout_event, version_event
 
 
@@ -19,7 +19,7 @@ def test_the_metrics_of_what_came_in():
         rollout(sample=1, reward=0.5),
         rollout(group="g1", failure="x"),
     ]
-    out = fold(
+    out = step_once(
         [version_event(0), *(rollout_event(i, r) for i, r in enumerate(records)), version_event(1)]
     )
     (metric,) = [o.record for o in out if isinstance(o.record, Metric)]
@@ -43,7 +43,9 @@ def test_the_metrics_of_what_came_in():
 def test_what_came_in_from_all_envs_is_one_record_a_version():
     records = [rollout(env, env, failure="x") for env in ("copy", "add")]
     events = [rollout_event(i, record) for i, record in enumerate(records)]
-    out = fold([version_event(0), *events, version_event(1)], replace(CONFIG, envs=("copy", "add")))
+    out = step_once(
+        [version_event(0), *events, version_event(1)], replace(CONFIG, envs=("copy", "add"))
+    )
     (metric,) = [o.record for o in out if isinstance(o.record, Metric)]
     assert {name: value for name, value in metric.values.items() if "failed" in name} == {
         "replays/copy/new_failed": 1,

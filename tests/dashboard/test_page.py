@@ -30,7 +30,7 @@ from streamrl.log.protocol import Log, Output
 from streamrl.records import InferenceMetadata, Metric, Rollout, Turn, VersionSpan
 from tests.dashboard.browser import PATIENCE_MS, PHONE, chromium, page_of
 from tests.dashboard.made import AGENTS, SESSION_METRICS, session_messages
-from tests.support.beats import repeated
+from tests.support.beats import repeating
 from tests.support.build import floats, rollout, tokens
 from tests.support.data_path import (
     RUN,
@@ -379,7 +379,7 @@ def test_sessions_of_agents_have_a_panel():
     sessions = [m for m in session_messages() if m.topic == "rollouts.agent"]
     log.append(sessions, marker=False)
     with (
-        repeated(partial(say_of_sessions, log), 1.0),
+        repeating(partial(say_of_sessions, log), 1.0),
         in_process(AGENTS, log) as address,
         chromium() as browser,
         page_of(browser, address) as (page, complaints),

@@ -20,6 +20,8 @@ from streamrl.records import Rollout
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, play, publish
 from tests.support.life import live
+from tests.support.data_path import RUN, TOPICS, parts, play, publish
+from tests.support.life import run_until
 from tests.support.waiting import patience
 
 
@@ -32,29 +34,29 @@ def recording() -> MemoryLog:
 
 
 def read_through(log: Log, until: int) -> LiveState:
-    board = LiveState(new(RUN))
-    live(
-        lambda stop: follow(board, log, stop),
-        lambda: board.caught_up.is_set() and len(board.state.index.uids) >= until,
+    live = LiveState(new(RUN))
+    run_until(
+        lambda stop: follow(live, log, stop),
+        lambda: live.caught_up.is_set() and len(live.state.index.uids) >= until,
     )
-    return board
+    return live
 
 
 def test_fates_are_counted_as_the_audit_counts_them(recording: MemoryLog):
-    board = read_through(recording, 81)
+    live = read_through(recording, 81)
     result = audit(recording, RUN)
-    for env in views.fates(board.state):
+    for env in views.fates(live.state):
         counted: Counter[str] = Counter()
         for (name, _), counts in result.counts.items():
             counted.update(counts if name == env["env"] else {})
         assert {kind: n for kind, n in env["counts"].items() if n} == {
             kind: n for kind, n in counted.items() if n
         }
-    assert {number: made.total() for number, made in board.state.made_of.items()} == result.batches
+    assert {number: made.total() for number, made in live.state.made_of.items()} == result.batches
     assert (
         Counter(
             age
-            for made in board.state.made_of.values()
+            for made in live.state.made_of.values()
             for (_, age), n in made.items()
             for _ in range(n)
         )
@@ -63,10 +65,10 @@ def test_fates_are_counted_as_the_audit_counts_them(recording: MemoryLog):
 
 
 def test_what_comes_later_is_followed(recording: MemoryLog):
-    board = LiveState(new(RUN))
+    live = LiveState(new(RUN))
 
     def come(stop: threading.Event) -> None:
-        board.caught_up.wait(patience(20))
+        live.caught_up.wait(patience(20))
         publish(log, *[_output(i) for i in range(3)])
         assert stop.wait(patience(60))
 
@@ -76,14 +78,14 @@ def test_what_comes_later_is_followed(recording: MemoryLog):
     thread = threading.Thread(target=come, args=(stop := threading.Event(),))
     thread.start()
     try:
-        live(
-            lambda ended: follow(board, log, ended),
-            lambda: len(board.state.index.uids) == before + 3,
+        run_until(
+            lambda ended: follow(live, log, ended),
+            lambda: len(live.state.index.uids) == before + 3,
         )
     finally:
         stop.set()
         thread.join()
-    assert board.log is None  # nobody reads it any more
+    assert live.log is None  # nobody reads it any more
 
 
 def _output(i: int) -> Output:

@@ -18,7 +18,7 @@ from streamrl.log.protocol import Output
 from tests.dashboard.made import RUN
 from tests.support.build import rollout
 from tests.support.data_path import announce, publish
-from tests.support.life import live
+from tests.support.life import run_until
 from tests.support.waiting import patience
 
 TOPICS = dict.fromkeys(("policy-versions", "fates", "metrics", "rollouts.copy", "batches"), 1)
@@ -39,18 +39,18 @@ def made() -> MemoryLog:
 
 
 @pytest.fixture
-def board() -> LiveState:
-    board = LiveState(new(RUN))
+def live() -> LiveState:
+    live = LiveState(new(RUN))
     log = made()
-    live(lambda stop: follow(board, log, stop), lambda: board.caught_up.is_set())
-    board.log = log
-    return board
+    run_until(lambda stop: follow(live, log, stop), lambda: live.caught_up.is_set())
+    live.log = log
+    return live
 
 
 @pytest.fixture
-def client(board: LiveState) -> Iterator[TestClient]:
+def client(live: LiveState) -> Iterator[TestClient]:
     with TestClient(
-        server.app(board, ["127.0.0.1"], threading.Event()), base_url="http://127.0.0.1:8650"
+        server.app(live, ["127.0.0.1"], threading.Event()), base_url="http://127.0.0.1:8650"
     ) as client:
         yield client
 
@@ -95,8 +95,8 @@ def test_only_so_many_pages_are_told_of_changes(
     assert answer.status_code == 503 and "close one" in answer.json()["error"]
 
 
-async def test_a_page_that_is_closed_makes_room(board: LiveState):
-    answers = server.Api(board, threading.Event(), lambda: 1.0)
+async def test_a_page_that_is_closed_makes_room(live: LiveState):
+    answers = server.Api(live, threading.Event(), lambda: 1.0)
     changes = answers._changes()
     await anext(changes)
     assert answers._streams == 1
@@ -161,16 +161,16 @@ def test_one_rollout_as_it_is_and_one_that_is_not_there(client: TestClient):
     )
 
 
-def test_a_broker_that_is_away_is_said(client: TestClient, board: LiveState):
-    board.log = None
+def test_a_broker_that_is_away_is_said(client: TestClient, live: LiveState):
+    live.log = None
     assert "broker cannot be reached" in client.get("/api/rollouts/copy/0/0").json()["error"]
 
     class Away(MemoryLog):
         def reader(self, *_: object, **__: object) -> object:  # type: ignore[override]
             raise BrokerUnreachable("no Kafka broker answers")
 
-    board.log = Away(TOPICS)  # type: ignore[assignment]
-    board.log.producer().send(made().take(("rollouts.copy", 0), 0, 1)[0][0])
+    live.log = Away(TOPICS)  # type: ignore[assignment]
+    live.log.producer().send(made().take(("rollouts.copy", 0), 0, 1)[0][0])
     answer = client.get("/api/rollouts/copy/0/0")
     assert answer.status_code == 503 and "no Kafka broker answers" in answer.json()["error"]
 
@@ -220,7 +220,7 @@ def test_it_serves_live_changes_and_ends_when_told():
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        live(
+        run_until(
             lambda stop: server.serve(RUN, lambda: nullcontext(log), stop, port=0, say=said.append),
             done.is_set,
         )

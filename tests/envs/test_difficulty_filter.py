@@ -219,7 +219,7 @@ def log_for(replicas: int = 1) -> MemoryLog:
 
 
 def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0) -> None:
-    life.live(lambda stop: process.main(run, log, stop, "x", replica), until)
+    life.run_until(lambda stop: process.main(run, log, stop, "x", replica), until)
 
 
 def posed(log: MemoryLog) -> list[tuple[int, int]]:

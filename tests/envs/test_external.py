@@ -22,7 +22,7 @@ from streamrl.log.protocol import Message, Output
 from streamrl.log.reading import read
 from streamrl.records import Demand, Rollout
 from tests.inference.stub import Stub
-from tests.support.beats import repeated
+from tests.support.beats import repeating
 from tests.support.data_path import publish
 from tests.support.kafka import make_topics
 from tests.support.waiting import patience, until
@@ -69,7 +69,7 @@ def beating(log: KafkaLog, stub: Stub) -> Iterator[None]:
         record = stub.record(heartbeat_s=float(next(clock)))
         publish(log, Output("servers", stub.name, record))
 
-    with repeated(beat, 0.3):
+    with repeating(beat, 0.3):
         yield
 
 

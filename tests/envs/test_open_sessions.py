@@ -171,7 +171,7 @@ class World:
             process.main(run_file(), self.log, stop, ENV)
 
         try:
-            life.live(main, lambda: self.moments.is_over or until())
+            life.run_until(main, lambda: self.moments.is_over or until())
         except Killed:
             assert self.moments.is_over
 

@@ -20,7 +20,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.rescore import RescoreResult, rescore, rewards_of_scorer, scorer_of
 from tests.inference.stub import Stub
-from tests.support.build import spoken
+from tests.support.build import rollout_saying
 from tests.support.data_path import publish
 from tests.support.sampling_stub import SamplingStub
 from tests.support.waiting import patience
@@ -48,7 +48,7 @@ def score(prompt: str, choice: int) -> str:
 def recorded() -> MemoryLog:
     log = MemoryLog({"rollouts.copy": 1, "rewards.copy": 1, "servers": 1})
     for number in range(ROLLOUTS):
-        record = spoken(number)
+        record = rollout_saying(number)
         publish(log, Output("rollouts.copy", record.group_id, record))
     return log
 

@@ -23,9 +23,9 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.rescore import RescoreResult, rescore, rewards_of_scorer, scorer_of
 from streamrl.records import Reward
-from tests.support.build import spoken
+from tests.support.build import rollout_saying
 from tests.support.data_path import publish
-from tests.support.live import START_S, Live, vllm_processes
+from tests.support.live import START_S, LiveServers, vllm_processes
 from tests.support.waiting import patience
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ LOW = -1
 SCORES = [(digit - LOW) / (9 - LOW) for digit in range(10)]
 
 
-class LiveJudges(Live):
+class LiveJudges(LiveServers):
     """The servers of the judges' pool, without a policy."""
 
     def __init__(self, directory: Path) -> None:
@@ -47,7 +47,7 @@ class LiveJudges(Live):
         topics = ("rollouts.copy", "rewards.copy", "servers", "metrics", "policy-versions")
         self.log = MemoryLog(dict.fromkeys(topics, 1))
         for number in range(ROLLOUTS):
-            record = spoken(number)
+            record = rollout_saying(number)
             publish(self.log, Output("rollouts.copy", record.group_id, record))
 
     def rescored(self, version: str, each: Callable[[int], None]) -> RescoreResult:
@@ -140,7 +140,7 @@ def test_a_judge_that_is_killed_in_the_middle_makes_no_reward(
     judges: LiveJudges, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("streamrl.recordings.rescore.PORTION", 10)
-    record = judges.servers()[JUDGES[1]]
+    record = judges.records()[JUDGES[1]]
     assert record is not None
     family = vllm_processes(record.url)
     assert family

@@ -138,7 +138,7 @@ def live(
     timeout_s: float = PATIENCE_S,
 ) -> float:
     """One life of the env. Returns the seconds that stopping took."""
-    return life.live(
+    return life.run_until(
         lambda stop: process.main(run, log, stop, "copy-digits", replica), until, timeout_s
     )
 

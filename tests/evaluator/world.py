@@ -102,7 +102,7 @@ def announce(run: RunFile, log: MemoryLog, *versions: int, stored: bool = True) 
 
 
 def live(run: RunFile, log: MemoryLog, until: Callable[[], bool]) -> None:
-    life.live(lambda stop: process.main(run, log, stop), until)
+    life.run_until(lambda stop: process.main(run, log, stop), until)
 
 
 def made(log: MemoryLog) -> list[int]:

@@ -1,1 +1,1 @@
-from tests.support.live import live as live
+from tests.support.live import servers as servers

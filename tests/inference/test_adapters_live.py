@@ -27,7 +27,7 @@ from streamrl.log.reading import read
 from streamrl.records import Metric, PolicyVersion, Probe
 from streamrl.weights.store import Store, version_name
 from tests.inference.test_live import TOLERANCE, distances, question, talk_on
-from tests.support.live import CONTEXT, KEY, KEY_VARIABLE, START_S, Live, perturbed
+from tests.support.live import CONTEXT, KEY, KEY_VARIABLE, START_S, LiveServers, perturb
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ SETTINGS = Lora(rank=4, alpha=8)
 PROBED = np.random.default_rng(0).integers(0, 16, 64).astype(np.uint16)
 
 
-class LiveAdapters(Live):
+class LiveAdapters(LiveServers):
     """Versions that are random adapters of one base, of which every run has a copy. `settings`: of
     its adapters; `seed`: other runs have others; `changes`: of its run file.
     """
@@ -56,7 +56,7 @@ class LiveAdapters(Live):
         shared = [f"run={name}", f"runs_dir={directory}"]
         self.run = with_overrides(self.run, [lora, *shared, *changes])
         self.store = Store(self.run.store)
-        lively = perturbed(load_file(self._origin / export.WEIGHTS), 0)
+        lively = perturb(load_file(self._origin / export.WEIGHTS), 0)
         save_file(lively, self._origin / export.WEIGHTS, metadata={"format": "pt"})
         self.form = AdapterFormat(settings, base_manifest(self._origin))
         with use_mesh():
@@ -95,7 +95,7 @@ def probe_of(made: Any) -> Probe:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
     """One agent on the first version. It may serve two more runs."""
     os.environ[KEY_VARIABLE] = KEY
     guests = ["inference.also_serves=[second, large]", "inference.max_adapters=6"]
@@ -111,24 +111,24 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
 
 
 async def test_each_answer_is_one_versions_and_nothing_pauses(
-    live: LiveAdapters, monkeypatch: pytest.MonkeyPatch
+    servers: LiveAdapters, monkeypatch: pytest.MonkeyPatch
 ):
     """Answers that are under way while two versions come end with the version they began with."""
     talk_on(monkeypatch)
     env = Env(max_tokens=150)
-    begun = live.version
+    begun = servers.version
     during = list[list[Sampled]]()
 
     async def update() -> None:
         for _ in range(2):
-            version = await asyncio.to_thread(live.announce)
-            await asyncio.to_thread(live.serving, "inference-0", version)
+            version = await asyncio.to_thread(servers.announce)
+            await asyncio.to_thread(servers.serving, "inference-0", version)
 
     async def ask(number: int) -> None:
         while not updating.done():
             during.append(await client.sample(question(number), 4, env))
 
-    async with live.client("inference-0") as client:
+    async with servers.client("inference-0") as client:
         updating = asyncio.create_task(update())
         await asyncio.gather(*[ask(number) for number in range(4)])
         await updating
@@ -137,8 +137,8 @@ async def test_each_answer_is_one_versions_and_nothing_pauses(
     assert all(len(sample.version_spans) == 1 for sample in samples)
     assert {sample.version_spans[0].version for sample in after} == {begun + 2}
     assert begun in {sample.version_spans[0].version for sample in samples}
-    assert distances(live, samples).max() <= TOLERANCE
-    events = (to_event(message, ("metric",)) for message in read(live.log, "metrics", 0, 0))
+    assert distances(servers, samples).max() <= TOLERANCE
+    events = (to_event(message, ("metric",)) for message in read(servers.log, "metrics", 0, 0))
     loads = [event.record.values for event in events if isinstance(event.record, Metric)]
     assert [values["inference/pause_s"] for values in loads if "inference/pause_s" in values] == [
         0.0,
@@ -147,35 +147,35 @@ async def test_each_answer_is_one_versions_and_nothing_pauses(
 
 
 async def test_two_runs_are_sampled_by_their_own_adapters_on_one_server(
-    live: LiveAdapters, monkeypatch: pytest.MonkeyPatch
+    servers: LiveAdapters, monkeypatch: pytest.MonkeyPatch
 ):
     """Both ask at the same time, and have versions of the same number."""
     talk_on(monkeypatch)
     env = Env(max_tokens=40)
-    second = LiveAdapters(live.directory, "second", Lora(rank=8, alpha=8), seed=100)
-    for version in range(live.version):
+    second = LiveAdapters(servers.directory, "second", Lora(rank=8, alpha=8), seed=100)
+    for version in range(servers.version):
         assert second.announce() == version
     shared = second.announce()
-    live.logs["second"] = second.log
+    servers.logs["second"] = second.log
     record = second.serving("live.inference-0", shared)
-    assert record.url == live.servers()["inference-0"].url and record.mismatch_tokens == 63
+    assert record.url == servers.records()["inference-0"].url and record.mismatch_tokens == 63
 
-    async with live.client("inference-0") as own, second.client("live.inference-0") as other:
+    async with servers.client("inference-0") as own, second.client("live.inference-0") as other:
         asked = [client.sample(question(0), 8, env) for client in (own, other) for _ in range(3)]
         answers = await asyncio.gather(*asked)
     by_own = [sample for samples in answers[:3] for sample in samples]
     by_other = [sample for samples in answers[3:] for sample in samples]
     versions = {span.version for sample in [*by_own, *by_other] for span in sample.version_spans}
-    assert versions == {shared} == {live.version}
-    assert distances(live, by_own).max() <= TOLERANCE
+    assert versions == {shared} == {servers.version}
+    assert distances(servers, by_own).max() <= TOLERANCE
     assert distances(second, by_other).max() <= TOLERANCE
-    assert distances(live, by_other).max() > 100 * TOLERANCE, "the two policies differ"
+    assert distances(servers, by_other).max() > 100 * TOLERANCE, "the two policies differ"
 
 
-def test_a_run_whose_adapters_vllm_does_not_take_hears_why(live: LiveAdapters):
-    large = LiveAdapters(live.directory, "large", Lora(rank=16, alpha=8))
+def test_a_run_whose_adapters_vllm_does_not_take_hears_why(servers: LiveAdapters):
+    large = LiveAdapters(servers.directory, "large", Lora(rank=16, alpha=8))
     large.announce()
-    live.logs["large"] = large.log
+    servers.logs["large"] = large.log
     refused = large.until("live.inference-0", lambda server: bool(server.error))
     assert refused.state == "starting" and "rank 16" in refused.error
-    live.serving("inference-0", live.announce())
+    servers.serving("inference-0", servers.announce())

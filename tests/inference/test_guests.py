@@ -21,7 +21,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.log.reading import read
 from streamrl.records import Metric, PolicyVersion, Server
-from tests.support.data_path import found, publish
+from tests.support.data_path import publish, published
 from tests.support.waiting import patience, until
 
 TOPICS = {"policy-versions": 1, "servers": 1, "metrics": 1}
@@ -142,8 +142,8 @@ def test_each_run_is_served_its_own_newest_version(server: Agent, caplog: pytest
     server.announce("own", 3)
     server.serving("own", 3)
     assert server.loaded == [("", 2), ("second", 7), ("second", 8), ("", 3)]
-    measured = cast(list[Metric], found(server.logs["second"], "metrics", "metric"))
-    assert {(metric.source, metric.step) for metric in measured} == {
+    metrics = published(server.logs["second"], "metrics", Metric)
+    assert {(metric.source, metric.step) for metric in metrics} == {
         ("own.inference-0", 7),
         ("own.inference-0", 8),
     }

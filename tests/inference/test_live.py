@@ -24,7 +24,7 @@ from streamrl.learner.export import WEIGHTS
 from streamrl.log.codec import to_event
 from streamrl.log.reading import read
 from streamrl.records import PolicyVersion, Server
-from tests.support.live import KEY, Live, vllm_processes
+from tests.support.live import KEY, LiveServers, vllm_processes
 from tests.support.waiting import patience
 
 T = TypeVar("T")
@@ -39,14 +39,14 @@ def question(i: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": SHARED + str(i % 4)}]
 
 
-def distances(live: Live, samples: list[Sampled]) -> np.ndarray:
+def distances(servers: LiveServers, samples: list[Sampled]) -> np.ndarray:
     """|server's logprob - learner's|, token by token, each under the weights of its own span with
     the whole prefix.
     """
     versions = sorted({span.version for sample in samples for span in sample.version_spans})
     texts = [np.concatenate([sample.prompt_tokens, sample.tokens]) for sample in samples]
     expected = {
-        version: live.logprobs(version, texts, samples[0].temperature) for version in versions
+        version: servers.logprobs(version, texts, samples[0].temperature) for version in versions
     }
     return np.concatenate(
         [
@@ -60,9 +60,9 @@ def distances(live: Live, samples: list[Sampled]) -> np.ndarray:
     )
 
 
-def cache_hits(live: Live) -> float:
+def cache_hits(servers: LiveServers) -> float:
     lines = httpx.get(
-        live.servers()["inference-0"].url + "/metrics", headers=WITH_KEY
+        servers.records()["inference-0"].url + "/metrics", headers=WITH_KEY
     ).text.splitlines()
     return sum(
         float(line.split()[-1])
@@ -83,14 +83,14 @@ def talk_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_logprobs_are_those_of_the_version_that_each_span_names(
-    live: Live, monkeypatch: pytest.MonkeyPatch
+    servers: LiveServers, monkeypatch: pytest.MonkeyPatch
 ):
     """Before, during and after two updates, with repeated prompts and two temperatures at once; no
     request is lost.
     """
     talk_on(monkeypatch)
     envs = [Env(temperature=temperature, max_tokens=150) for temperature in TEMPERATURES]
-    hits = cache_hits(live)
+    hits = cache_hits(servers)
 
     versions = list[PolicyVersion]()
     during = list[list[Sampled]]()
@@ -109,9 +109,9 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(
     async def update() -> None:
         """Twice; and again while too few answers happened to be under way."""
         while len(versions) < 2 or (too_few_cross() and len(versions) < 8):
-            versions.append(await asyncio.to_thread(live.prepare))
+            versions.append(await asyncio.to_thread(servers.prepare))
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(live.serving, "inference-0", live.tell(versions[-1]))
+            await asyncio.to_thread(servers.serving, "inference-0", servers.tell(versions[-1]))
 
     async def ask(i: int) -> None:
         while not updating.done():
@@ -120,20 +120,20 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(
     async def ask_four() -> list[list[Sampled]]:
         return await asyncio.gather(*[client.sample(question(i), 4, envs[i % 2]) for i in range(4)])
 
-    async with live.client("inference-0") as client:
+    async with servers.client("inference-0") as client:
         before = await ask_four()
         updating = asyncio.create_task(update())
         await asyncio.gather(*[ask(i) for i in range(6)])
         await updating
         after = await ask_four()
     samples = [choice for choices in (*before, *during, *after) for choice in choices]
-    assert len(samples) == 4 * (8 + len(during)) and cache_hits(live) > hits
+    assert len(samples) == 4 * (8 + len(during)) and cache_hits(servers) > hits
     assert not too_few_cross()
     assert {sample.version_spans[-1].version for choices in after for sample in choices} == {
         versions[-1].version
     }
     for temperature in TEMPERATURES:
-        found = distances(live, [s for s in samples if s.temperature == temperature])
+        found = distances(servers, [s for s in samples if s.temperature == temperature])
         print(
             f"T={temperature}: {len(found)} tokens, {len(crossing(temperature))} choices cross an"
             f" update, max |difference| {found.max():.2e}"
@@ -144,7 +144,9 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(
         )
 
 
-async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(live: Live):
+async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(
+    servers: LiveServers,
+):
     def alter(stored: Path) -> None:
         data = bytearray((stored / WEIGHTS).read_bytes())
         data[-1] ^= 1
@@ -153,12 +155,12 @@ async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(
     def cut(stored: Path) -> None:
         os.truncate(stored / WEIGHTS, 1000)
 
-    good = live.version
-    async with live.client("inference-0") as client:
+    good = servers.version
+    async with servers.client("inference-0") as client:
         for spoil, cause in ((alter, " bytes with sha256 "), (cut, " has 1000 bytes")):
-            bad = await asyncio.to_thread(live.announce, spoil)
+            bad = await asyncio.to_thread(servers.announce, spoil)
             kept = await asyncio.to_thread(
-                live.until, "inference-0", lambda s, bad=bad: f"version {bad} " in s.error
+                servers.until, "inference-0", lambda s, bad=bad: f"version {bad} " in s.error
             )
             assert (
                 kept.state == "ready"
@@ -168,17 +170,17 @@ async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(
             )
             (sample,) = await client.sample(question(0), 1, Env())
             assert [span.version for span in sample.version_spans] == [good]
-    version = await asyncio.to_thread(live.announce)
-    assert (await asyncio.to_thread(live.serving, "inference-0", version)).error == ""
+    version = await asyncio.to_thread(servers.announce)
+    assert (await asyncio.to_thread(servers.serving, "inference-0", version)).error == ""
 
 
-def test_the_probe_notices_a_head_that_was_left_stale(live: Live):
+def test_the_probe_notices_a_head_that_was_left_stale(servers: LiveServers):
     """On a CPU, vLLM keeps the head it has when the weights bring none, and says nothing."""
-    version = live.announce(hide=["lm_head.weight"])
-    stale = live.until("inference-0", lambda s: s.version == version)
+    version = servers.announce(hide=["lm_head.weight"])
+    stale = servers.until("inference-0", lambda s: s.version == version)
     assert stale.state == "error" and "logprobs differ from the learner's" in stale.error
     assert stale.mismatch_max_abs > 0.01 and stale.mismatch_tokens == 63
-    healed = live.serving("inference-0", live.announce())
+    healed = servers.serving("inference-0", servers.announce())
     assert healed.mismatch_max_abs <= TOLERANCE
 
 
@@ -218,8 +220,10 @@ CONTROL = [
 ]
 
 
-async def test_a_server_samples_for_those_who_send_its_key_and_obeys_its_agent_only(live: Live):
-    record = live.servers()["inference-0"]
+async def test_a_server_samples_for_those_who_send_its_key_and_obeys_its_agent_only(
+    servers: LiveServers,
+):
+    record = servers.records()["inference-0"]
     assert record is not None
     body = {
         "method": "reload_weights",
@@ -241,13 +245,15 @@ async def test_a_server_samples_for_those_who_send_its_key_and_obeys_its_agent_o
         assert answers(SAMPLING, headers) == {401} and answers(CONTROL, headers) == {401}
         assert answers([("GET", "/health")], headers) == {200}
     assert answers(SAMPLING, WITH_KEY) == {200} and answers(CONTROL, WITH_KEY) == {401}
-    async with live.client("inference-0") as client:
+    async with servers.client("inference-0") as client:
         (sample,) = await client.sample(question(0), 1, Env())
     assert [span.version for span in sample.version_spans] == [record.version]
 
 
-def test_its_keys_are_in_no_command_line_and_no_log_and_it_listens_on_loopback_only(live: Live):
-    family = vllm_processes(live.servers()["inference-0"].url)
+def test_its_keys_are_in_no_command_line_and_no_log_and_it_listens_on_loopback_only(
+    servers: LiveServers,
+):
+    family = vllm_processes(servers.records()["inference-0"].url)
     keys = {KEY, *(process.environ().get("STREAMRL_AGENT_KEY", KEY) for process in family)}
     lines = [
         " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
@@ -257,7 +263,7 @@ def test_its_keys_are_in_no_command_line_and_no_log_and_it_listens_on_loopback_o
         and len(keys) == 2
         and not any(key in line for key in keys for line in lines)
     )
-    logs = [path.read_text(errors="replace") for path in (live.run.directory / "logs").iterdir()]
+    logs = [path.read_text(errors="replace") for path in (servers.run.directory / "logs").iterdir()]
     assert logs and not any(key in text for key in keys for text in logs)
     listening = {
         connection.laddr
@@ -268,15 +274,15 @@ def test_its_keys_are_in_no_command_line_and_no_log_and_it_listens_on_loopback_o
     assert listening and {address.ip for address in listening} <= {"127.0.0.1", "::1"}, listening
 
 
-def test_its_engine_is_a_fork_and_computes(live: Live):
+def test_its_engine_is_a_fork_and_computes(servers: LiveServers):
     """Otherwise each start imports vLLM three times."""
-    server, *below = vllm_processes(live.servers()["inference-0"].url)
+    server, *below = vllm_processes(servers.records()["inference-0"].url)
     assert [process.name() for process in below] == ["VLLM::EngineCore"]
     assert below[0].cmdline() != server.cmdline(), "vLLM names it"
 
 
-async def test_the_end_of_the_context(live: Live):
-    async with live.client("inference-0") as client:
+async def test_the_end_of_the_context(servers: LiveServers):
+    async with servers.client("inference-0") as client:
         with pytest.raises(
             SamplingFailed, match="refuses the request: This model's maximum context length is 256"
         ):
@@ -288,29 +294,29 @@ async def test_the_end_of_the_context(live: Live):
     assert any(c.finish_reason == "length" for c in choices)
 
 
-def test_a_late_server_takes_the_latest_only(live: Live):
+def test_a_late_server_takes_the_latest_only(servers: LiveServers):
     """Version 0 had been followed by version 1 when it came."""
     states = [
         event.record
-        for event in (to_event(m, ("server",)) for m in read(live.log, "servers", 0, 0))
+        for event in (to_event(m, ("server",)) for m in read(servers.log, "servers", 0, 0))
         if isinstance(event.record, Server)
     ]
     served = [record.version for record in states if record.state == "ready"]
     assert served[0] == 1 and 0 not in served
     # vLLM was started from version 1
-    pulled = (live.run.directory / "inference" / "inference-0").iterdir()
-    assert {path.name for path in pulled} == {"1", str(live.version)}
+    pulled = (servers.run.directory / "inference" / "inference-0").iterdir()
+    assert {path.name for path in pulled} == {"1", str(servers.version)}
 
 
-def test_its_death_ends_its_agent(live: Live):
+def test_its_death_ends_its_agent(servers: LiveServers):
     """The last test of this file: nobody serves after it."""
-    url = live.servers()["inference-0"].url
+    url = servers.records()["inference-0"].url
     engine = next(p for p in vllm_processes(url) if p.name().startswith("VLLM::Engine"))
     engine.kill()
-    gone = live.until("inference-0", lambda s: s.state == "error")
+    gone = servers.until("inference-0", lambda s: s.state == "error")
     assert "died while serving" in gone.error
     # The agent says that it is over, and ends after that.
-    ended = until(lambda: live.errors.get("inference-0"), lambda error: error is not None)
+    ended = until(lambda: servers.errors.get("inference-0"), lambda error: error is not None)
     assert isinstance(ended, InferenceError)
     assert until(lambda: vllm_processes(url), lambda left: not left) == []
 

@@ -22,7 +22,7 @@ from streamrl.inference.openai_context import InferenceContext
 from streamrl.inference.prefix import Prefix
 from streamrl.records import Server
 from streamrl.sessions.tool_calls import function_tool
-from tests.support.bpe import bpe, letters
+from tests.support.bpe import bpe, byte_tokens
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 PROMPTS = ["hello world", "caf\u00e9 \u20ac\U0001f600?", "two  plus\n\ntwo <eos> four"]
@@ -152,7 +152,7 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
             ):
                 history = [
                     *first.prompt_tokens.tolist(),
-                    *letters(tokenizer, answer),
+                    *byte_tokens(tokenizer, answer),
                     tokenizer.eos_token_id,
                 ]
                 more = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from streamrl.inference.vllm_host import VllmHost
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.records import Server
-from tests.support.data_path import found
+from tests.support.data_path import published
 
 MODEL = Path("/models/judge")
 
@@ -61,7 +61,7 @@ def served(error: Exception | None = None, dies: bool = False) -> tuple[Host, li
     meter = Meter(log, "inference-judges-0")
     with ThreadPoolExecutor(1) as worker:
         serve_own_model(MODEL, cast(VllmHost, host), worker, entry, meter, stop)
-    return host, list(cast(list[Any], found(log, "servers", "server")))
+    return host, published(log, "servers", Server)
 
 
 def test_the_model_is_started_once_and_served_under_the_name_of_the_pool():

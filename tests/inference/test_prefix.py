@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from streamrl.inference.prefix import after_answer, continuation_index, with_answer
-from tests.support.bpe import TEMPLATE, THINKS, bpe, letters
+from tests.support.bpe import TEMPLATE, THINKS, bpe, byte_tokens
 
 END = 9
 
@@ -32,7 +32,7 @@ def test_an_answer_in_other_tokens_keeps_them_and_what_follows_is_the_templates(
     talk = [{"role": "user", "content": "hello world"}]
     prompt = tokenizer.apply_chat_template(talk, add_generation_prompt=True)
     for answer in ("hello hello", "caf\u00e9 \u20ac"):
-        history = [*prompt, *letters(tokenizer, answer), tokenizer.eos_token_id]
+        history = [*prompt, *byte_tokens(tokenizer, answer), tokenizer.eos_token_id]
         more = [*talk, {"role": "assistant", "content": answer}, {"role": "tool", "content": "two"}]
         rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
         place = continuation_index(history, rendered)

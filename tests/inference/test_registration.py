@@ -17,7 +17,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.reading import read
 from streamrl.records import Metric, Server
-from tests.support.data_path import found
+from tests.support.data_path import published
 
 ME = Server(server_id="inference-0", url="")
 
@@ -52,7 +52,7 @@ def records(log: MemoryLog) -> list[Server | None]:
 
 def metrics(log: MemoryLog) -> dict[str, float]:
     values: dict[str, float] = {}
-    for record in cast(list[Metric], found(log, "metrics", "metric")):
+    for record in published(log, "metrics", Metric):
         values |= record.values
     return values
 

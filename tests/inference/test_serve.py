@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output
 from streamrl.records import PolicyVersion, Server
-from tests.support.data_path import found, publish
+from tests.support.data_path import publish, published
 
 VERSION = PolicyVersion(learner="lead", version=3, uri="file:///x", size_bytes=1, sha256="ab")
 
@@ -69,7 +69,7 @@ def served(
             announced=VersionFollower(log, "lead"), entry=entry, meter=Meter(log, "inference-0")
         )
         serve(run, own, Guests(run, entry.server, None), cast(VllmHost, host), worker, stop)
-    return host, list(cast(list[Any], found(log, "servers", "server")))
+    return host, published(log, "servers", Server)
 
 
 def states(heard: list[Server]) -> list[tuple[str, bool, int]]:

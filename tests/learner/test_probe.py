@@ -4,13 +4,13 @@ import numpy as np
 
 from streamrl.learner import probe
 from streamrl.records import Batch
-from tests.support.batcher import CONFIG, arrivals, fold
+from tests.support.batcher import CONFIG, arrivals, step_once
 from tests.support.build import version_event
 
 
 def batch() -> Batch:
     """Two groups of two rollouts, each a prompt 1, 2 and the tokens 10, 11, 12 or 13, 14, 15."""
-    out = fold([version_event(0), *arrivals("a", "b")], CONFIG)
+    out = step_once([version_event(0), *arrivals("a", "b")], CONFIG)
     (found,) = [o.record for o in out if isinstance(o.record, Batch)]
     return found
 

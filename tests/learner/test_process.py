@@ -40,7 +40,7 @@ from streamrl.weights.store import Store
 from tests.learner import plain_llama
 from tests.orchestrator.test_resuming import LEARNER
 from tests.support.build import group
-from tests.support.data_path import found, publish
+from tests.support.data_path import publish, published
 from tests.support.waiting import patience
 
 # for anything that a learner does: it compiles, and the machine may be busy
@@ -100,19 +100,15 @@ def send(log: MemoryLog, *records: Batch | BatchPart | PolicyVersion) -> None:
 
 
 def versions(log: MemoryLog, learner: str = "lead") -> list[PolicyVersion]:
-    records = found(log, "policy-versions", "policy-version")
-    return [
-        record
-        for record in records
-        if isinstance(record, PolicyVersion) and record.learner == learner
-    ]
+    records = published(log, "policy-versions", PolicyVersion)
+    return [record for record in records if record.learner == learner]
 
 
 def metrics(log: MemoryLog, learner: str = "lead") -> list[Metric]:
     return [
         record
-        for record in found(log, "metrics", "metric")
-        if isinstance(record, Metric) and record.source == f"learner-{learner}"
+        for record in published(log, "metrics", Metric)
+        if record.source == f"learner-{learner}"
     ]
 
 

@@ -14,7 +14,7 @@ from streamrl.monitoring.http import serving
 from streamrl.monitoring.metric_names import find_metric
 from tests.monitoring.endpoints import get, metrics_urls, samples
 from tests.support import data_path
-from tests.support.life import live
+from tests.support.life import run_until
 
 
 def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
@@ -29,7 +29,7 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
     ):
         with serving(run, memory, part) as log:
             assert isinstance(log, InstrumentedLog)
-            live(
+            run_until(
                 lambda stop, main=main, log=log: main(run, log, stop),
                 lambda log=log, wanted=wanted: (
                     bool(log.reports)

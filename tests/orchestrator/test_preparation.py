@@ -22,7 +22,7 @@ from streamrl.orchestrator.preparation import (
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.records import RunConfig
 from tests.orchestrator.test_parts import Said
-from tests.support.data_path import announce, found
+from tests.support.data_path import announce, published
 
 STAYS = "import signal; signal.pause()"
 
@@ -94,6 +94,6 @@ def test_a_run_of_that_name_that_has_begun_is_not_written_over(run: RunFile):
 def test_the_run_file_is_published_as_resolved(run: RunFile):
     log = MemoryLog({"config": 1})
     publish_config(run, log)
-    [record] = found(log, "config", "run-config")
-    assert isinstance(record, RunConfig) and (record.run, record.text) == ("r", run.to_json())
+    [record] = published(log, "config", RunConfig)
+    assert (record.run, record.text) == ("r", run.to_json())
     assert has_data(log)

@@ -30,12 +30,12 @@ from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
 from streamrl.records import Batch, Fate
 from tests.support.inputs import (
+    DEFECTS,
     ENVS,
-    HOW,
     Schedule,
     Sent,
-    busy,
     log_of,
+    mixed_inputs,
     real_parts,
     schedule_of,
     version_message,
@@ -56,7 +56,7 @@ sent = some.builds(
     sample=some.integers(0, 2),
     version=some.integers(0, 4),
     ahead=some.sampled_from((0, 0, 0, 1, 9)),
-    how=some.sampled_from(HOW),
+    defect=some.sampled_from(DEFECTS),
 ).map(Sent.message)
 versions = some.builds(
     version_message, some.integers(0, 5), some.sampled_from(("lead", "lead", "lead", "second"))
@@ -191,7 +191,7 @@ def test_wherever_a_part_is_killed_it_ends_where_an_undisturbed_one_does(
 @pytest.mark.parametrize(("snapshot_events", "every"), [(1, 5), (17, 1), (10**6, 5)])
 def test_every_point_of_a_busy_run(snapshot_events: int, every: int):
     killed = check(
-        busy(),
+        mixed_inputs(),
         [5, 1, 9],
         Random(7),
         real_parts(snapshot_events),
@@ -201,7 +201,7 @@ def test_every_point_of_a_busy_run(snapshot_events: int, every: int):
 
 
 def test_the_busy_run_has_everything_in_it_and_each_output_once():
-    log = log_of(busy())
+    log = log_of(mixed_inputs())
     for part in real_parts(17):
         live(log, part, schedule_of(log, part, [5, 1, 9], Random(7)))
     fates = [
@@ -252,7 +252,7 @@ def test_a_part_that_keeps_something_beside_its_state_is_found():
     beside = itertools.count()
     with pytest.raises((AssertionError, StreamrlError), match=r"killed at|outputs that differ"):
         check(
-            busy(),
+            mixed_inputs(),
             [5, 1, 9],
             Random(7),
             [replace(real, step=step)],

@@ -25,7 +25,8 @@ from streamrl.log import topic_changes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Message
 from streamrl.log.reading import read
-from tests.support.data_path import announce, found, send_groups
+from streamrl.records import ScoredGroup
+from tests.support.data_path import announce, published, send_groups
 from tests.support.waiting import patience, until
 
 LIMIT_S = 60.0
@@ -87,7 +88,7 @@ def start(tmp_path: Path, run: RunFile) -> Iterator[Callable[[], Buffer]]:
 
 
 def groups(log: KafkaLog) -> list[str]:
-    return [group.group_id for group in found(log, "groups.copy", "scored-group")]  # type: ignore[attr-defined]
+    return [group.group_id for group in published(log, "groups.copy", ScoredGroup)]
 
 
 def test_a_second_process_fences_the_first_which_says_so_and_ends_with_a_code_of_its_own(

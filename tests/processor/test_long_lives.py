@@ -36,7 +36,7 @@ from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Fate, JournalEntry, Snapshot
 from tests.support import life
 from tests.support.build import rollout
-from tests.support.data_path import RUN, TOPICS, announce, found, parts, running, send_groups
+from tests.support.data_path import RUN, TOPICS, announce, parts, published, running, send_groups
 from tests.support.waiting import until
 
 BOTH = ["copy", "add"]
@@ -69,7 +69,7 @@ def live(
     clock: Callable[[], float] = lambda: 1.0,
 ) -> None:
     """One life of a part, which is told to stop when it has taken all there is."""
-    life.live(
+    life.run_until(
         lambda stop: processor.run_processor(log, part, stop, clock),
         until or (lambda: taken(log, part)),
     )
@@ -142,11 +142,10 @@ def test_a_part_that_was_told_to_stop_starts_again_when_retention_has_deleted_al
         ),
     ):
         processor.run_processor(log, part, threading.Event())
-    live(log, half, until=lambda: len(found(log, "fates", "fate")) == 4)
+    live(log, half, until=lambda: len(published(log, "fates", Fate)) == 4)
     fates = [
         (fate.fate, fate.environment, fate.offsets.tolist())
-        for fate in found(log, "fates", "fate")
-        if isinstance(fate, Fate)
+        for fate in published(log, "fates", Fate)
     ]
     assert sorted(fates) == [
         ("expired", "add", [4]),
@@ -154,7 +153,7 @@ def test_a_part_that_was_told_to_stop_starts_again_when_retention_has_deleted_al
         ("expired", "copy", [4]),
         ("expired", "copy", [5]),
     ]
-    assert {fate.cause for fate in found(log, "fates", "fate") if isinstance(fate, Fate)} == {
+    assert {fate.cause for fate in published(log, "fates", Fate)} == {
         "retention has deleted it before it was used"
     }
     assert restore(log, half)[0].state.windows["copy"].tokens == 0
@@ -274,8 +273,8 @@ def test_an_env_is_taken_out_and_another_added_and_what_was_held_of_it_ends():
         assert serialize_state(fold.state) == serialize_state(restore(log, part)[0].state)
     ended = [
         (f.fate, f.offsets.tolist(), f.cause)
-        for f in found(log, "fates", "fate")
-        if isinstance(f, Fate) and f.environment == "add"
+        for f in published(log, "fates", Fate)
+        if f.environment == "add"
     ]
     cause = "its env was taken out of the run"
     assert sorted(ended) == [
@@ -284,7 +283,7 @@ def test_an_env_is_taken_out_and_another_added_and_what_was_held_of_it_ends():
         ("filtered", [4], cause),
         ("filtered", [5], cause),
     ]
-    batches = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
+    batches = published(log, "batches", Batch)
     assert batches and all(batch.environments == ["copy", "math"] for batch in batches)
     assert audit(log, run).balanced
 

@@ -32,9 +32,9 @@ from tests.support.adder import (
     Killed,
     State,
     filled,
-    live,
-    make_processor,
     number,
+    make_processor,
+    run_once,
     step,
     sums,
 )
@@ -74,12 +74,12 @@ def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(
 ):
     me = make_processor(snapshot_events=snapshot_events)
     undisturbed = filled()
-    expected = live(undisturbed, cuts, each=me)
+    expected = run_once(undisturbed, cuts, each=me)
     for die_at in range(2 * (expected.sequence + 1)):
         log = filled()
         with pytest.raises(Killed):
-            live(log, cuts, die_at, each=me)
-        fold = live(log, cuts, each=me)
+            run_once(log, cuts, die_at, each=me)
+        fold = run_once(log, cuts, each=me)
         assert serialize_state(fold.state) == serialize_state(expected.state)
         assert [d.wanted_tokens for d in sums(log)] == [d.wanted_tokens for d in sums(undisturbed)]
 
@@ -92,10 +92,12 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
     me = make_processor(snapshot_events=snapshot_events)
     with pytest.raises(Killed):
         # behind the second commit; the turns of this life publish no metrics at all
-        live(log, [6], die_at=3, each=me)
+        run_once(log, [6], die_at=3, each=me)
     assert end_offset(log, "metrics", 0) == 0
-    life.live(lambda stop: run_processor(log, me, stop), lambda: end_offset(log, "metrics", 0) >= 2)
-    metrics = [
+    life.run_until(
+        lambda stop: run_processor(log, me, stop), lambda: end_offset(log, "metrics", 0) >= 2
+    )
+    found = [
         record
         for m in read(log, "metrics", 0, 0)
         if isinstance(record := decode("metric/1", m.value or b""), Metric)
@@ -107,7 +109,7 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
 
 def test_a_restart_reads_the_window_and_not_the_past():
     log = filled(200)
-    live(log, [2], each=make_processor(snapshot_events=20))
+    run_once(log, [2], each=make_processor(snapshot_events=20))
     _, records_read = restore(log, make_processor())
     assert records_read < 30
 
@@ -117,7 +119,7 @@ def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
     """One that lacks a part is passed over, and the one before it is used."""
     log = filled()
     me = make_processor(snapshot_events=6)
-    fold = live(log, [2], each=me)
+    fold = run_once(log, [2], each=me)
     whole = to_snapshot(fold, fold.offsets)
     parts = [
         msgspec.structs.replace(whole, state=whole.state[i : i + 2], part=i // 2)
@@ -137,10 +139,10 @@ def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
 
 def test_settings_may_change_between_two_lives():
     log = filled(10)
-    live(log, [2])
+    run_once(log, [2])
     for more in (number("a", 100), number("a", 101)):
         log.writer("source").commit([more])
-    fold = live(log, [2], each=make_processor(Config(hold=2)))
+    fold = run_once(log, [2], each=make_processor(Config(hold=2)))
     configs = [
         r.config
         for m in read(log, "journal.adder", 0, 0)
@@ -161,7 +163,7 @@ def test_code_that_gives_other_outputs_is_found_at_restart():
         return state, outputs[:0]
 
     log = filled()
-    live(log, [5], each=make_processor(snapshot_events=1000))
+    run_once(log, [5], each=make_processor(snapshot_events=1000))
     with pytest.raises(
         StreamrlError, match=r"adder: entry 0 gives 0 outputs that differ from the 1 recorded"
     ):

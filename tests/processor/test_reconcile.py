@@ -17,7 +17,7 @@ from streamrl.log.protocol import Message, Offsets, Output, TopicPartition
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.reconcile import reconcile
 from streamrl.records import Demand, JournalEntry
-from tests.support.adder import Config, State, filled, live, make_processor
+from tests.support.adder import Config, State, filled, make_processor, run_once
 
 NONE: dict[TopicPartition, int] = {("a", 0): 0, ("b", 0): 0}
 
@@ -33,7 +33,7 @@ def let_go(
 def lived(count: int = 4) -> tuple[MemoryLog, ProcessorState[Config, State]]:
     """It has taken `count` events, of which it still holds one."""
     log = filled(count)
-    return log, live(log, [count], each=make_processor())
+    return log, run_once(log, [count], each=make_processor())
 
 
 def reconciled(

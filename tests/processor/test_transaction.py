@@ -15,12 +15,12 @@ from tests.support.adder import Config, State, filled, live, make_processor, num
 from streamrl.log.protocol import Message
 from streamrl.log.reading import read
 from streamrl.records import JournalEntry, Snapshot
-from tests.support.adder import filled, live, number
+from tests.support.adder import filled, number, run_once
 
 
 def test_a_turn_is_one_transaction_with_its_journal_entry():
     log = filled(6)
-    live(log, [4])
+    run_once(log, [4])
     records = [
         decode(dict(m.headers)["schema"], m.value or b"") for m in read(log, "journal.adder", 0, 0)
     ]
@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
     log.writer("source").commit(
         [Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)), number("a", 5)]
     )
-    fold = live(log, [10])
+    fold = run_once(log, [10])
     (letter,) = read(log, "dead-letters.a", 0, 0)
     headers = dict(letter.headers)
     assert (

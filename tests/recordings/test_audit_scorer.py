@@ -12,7 +12,7 @@ from streamrl.recordings.audit_scorer import BatchShare, EnvCount, audit_scorer
 from streamrl.recordings.new_rewards import ScorerVersion
 from streamrl.records import Reward, Rollout
 from tests.support.build import rollout
-from tests.support.data_path import RUN, TOPICS, found, play, publish
+from tests.support.data_path import RUN, TOPICS, play, publish, published
 
 BROKEN = ScorerVersion("judge", "3")
 OF_FORK: RunFile = RUN.model_copy(
@@ -42,8 +42,8 @@ def give(log: MemoryLog, *rewards: Reward) -> None:
 
 
 def trained(log: MemoryLog, uid: str) -> Rollout:
-    records = found(log, "rollouts.copy", "rollout")
-    return next(r for r in records if isinstance(r, Rollout) and r.rollout_uid == uid)
+    records = published(log, "rollouts.copy", Rollout)
+    return next(rollout for rollout in records if rollout.rollout_uid == uid)
 
 
 def test_batches_and_versions_that_had_its_rewards(log: MemoryLog):

@@ -22,14 +22,14 @@ from streamrl.recordings.audit import audit
 from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import copy_for_retraining, copy_inherited
 from streamrl.recordings.replay import replay
-from streamrl.records import Rollout
+from streamrl.records import Rollout, ScoredGroup
 from tests.support.build import rollout
 from tests.support.data_path import (
     RUN,
     TOPICS,
     announce,
-    found,
     publish,
+    published,
     running,
     send_groups,
     wait_for_batches,
@@ -83,10 +83,7 @@ def test_a_stricter_age_leaves_out_what_is_older(parent: MemoryLog):
 def test_what_was_trained_on_or_sampled_later_is_left_behind(parent: MemoryLog):
     result, log = fork(parent)
     copied = [
-        record
-        for env in RUN.envs
-        for record in found(log, topology.rollouts(env), "rollout")
-        if isinstance(record, Rollout)
+        record for env in RUN.envs for record in published(log, topology.rollouts(env), Rollout)
     ]
     before = {name for batch in batches(parent)[:VERSION] for name in batch.group_ids}
     assert result.rollouts == len(copied) == 2 * result.groups
@@ -125,7 +122,7 @@ def test_at_the_newest_version_there_may_be_no_batch_yet():
     with running(log):
         announce(log, 0)
         send_groups(log, "copy", range(2), 0)
-        while len(found(log, "groups.copy", "scored-group")) < 2:
+        while len(published(log, "groups.copy", ScoredGroup)) < 2:
             pass
     result, _ = fork(log, version=0)
     assert (result.groups, result.rollouts, result.has_batch) == (2, 4, False)
@@ -145,7 +142,7 @@ def test_a_fork_of_a_long_run_reads_rollouts_only_when_it_has_heard_of_their_ver
             announce(log, version)
         send_groups(log, "add", range(30), 20)
         assert wait_for_batches(log, 1)[0].number == 20
-    assert found(log, "dead-letters.rollouts.copy", "rollout") == []
+    assert published(log, "dead-letters.rollouts.copy", Rollout) == []
 
 
 def test_the_buffer_waits_for_no_version_in_a_run_that_is_no_fork():

@@ -13,6 +13,9 @@ from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import copy_inherited
 from streamrl.records import EnvProgress, PolicyVersion, Visit
 from tests.support.data_path import RUN, TOPICS, announce, found, publish
+from streamrl.recordings.fork_topics import copy_inherited
+from streamrl.records import EnvProgress, PolicyVersion, Rollout, Visit
+from tests.support.data_path import RUN, TOPICS, announce, publish, published
 from tests.support.forks import ENVS, VERSION, batches, fork, recorded_run
 
 
@@ -25,13 +28,13 @@ def test_versions_up_to_the_first_are_inherited_and_that_one_lies_in_the_forks_s
     parent: MemoryLog,
 ):
     _, log = fork(parent, with_rollouts=False)
-    versions = [
-        record
-        for record in found(log, "policy-versions", "policy-version")
-        if isinstance(record, PolicyVersion)
+    versions = published(log, "policy-versions", PolicyVersion)
+    assert [(version.version, version.uri) for version in versions] == [
+        (0, "file:///nowhere"),
+        (1, "file:///nowhere"),
+        (2, "file:///new/v000002"),
     ]
-    assert [(v.version, v.uri) for v in versions] == [(0, ""), (1, ""), (2, "file:///new/v000002")]
-    assert found(log, "rollouts.copy", "rollout") == [] and batches(log) == []
+    assert published(log, "rollouts.copy", Rollout) == [] and batches(log) == []
 
 
 def test_envs_pose_the_next_problems_and_are_credited_with_the_groups_they_have(parent: MemoryLog):
@@ -68,4 +71,4 @@ def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then()
         )
         new = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1, "visits.add": 1})
         copy_inherited(log, new, filtered, run, "", False, time_s=1.0)
-        assert found(new, "visits.copy", "visit") == expected
+        assert published(new, "visits.copy", Visit) == expected

@@ -32,7 +32,7 @@ from streamrl.recordings.rescore import (
 )
 from streamrl.records import Reward, Rollout
 from tests.support.build import rollout, turns
-from tests.support.data_path import found, publish
+from tests.support.data_path import publish, published
 
 TOPICS = {"rollouts.copy": 1, "rewards.copy": 1}
 
@@ -77,7 +77,7 @@ def run_on(log: MemoryLog, judge: RewardScorer, weight: float = 1.0) -> RescoreR
 
 
 def rewards(log: MemoryLog) -> list[Reward]:
-    return [r for r in found(log, "rewards.copy", "reward") if isinstance(r, Reward)]
+    return published(log, "rewards.copy", Reward)
 
 
 def test_each_rollout_gets_a_record_and_the_env_poses_its_problem_again():

@@ -54,8 +54,8 @@ from tests.support.data_path import (
     RUN,
     TOPICS,
     announce,
-    found,
     publish,
+    published,
     running,
     send_groups,
     wait_for_batches,
@@ -231,7 +231,7 @@ def wander(
 
 
 def batches(log: MemoryLog) -> list[Batch]:
-    return [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
+    return published(log, "batches", Batch)
 
 
 def judge(log: MemoryLog, value: Value | None) -> None:
@@ -325,11 +325,7 @@ def test_the_books_balance_and_the_parts_go_on_with_the_forks_own_versions():
     log = wander(1, WEIGHTED, "exact", right)
     judge(log, style)
     result, new = fork(log)
-    newest = max(
-        record.version
-        for record in found(new, "policy-versions", "policy-version")
-        if isinstance(record, PolicyVersion)
-    )
+    newest = max(record.version for record in published(new, "policy-versions", PolicyVersion))
     parts = [buffer.make_processor(result.run), batcher.make_processor(result.run)]
     assert [replay(new, part)[0].difference for part in parts] == ["", ""]
     account = audit(new, result.run)
@@ -381,7 +377,7 @@ def test_a_reward_that_has_failed_fails_its_rollout():
     judge(log, None)
     _, new = fork(log)
     assert batches(new) == []
-    fates = [fate for fate in found(new, "fates", "fate") if isinstance(fate, Fate)]
+    fates = published(new, "fates", Fate)
     causes = {fate.cause for fate in fates if fate.fate == "failed"}
     assert causes == {"x", "reward 'style': no judge"}
 

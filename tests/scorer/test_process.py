@@ -33,7 +33,7 @@ from streamrl.scorer import process
 from streamrl.weights.store import Store
 from tests.learner.conftest import CONTEXT, TINY
 from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions
-from tests.support.data_path import found, publish
+from tests.support.data_path import publish, published
 
 BATCHES = 5
 # so batches 0 to 2 are measured from the model that the run began with, 3 and 4 from version 3
@@ -71,17 +71,13 @@ def a_log(*records: Batch | PolicyVersion) -> MemoryLog:
 
 
 def scores(log: MemoryLog) -> list[Scores]:
-    return [record for record in found(log, "scores", "scores") if isinstance(record, Scores)]
+    return published(log, "scores", Scores)
 
 
 def measured(log: MemoryLog) -> list[tuple[int | None, dict[str, float]]]:
     """What the lead says of its steps."""
-    records = found(log, "metrics", "metric")
-    return [
-        (record.step, record.values)
-        for record in records
-        if isinstance(record, Metric) and record.source == "learner-lead"
-    ]
+    records = published(log, "metrics", Metric)
+    return [(record.step, record.values) for record in records if record.source == "learner-lead"]
 
 
 def trained(log: MemoryLog) -> int:

@@ -81,7 +81,7 @@ class Killed(Exception):
     """The process is gone."""
 
 
-def live(
+def run_once(
     log: MemoryLog,
     cuts: Sequence[int],
     die_at: int | None = None,

@@ -29,7 +29,7 @@ CONFIG = BatcherConfig(
 )
 
 
-def fold(events: Sequence[Event], config: BatcherConfig = CONFIG) -> list[Output]:
+def step_once(events: Sequence[Event], config: BatcherConfig = CONFIG) -> list[Output]:
     return step(config, BatcherState(), events, 0.0)[1]
 
 

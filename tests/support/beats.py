@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def repeated(work: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Do `work` at once, and again every so often, on a thread for as long as the block lasts."""
+def repeating(work: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Do `work` at once, and again every `every_s`, in a thread for as long as the block lasts."""
     over = threading.Event()
 
     def repeat() -> None:

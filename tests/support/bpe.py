@@ -48,13 +48,13 @@ def bpe(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
     return fast
 
 
-def letters(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """A text as a policy may sample it, and the tokenizer never cuts it: byte by byte; special
-    tokens whole.
+def byte_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """The text with a token for each byte, and special tokens whole. A policy may sample it like
+    this; the tokenizer never cuts it so.
     """
     words = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
     return [
-        tokenizer.convert_tokens_to_ids(letter)
+        tokenizer.convert_tokens_to_ids(byte)
         for word in words
-        for letter in ([word] if word in SPECIAL else word)
+        for byte in ([word] if word in SPECIAL else word)
     ]  # type: ignore[misc]

@@ -25,7 +25,7 @@ CONFIG = BufferConfig(
 RULES = replace(CONFIG, rules_version=2)
 
 
-def fold(events: Sequence[Event], config: BufferConfig = CONFIG) -> list[Output]:
+def step_once(events: Sequence[Event], config: BufferConfig = CONFIG) -> list[Output]:
     return step(config, BufferState(), events, 0.0)[1]
 
 

@@ -74,33 +74,36 @@ def rollout(
     return Rollout(**{**defaults, **fields})
 
 
-def spoken(number: int) -> Rollout:
+def rollout_saying(number: int) -> Rollout:
     """A rollout whose answer says its number, for rewards that read text."""
     asked, answered = turns()
-    said = type(answered)(
+    answer = Turn(
         message=f"said {number}",
         role="assistant",
         tokens=answered.tokens,
         logprobs=answered.logprobs,
     )
-    return rollout(sample=number, turns=[asked, said])
+    return rollout(sample=number, turns=[asked, answer])
 
 
 def rollout_event(offset: int, record: Rollout, partition: int = 0) -> Event:
     return Event(topology.rollouts(record.environment), partition, offset, record.group_id, record)
 
 
-def version_event(version: int, learner: str = "lead", vocab_size: int = 0) -> Event:
-    batch = version - 1 if version else None
-    record = PolicyVersion(
+def policy_version(version: int, learner: str = "lead", vocab_size: int = 0) -> PolicyVersion:
+    return PolicyVersion(
         learner=learner,
         version=version,
-        batch=batch,
+        batch=version - 1 if version else None,
         uri="file:///nowhere",
         size_bytes=1,
         sha256="00",
         vocab_size=vocab_size,
     )
+
+
+def version_event(version: int, learner: str = "lead", vocab_size: int = 0) -> Event:
+    record = policy_version(version, learner, vocab_size)
     return Event("policy-versions", 0, version, learner, record)
 
 

@@ -13,12 +13,12 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.log.codec import to_event, to_message
+from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Output, end_offset
-from streamrl.log.reading import read
+from streamrl.log.records_of import R, records_of
 from streamrl.processor.definition import Processor
-from streamrl.records import Batch, PolicyVersion, Record
-from tests.support.build import rollout
+from streamrl.records import Batch
+from tests.support.build import policy_version, rollout
 from tests.support.waiting import patience, until
 
 RUN = run_file.parse(
@@ -84,18 +84,7 @@ def publish(log: Log, *outputs: Output) -> None:
 def announce(log: Log, version: int) -> None:
     publish(
         log,
-        Output(
-            "policy-versions",
-            "lead",
-            PolicyVersion(
-                learner="lead",
-                version=version,
-                uri="",
-                size_bytes=0,
-                sha256="",
-                batch=version - 1 if version else None,
-            ),
-        ),
+        Output("policy-versions", "lead", policy_version(version)),
     )
 
 
@@ -108,17 +97,17 @@ def send_groups(log: Log, env: str, numbers: range, version: int, size: int = 2)
     publish(log, *(Output(topology.rollouts(env), record.group_id, record) for record in records))
 
 
-def found(log: Log, topic: str, schema: str) -> list[Record]:
-    events = (to_event(message, (schema,)) for message in read(log, topic, 0, 0))
-    return [event.record for event in events if isinstance(event.record, Record)]
+def published(log: Log, topic: str, kind: type[R]) -> list[R]:
+    """The records of one kind in a topic, partition by partition."""
+    return [record for record, _ in records_of(log, topic, kind)]
 
 
 def wait_for_batches(log: Log, count: int, timeout_s: float = 60.0) -> list[Batch]:
-    def batches() -> list[Batch] | None:
-        records = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
-        return records if len(records) >= count else None
+    def enough() -> list[Batch] | None:
+        batches = published(log, "batches", Batch)
+        return batches if len(batches) >= count else None
 
-    return until(batches, timeout_s, f"{count} batches") or []
+    return until(enough, timeout_s, f"{count} batches") or []
 
 
 def wait_until_heard(log: Log, timeout_s: float = 60.0) -> None:

@@ -9,7 +9,7 @@ from streamrl.log.protocol import Log, Output
 from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import ForkResult, copy_inherited
 from streamrl.records import Batch, EnvProgress
-from tests.support.data_path import RUN, TOPICS, found, play, publish
+from tests.support.data_path import RUN, TOPICS, play, publish, published
 
 ENVS = {f"journal.env-{env}-0": 1 for env in RUN.envs}
 VERSION = 2
@@ -47,5 +47,5 @@ def fork(
     ), new
 
 
-def batches(log: Log) -> list[Batch]:
-    return [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
+def batches(log: MemoryLog) -> list[Batch]:
+    return published(log, "batches", Batch)

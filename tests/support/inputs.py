@@ -16,8 +16,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, TopicPartition
 from streamrl.processor.definition import Processor
-from streamrl.records import PolicyVersion
-from tests.support.build import rollout
+from tests.support.build import policy_version, rollout
 from tests.support.data_path import TOPICS
 
 RUN = run_file.parse(
@@ -43,15 +42,7 @@ Schedule = list[list[tuple[TopicPartition, int]]]
 
 
 def version_message(number: int, learner: str) -> Message:
-    record = PolicyVersion(
-        learner=learner,
-        version=number,
-        uri="",
-        size_bytes=0,
-        sha256="",
-        batch=number - 1 if number else None,
-        vocab_size=6,
-    )
+    record = policy_version(number, learner, vocab_size=6)
     return to_message(Output("policy-versions", learner, record))
 
 
@@ -63,31 +54,33 @@ class Sent(NamedTuple):
     sample: int
     version: int
     ahead: int  # versions further its newest token is
-    how: str
+    defect: str
 
     def message(self) -> Message:
         name = f"{self.env}-{self.group}"
-        failure = "no server answered" if self.how == "failed" else ""
-        environment = "nowhere" if self.how == "unknown env" else self.env
+        failure = "no server answered" if self.defect == "failed" else ""
+        environment = "nowhere" if self.defect == "unknown env" else self.env
         reward = (self.group * 3 + self.sample) % 4 / 4
         record = rollout(
             environment, name, self.sample, self.version, self.version + self.ahead, reward, failure
         )
         message = to_message(
             Output(
-                topology.rollouts(self.env), "another" if self.how == "wrong key" else name, record
+                topology.rollouts(self.env),
+                "another" if self.defect == "wrong key" else name,
+                record,
             )
         )
         value = {"truncated": (message.value or b"")[:-3], "empty": None}.get(
-            self.how, message.value
+            self.defect, message.value
         )
         return message._replace(value=value, partition=self.group % 2)
 
 
-HOW = ("good",) * 12 + ("failed", "unknown env", "wrong key", "truncated", "empty")
+DEFECTS = ("good",) * 12 + ("failed", "unknown env", "wrong key", "truncated", "empty")
 
 
-def busy() -> list[Message]:
+def mixed_inputs() -> list[Message]:
     """Inputs of which everything comes: batches, expired, late, doubled, failed, refused and
     unreadable rollouts, held ones from versions ahead.
     """
@@ -107,10 +100,12 @@ def busy() -> list[Message]:
                     "good",
                 ).message()
             )
-        odd = enumerate(sorted({*HOW}))
+        odd = enumerate(sorted({*DEFECTS}))
         messages += [
-            Sent(ENVS[version % 2], 100 + 10 * version + i, 0, version, 9 * (i % 2), how).message()
-            for i, how in odd
+            Sent(
+                ENVS[version % 2], 100 + 10 * version + i, 0, version, 9 * (i % 2), defect
+            ).message()
+            for i, defect in odd
         ]
         # seen before, and late
         messages += [

@@ -6,19 +6,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 PATIENCE_S = 60.0
 LOOK_S = 0.01
 
 
-def live(
+def run_until(
     main: Callable[[threading.Event], object],
-    until: Callable[[], bool],
+    reached: Callable[[], bool],
     timeout_s: float = PATIENCE_S,
 ) -> float:
-    """One life of `main`, stopped as soon as `until` holds. Returns the seconds that stopping took;
-    raises what it raised.
+    """Run `main` in a thread, and stop it as soon as `reached` holds. Returns the seconds that
+    stopping took, and raises what `main` raised.
     """
     stop = threading.Event()
     errors = list[BaseException]()
@@ -31,14 +31,14 @@ def live(
 
     thread = threading.Thread(target=target)
     thread.start()
-    deadline = time.monotonic() + patience(timeout_s)
-    while thread.is_alive() and not until() and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
-    stop.set()
-    before = time.monotonic()
-    thread.join(patience(PATIENCE_S))
+    try:
+        until(lambda: reached() or not thread.is_alive(), timeout_s, every_s=LOOK_S)
+    finally:
+        stop.set()
+        stopped_s = time.monotonic()
+        thread.join(patience(PATIENCE_S))
     assert not thread.is_alive()
     if errors:
         raise errors[0]
-    assert until(), "it did not get there"
-    return time.monotonic() - before
+    assert reached(), "it has ended before"
+    return time.monotonic() - stopped_s

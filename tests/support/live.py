@@ -2,8 +2,9 @@
 learner's own logprobs to hold them to.
 
 Starting vLLM takes most of a minute, so one agent is shared by the tests of a file: the fixture
-`live`. It ends with them, because a server that nobody asks still wakes up all the time. It moves
-on from version to version; a test takes the next number with `announce` and never assumes one.
+`servers`. It ends with them, because a server that nobody asks still wakes up all the time. It
+moves on from version to version; a test takes the next number with `announce` and never assumes
+one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,7 +33,7 @@ from streamrl.log.protocol import Output
 from streamrl.log.reading import read
 from streamrl.records import PolicyVersion, Probe, Server
 from streamrl.weights.store import Store, version_name
-from tests.support.waiting import patience
+from tests.support.waiting import patience, until
 
 CONTEXT = 256  # tokens
 EOS = 2  # of the tiny tokenizer
@@ -42,7 +42,7 @@ KEY_VARIABLE = "STREAMRL_TEST_LIVE_KEY"
 START_S = 240.0
 
 
-class Live:
+class LiveServers:
     """A log, a store, versions of a tiny model, and the agents that serve them."""
 
     def __init__(self, directory: Path) -> None:
@@ -61,8 +61,8 @@ class Live:
     def announce(
         self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()
     ) -> int:
-        """Write the next version and announce it; its number. `spoil` and `hide` as in
-        `prepare`.
+        """Write the next version and announce it. Returns its number. `spoil` and `hide` are those
+        of `prepare`.
         """
         return self.tell(self.prepare(spoil, hide))
 
@@ -80,7 +80,7 @@ class Live:
         """
         self.version += 1
         whole = self._origin.parent / version_name(self.version)
-        tensors = perturbed(load_file(self._origin / WEIGHTS), self.version)
+        tensors = perturb(load_file(self._origin / WEIGHTS), self.version)
 
         def write(directory: Path) -> None:
             for path in self._origin.iterdir():
@@ -104,8 +104,8 @@ class Live:
     def logprobs(
         self, version: int, sequences: Sequence[np.ndarray], temperature: float
     ) -> list[np.ndarray]:
-        """The learner's: of each sequence's tokens[1:] under that version's weights, divided by the
-        temperature.
+        """The learner's logprobs of each sequence's tokens[1:] under that version's weights,
+        divided by the temperature.
         """
         from tests.support.parity import learner_logprobs
 
@@ -114,7 +114,7 @@ class Live:
         )
 
     def start(self, index: int, pool: str = topology.GENERATION) -> str:
-        """Start agent `index` of a pool in a thread; its name on `servers`."""
+        """Start agent `index` of a pool in a thread. Returns its name on the topic `servers`."""
         stop = threading.Event()
         identity = topology.inference_part(pool, index)
         thread = threading.Thread(target=self._agent, args=(index, pool, stop))
@@ -128,8 +128,8 @@ class Live:
         except BaseException as error:  # for the test that waits
             self.errors[topology.inference_part(pool, index)] = error
 
-    def servers(self) -> dict[str, Server | None]:
-        """The last record of each."""
+    def records(self) -> dict[str, Server | None]:
+        """The last record of each server."""
         return {
             event.key: event.record
             for event in (to_event(m, ("server",)) for m in read(self.log, "servers", 0, 0))
@@ -139,15 +139,16 @@ class Live:
         self, identity: str, wanted: Callable[[Server], bool], timeout_s: float = 30.0
     ) -> Server:
         """Wait for a record of that server."""
-        deadline = time.monotonic() + patience(timeout_s)
-        while time.monotonic() < deadline:
-            record = self.servers().get(identity)
-            if record is not None and wanted(record):
-                return record
-            time.sleep(0.02)
-        raise AssertionError(
-            f"{identity} did not get there in {timeout_s:g} s: {self.servers()}, {self.errors}"
+
+        def wanted_record() -> Server | None:
+            record = self.records().get(identity)
+            return record if record is not None and wanted(record) else None
+
+        record = until(
+            wanted_record, timeout_s, lambda: f"{identity}: {self.records()}, {self.errors}"
         )
+        assert record is not None
+        return record
 
     def serving(self, identity: str, version: int, timeout_s: float = 30.0) -> Server:
         return self.until(
@@ -193,17 +194,17 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServers]:
     """One agent, `inference-0`, on a version that is ready: it came after two of them."""
     os.environ[KEY_VARIABLE] = KEY
-    made = Live(tmp_path_factory.mktemp("live"))
+    live = LiveServers(tmp_path_factory.mktemp("live"))
     try:
-        made.announce()
-        latest = made.announce()
-        made.serving(made.start(0), latest, START_S)
-        yield made
+        live.announce()
+        latest = live.announce()
+        live.serving(live.start(0), latest, START_S)
+        yield live
     finally:
-        made.close()
+        live.close()
         del os.environ[KEY_VARIABLE]
 
 
@@ -228,9 +229,9 @@ def run_file(directory: Path) -> RunFile:
     )
 
 
-def perturbed(tensors: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """A policy of its own for every seed: the tiny model's tensors with noise of their own size,
-    and a head that is not close to uniform.
+def perturb(tensors: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """The tensors of a policy that every seed has of its own: those of the tiny model with noise of
+    their own size, and a head that is not close to uniform.
     """
     rng = np.random.default_rng(seed)
     noisy = {

@@ -24,8 +24,8 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.rescore import RewardScorer, rescore
 from streamrl.records import Reward
-from tests.support.build import spoken
-from tests.support.data_path import found, publish
+from tests.support.build import rollout_saying
+from tests.support.data_path import publish, published
 
 # Of 25 requests six fail, each in another way.
 FAILURES = {3: "500", 7: "429", 11: "ended", 14: "silent", 18: "999", 22: "nan"}
@@ -118,7 +118,7 @@ def test_with_24_percent_of_failures_each_reward_is_the_judges_own_or_there_is_n
     judge: Any = make_reward("judge", params, "rewards.judge")
     log = MemoryLog({"rollouts.copy": 1, "rewards.copy": 1})
     for number in range(100):
-        record = spoken(number)
+        record = rollout_saying(number)
         publish(log, Output("rollouts.copy", record.group_id, record))
 
     async def judged() -> Any:
@@ -130,7 +130,7 @@ def test_with_24_percent_of_failures_each_reward_is_the_judges_own_or_there_is_n
 
     result = asyncio.run(judged())
     assert (result.rescored, result.failed) == (99, 1)
-    rewards = [r for r in found(log, "rewards.copy", "reward") if isinstance(r, Reward)]
+    rewards = published(log, "rewards.copy", Reward)
     for number, reward in enumerate(rewards):
         if str(number) == HOPELESS:
             assert reward.failure.startswith("NoUsableAnswer: m at http://127.0.0.1")
