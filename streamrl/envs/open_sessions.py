@@ -1,5 +1,5 @@
-"""The sessions that an env replica had open when its process ended: what turns.<env> has of them,
-and from where on it has to be read.
+"""The sessions that an env replica had open when its process ended: their records in turns.<env>,
+and the offsets from which these have to be read.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ SCHEMAS = ("session-start", "model-call", "session-end")
 MARK_S = 60.0  # between two looks at the end of turns.<env>
 
 
-class OpenSince:
-    """From where on the records of a replica's open problems lie in turns.<env>, so that the next
-    process need not read all of it.
+class ResumeOffsets:
+    """The offsets in turns.<env> from which the next process of a replica has to read. All records
+    of the replica's open problems lie behind them.
     """
 
     def __init__(self, offsets: Offsets, ends: Offsets, open_problems: Collection[int]) -> None:
         self.offsets = offsets
-        self._mark = ends
-        self._marked = set(open_problems)  # those that were open when the log ended there
-        self._marked_s = time.monotonic()
+        self._next = ends
+        self._open_before = set(open_problems)  # those that were open when the log ended at `_next`
+        self._looked_s = time.monotonic()
 
     async def advance(self, log: Log, cursor: ProblemCursor) -> None:
-        """Look at the end of the log from time to time."""
-        if time.monotonic() - self._marked_s < MARK_S:
+        """Look up the end of the log every MARK_S."""
+        if time.monotonic() - self._looked_s < MARK_S:
             return
-        self._marked_s = time.monotonic()
+        self._looked_s = time.monotonic()
         with suppress(BrokerUnreachable):
-            ends = await asyncio.to_thread(log.end_offsets, list(self._mark))
+            ends = await asyncio.to_thread(log.end_offsets, list(self._next))
             self.on_ends(ends, cursor.progress.open_problems)
 
     def on_ends(self, ends: Offsets, open_problems: Collection[int]) -> None:
-        """The log ended at `ends` before these problems were open. Once all that were open at the
-        last mark are closed, the records of all others lie behind it.
+        """Advance to the last end that was noted, if all problems that were open then are closed:
+        the records of all others lie behind it. Then note `ends`, the end of the log now.
         """
-        if self._marked.isdisjoint(open_problems):
-            self.offsets = self._mark
-            self._mark = ends
-            self._marked = set(open_problems)
+        if self._open_before.isdisjoint(open_problems):
+            self.offsets = self._next
+            self._next = ends
+            self._open_before = set(open_problems)
 
     def by_partition(self) -> list[int]:
         return [offset for _, offset in sorted(self.offsets.items())]
@@ -59,13 +59,13 @@ class OpenSince:
 
 def resume_recorder(
     log: Log, env: str, progress: EnvProgress, group_size: int
-) -> tuple[TurnRecorder, OpenSince]:
+) -> tuple[TurnRecorder, ResumeOffsets]:
     """Go on recording where the process before this one ended."""
     partitions = partitions_of(log, [topology.turns(env)])
     since = dict(zip(partitions, progress.turns_from, strict=False))
     calls = recorded_calls(log, env, session_names(env, progress, group_size), since)
     ends = log.end_offsets(partitions)
-    return TurnRecorder(env, calls), OpenSince(since, ends, progress.open_problems)
+    return TurnRecorder(env, calls), ResumeOffsets(since, ends, progress.open_problems)
 
 
 def session_names(env: str, progress: EnvProgress, group_size: int) -> set[str]:
@@ -80,7 +80,9 @@ def session_names(env: str, progress: EnvProgress, group_size: int) -> set[str]:
 def recorded_calls(
     log: Log, env: str, sessions: Collection[str], since: Offsets
 ) -> dict[str, RecordedCalls]:
-    """What the log has of these sessions. `since`: where to read each partition from."""
+    """The model calls that the log has of these sessions. `since` has the offset from which each
+    partition is read.
+    """
     keys = {session.encode() for session in sessions}
     by_session = dict[str, RecordedCalls]()
     begins = log.beginning_offsets(partitions_of(log, [topology.turns(env)]))

@@ -89,8 +89,8 @@ async def produce(replica: Replica, part: OpenPart[RetryingWriter], stop: thread
             if report.elapsed_s >= REPORT_S:
                 part.meter.publish(report.metrics(replica))
                 report.warn(replica)
-                if replica.open_since is not None:
-                    await replica.open_since.advance(part.log, replica.cursor)
+                if replica.resume_offsets is not None:
+                    await replica.resume_offsets.advance(part.log, replica.cursor)
                 report = report.next(replica)
             await asyncio.sleep(TICK_S)
         await publish(replica, part.writer, read_new)

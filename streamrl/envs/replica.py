@@ -18,7 +18,7 @@ from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task, failed_group
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import problem_fingerprint
-from streamrl.envs.open_sessions import OpenSince
+from streamrl.envs.open_sessions import ResumeOffsets
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed, apply_server_event
@@ -67,7 +67,7 @@ class Replica:
     held_out: frozenset[bytes] = frozenset()  # fingerprints of problems that are not for training
     # Where the inputs ended when this process began.
     began: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
-    open_since: OpenSince | None = None  # if model calls are recorded
+    resume_offsets: ResumeOffsets | None = None  # if model calls are recorded
     version: int = 0  # the newest policy version that a server had
     filtered_problems: int = 0  # left out by pass rate since this process began
     running: set[asyncio.Task[RolloutGroup]] = field(
@@ -196,8 +196,8 @@ class Replica:
                     key = self.stats.key(visit)
                     outputs.append(Output(topology.visits(self.name), key, visit))
         progress = self.cursor.complete([group.number for group in groups])
-        if self.open_since is not None:
-            progress = structs.replace(progress, turns_from=self.open_since.by_partition())
+        if self.resume_offsets is not None:
+            progress = structs.replace(progress, turns_from=self.resume_offsets.by_partition())
         journal = topology.journal(f"env-{self.producer}")
         outputs.append(Output(journal, self.producer, progress))
         return [*recorded, *(to_message(output) for output in outputs)]

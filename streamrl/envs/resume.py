@@ -15,7 +15,7 @@ from streamrl.envs.difficulty_filter import make_stats
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import held_out_fingerprints
-from streamrl.envs.open_sessions import OpenSince, resume_recorder
+from streamrl.envs.open_sessions import ResumeOffsets, resume_recorder
 from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
 from streamrl.envs.replica import Replica
 from streamrl.inference.client import Client
@@ -42,14 +42,14 @@ def resume_replica(
         guess_tokens=float(group_size * 2 * settings.max_tokens),
         launched=progress.published_groups + len(progress.open_problems),
     )
-    open_since: OpenSince | None = None
+    resume_offsets: ResumeOffsets | None = None
     if records_turns(run, log, name, runner.env):
-        recorder, open_since = resume_recorder(log, name, progress, group_size)
+        recorder, resume_offsets = resume_recorder(log, name, progress, group_size)
         runner = replace(runner, recorder=recorder)
     return Replica(
         name=name,
         runner=runner,
-        open_since=open_since,
+        resume_offsets=resume_offsets,
         client=client,
         group_size=group_size,
         cursor=ProblemCursor(progress, replicas),
@@ -91,8 +91,8 @@ def progress_of_all(log: Log, name: str) -> Iterator[EnvProgress]:
 
 
 def begin_reading(replica: Replica, log: Log) -> dict[TopicPartition, int]:
-    """Where the replica reads on. It reads all demand and servers there are, and is told here of
-    all visits there are, because they decide about its first problem.
+    """The offsets from which the replica reads. It reads all of `demand` and `servers`. All visits
+    are read here, because they decide which problem it poses first.
     """
     positions = dict(log.beginning_offsets(partitions_of(log, [topology.DEMAND, topology.SERVERS])))
     if replica.stats:
@@ -102,9 +102,7 @@ def begin_reading(replica: Replica, log: Log) -> dict[TopicPartition, int]:
 
 
 def read_visits(replica: Replica, log: Log) -> dict[TopicPartition, int]:
-    """Tell the replica of all visits of problems that there are. Returns where the next ones will
-    be.
-    """
+    """Hand all visits to problems to the replica. Returns the offsets from which to read on."""
     begins = log.beginning_offsets(partitions_of(log, [topology.visits(replica.name)]))
     ends = log.end_offsets(begins)
     for (topic, partition), start in begins.items():

@@ -21,7 +21,7 @@ from streamrl.envs.api import (
     PolicyClient,
     Problem,
 )
-from streamrl.envs.open_sessions import OpenSince, recorded_calls, session_names
+from streamrl.envs.open_sessions import ResumeOffsets, recorded_calls, session_names
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryWriter
@@ -256,7 +256,7 @@ def test_what_is_read_again_begins_behind_all_that_was_open_once():
     def at(offset: int) -> dict[tuple[str, int], int]:
         return {("turns.talk", 0): offset}
 
-    since = OpenSince(at(0), at(10), [1])
+    since = ResumeOffsets(at(0), at(10), [1])
     since.on_ends(at(20), [1, 2])
     assert since.by_partition() == [0]  # problem 1 began before 10
     since.on_ends(at(30), [2, 3])
