@@ -162,7 +162,7 @@ def start_logging() -> None:
     )
 
     class Escaped(logging.Formatter):
-        """A line may quote what others have written."""
+        """Escapes control characters, because a line may quote what others have written."""
 
         def format(self, record: logging.LogRecord) -> str:
             return escaped(super().format(record))
@@ -178,7 +178,7 @@ def print_lines(lines: list[Any], otherwise: str) -> None:
 
 
 def console(width: int | None = None) -> Console:
-    """Where tables are printed. Long lines stay whole, so that they can be piped."""
+    """The console on which tables are printed. Long lines stay whole, so that they can be piped."""
     from rich.console import Console
 
     return Console(width=width, soft_wrap=True)

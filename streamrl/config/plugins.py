@@ -16,8 +16,8 @@ from streamrl.text import unknown_name
 
 
 def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:
-    """The object at MODULE:NAME. `setting` and `shipped` make the ConfigError useful when there is
-    none.
+    """The object at MODULE:NAME. Raises a ConfigError that names the `setting`, and the `shipped`
+    names, if there is none.
     """
     module_name, colon, name = path.partition(":")
     if not colon:
@@ -33,7 +33,7 @@ def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:
 
 
 def is_import(value: object) -> bool:
-    """Is it MODULE:NAME, or FILE.py:NAME? A URI is not."""
+    """Whether the value is MODULE:NAME or FILE.py:NAME. A URI is neither."""
     return isinstance(value, str) and ":" in value and "://" not in value
 
 

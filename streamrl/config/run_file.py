@@ -76,7 +76,9 @@ class RunFile(Section):
     @model_validator(mode="before")
     @classmethod
     def _resolved(cls, data: Any, info: ValidationInfo) -> Any:
-        """With the preset's settings and those for a pretrained model, unless they are there."""
+        """The settings of the file, filled up with those of its preset and those for a pretrained
+        model.
+        """
         if info.context in (RECORDED, RESOLVED) or not isinstance(data, dict):
             return data
         return presets.resolve(data)
@@ -119,8 +121,8 @@ class RunFile(Section):
         )
 
     def records_turns(self, name: str) -> bool:
-        """Whether replicas of this env record their model calls. An env of one's own is taken for
-        one of several turns: what it is, only its process knows.
+        """Whether replicas of this env record their model calls. An env of the user's own counts as
+        one with several turns, because only its process knows whether it is.
         """
         env = self.envs[name]
         if env.record_turns is not None:

@@ -33,7 +33,7 @@ _INHERITABLE = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Is the setting of that name one that nobody else may read?"""
+    """Whether a setting of that name holds a secret."""
     return bool(_SECRET.search(name))
 
 
@@ -42,8 +42,8 @@ def is_reference(value: object) -> bool:
 
 
 def plaintext_secrets(value: object, where: str = "") -> Iterator[str]:
-    """What is wrong with settings that are to lie in a file, however deep: secrets that stand there
-    themselves. Never says what they are.
+    """A sentence for each secret that stands itself in settings that are to lie in a file, however
+    deep. It never quotes the secret.
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -71,8 +71,8 @@ def plaintext_secrets(value: object, where: str = "") -> Iterator[str]:
 
 
 def resolve_reference(value: str, where: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The value, or that of the variable it refers to. Raises ConfigError, naming both, when there
-    is none.
+    """The value, or that of the variable that it refers to. Raises a ConfigError that names setting
+    and variable if the variable is not set.
     """
     if not is_reference(value):
         return value

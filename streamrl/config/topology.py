@@ -110,7 +110,9 @@ def env_part(env: str, index: int) -> str:
 
 
 def outside_identity(env: str) -> str:
-    """Under which an env that the run does not start (`replicas: 0`) writes transactions."""
+    """The identity under which an env that the run does not start (`replicas: 0`) writes
+    transactions.
+    """
     return f"{env}-outside"
 
 
@@ -157,7 +159,9 @@ class Part(NamedTuple):
     processes: int = 1  # parts that are one gang: they start and end together
 
     def takes(self, topic: str, partition: int) -> bool:
-        """Does it read this partition of an input? Of topics with several, every n-th is its."""
+        """Whether the part reads this partition of an input. Of a topic that is divided among n
+        parts it reads every n-th partition.
+        """
         return kind_of(topic) not in PARTITIONED or partition % self.shards == self.shard
 
 
@@ -185,11 +189,11 @@ class Role:
 
     @property
     def is_processor(self) -> bool:
-        """Is what its parts do a function of their journals, so that it can be replayed?"""
+        """Whether what its parts do follows from their journals, so that it can be replayed."""
         return self.has_journal and self.has_offsets
 
     def reads(self, kind: str) -> bool:
-        """Does a part read topics of this kind? Of the journals it reads its own."""
+        """Whether a part reads topics of this kind. Of the journals it reads its own."""
         return kind in (*self.consumes, *self.reads_back) or (kind == JOURNAL and self.has_journal)
 
 
@@ -254,7 +258,7 @@ def pool_of(part: Part) -> str:
 
 
 def _numbered(role: str, name: str, index: int) -> Part:
-    """A part that its number among its like tells apart, and that has its name as its identity."""
+    """A part that has an index among those of its role, and its name as its identity."""
     return Part(role, name, name, _index(index))
 
 
@@ -263,7 +267,7 @@ def _index(index: int) -> tuple[str, str]:
 
 
 def one_part(role: str) -> Callable[[RunFile], tuple[Part, ...]]:
-    """Of a role that has one part in every run."""
+    """The `parts` of a role that has one part in every run."""
     return lambda run: (Part(role, role, role),)
 
 

@@ -81,7 +81,7 @@ def resume_progress(
 
 
 def _same_count(progress: EnvProgress, replicas: int) -> bool:
-    """Whether it was written under this number of replicas. 0 stands for a record of before the
-    number was written.
+    """Whether the record was written under this number of replicas. Records of earlier versions do
+    not have the number, and count as written under any.
     """
     return progress.replicas in (0, replicas)

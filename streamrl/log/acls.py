@@ -234,7 +234,7 @@ def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
 
 
 def _serving_guest(prefix: str) -> Iterator[Rule]:
-    """What servers need of another run whose adapters they serve."""
+    """The rules on another run's topics that servers need to serve its adapters."""
     yield Rule("topic", f"{prefix}{topology.POLICY_VERSIONS}", ("READ",))
     for topic in topology.INFERENCE.produces:
         yield Rule("topic", f"{prefix}{topic}", ("WRITE",))
@@ -242,7 +242,7 @@ def _serving_guest(prefix: str) -> Iterator[Rule]:
 
 
 def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
-    """Whether a user has to do with this topic, among those of its kind.
+    """Whether a user, whose role uses this kind of topics, uses this one.
 
     An env uses its own topics, and a part its own journal. Dead letters are written by the readers
     of the topic that they come from.

@@ -75,7 +75,7 @@ def size_of(message: Message) -> int:
 
 
 def fits_message(message: Message) -> bool:
-    """Whether Kafka takes it as it is, and not in chunks."""
+    """Whether Kafka takes the message as it is, and not in chunks."""
     return size_of(message) <= MESSAGE_BYTES
 
 
@@ -131,7 +131,7 @@ def is_chunk(message: Message) -> bool:
 
 
 class Chunk(NamedTuple):
-    """What a chunk carries, and what it says of itself."""
+    """A chunk: its piece of a record, and its place in the record by its headers."""
 
     message: Message
     name: bytes  # of its record

@@ -12,7 +12,7 @@ from streamrl.orchestrator.terminal import say, short_path
 
 
 def conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> None:
-    """Say how the run ended, and write its report, also if it was interrupted."""
+    """Say how the run ended, and write its report. An interrupted run has one too."""
     display.close()
     say(verdict.reason)
     try:

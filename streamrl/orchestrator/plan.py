@@ -170,8 +170,8 @@ def gang_ends(parts: Sequence[PartState]) -> tuple[Exit, ...]:
 
 
 def cause_of_end(ends: Sequence[Exit]) -> Exit:
-    """Of the parts of a gang, the end of the one that the others followed: one that gave up, or
-    else the first.
+    """The end of the part of a gang that the others followed: the one that gave up, or else the
+    first that ended.
     """
     return min(ends, key=lambda end: (end.exit_code not in FATAL, end.time_s))
 

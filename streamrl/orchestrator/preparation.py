@@ -70,7 +70,7 @@ def prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> No
 
 
 def has_data(log: Log) -> bool:
-    """Has a run of this name begun before?"""
+    """Whether a run of this name has begun before."""
     existing = log.topics()
     return any(
         topic in existing and end_offset(log, *topology.sole_partition(topic)) > 0

@@ -21,8 +21,8 @@ class RunWatch:
     """The view of a run, and whether it is over."""
 
     def __init__(self, run: RunFile, began_s: float, history: Offsets) -> None:
-        """`history` has the end offsets at the beginning: what lies below them is dated by clocks
-        of other machines.
+        """`history` has the end offsets at the beginning. The records below them are dated by the
+        clocks of their writers.
         """
         self.view = deciding_view(run, began_s)
         self._limits = run.orchestrator

@@ -28,7 +28,9 @@ def open_display() -> Iterator[Display]:
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """What this process logs goes to a file. On the screen it would tear the display apart."""
+    """Log to a file for as long as the block lasts. On the screen, lines of the log would tear the
+    display apart.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
     before = root.handlers

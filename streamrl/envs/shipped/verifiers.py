@@ -123,7 +123,7 @@ class Verifiers(AgentLoopEnv):
 
 
 class PolicyAnswer(NamedTuple):
-    """An answer as the library is told of it."""
+    """An answer of the policy, in the words of the library."""
 
     sampled: Sampled
     content: str
@@ -143,8 +143,8 @@ class Policy(vf.OpenAIChatCompletionsClient):
         self._written: dict[str, tuple[Message, str]] = {}
 
     async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
-        """OpenAI messages. A call of a tool is the text that the policy said, unless the env has
-        changed the message.
+        """The conversation as OpenAI messages. A message with calls is the text that the policy
+        said, unless the env has changed it.
         """
         native, more = await super().to_native_prompt(messages)
         return [self._as_said(_without_missing(message)) for message in native], more
@@ -155,8 +155,8 @@ class Policy(vf.OpenAIChatCompletionsClient):
     async def get_native_response(
         self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **more: Any
     ) -> Any:
-        """Ask the policy. How to sample is said by the run file, not by `sampling_args`. The
-        library hands over the state of the rollout in `more`.
+        """Ask the policy. It samples as the run file says, not as `sampling_args` do. The library
+        hands over the state of the rollout in `more`.
         """
         if "state" in more:
             self._notes["state"] = more["state"]
@@ -171,7 +171,7 @@ class Policy(vf.OpenAIChatCompletionsClient):
         return self._with_calls(sampled, content, calls)
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """Every answer that came is valid, an empty one too."""
+        """Raise nothing: every answer is valid, an empty one too."""
 
     async def from_native_response(self, response: Any) -> Any:
         sampled, content, calls = response
@@ -212,7 +212,7 @@ class Policy(vf.OpenAIChatCompletionsClient):
         )
 
     async def close(self) -> None:
-        """The connections belong to the env's process, which closes them."""
+        """Close nothing: the connections belong to the env's process, which closes them."""
 
     def _with_calls(self, sampled: Sampled, content: str, calls: list[ToolCall]) -> PolicyAnswer:
         """An answer that calls tools. The text of it is kept for the next prompt."""

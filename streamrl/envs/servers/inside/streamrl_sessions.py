@@ -107,13 +107,15 @@ class GatewayRefused(Exception):
 
 @dataclass
 class GatewayClient:
-    """What a server asks of the gateway."""
+    """Sends a server's requests to the gateway."""
 
     url: str
     key: str
 
     async def post(self, path: str, body: dict[str, Any], key: str = "") -> Any:
-        """As `ask`, for what has to be done. Raises SystemExit if it is not."""
+        """As `ask`, for a request without which the server cannot go on. Raises SystemExit if it is
+        refused.
+        """
         try:
             return await self.ask(path, body, key or self.key)
         except GatewayRefused as error:
