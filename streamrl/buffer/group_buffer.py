@@ -10,10 +10,6 @@ from streamrl.buffer.stats import IntakeStats
 from streamrl.config import topology
 from streamrl.log.protocol import Event, Output
 from streamrl.records import Metric, Rollout
-from streamrl.log.dead_letters import to_dead_letter
-from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
-from streamrl.text import printable
 
 IDLE_CHECK_S = 1.0  # between two checks of how long the open groups have waited
 

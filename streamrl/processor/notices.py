@@ -11,10 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from streamrl.config import topology
-from streamrl.log.dead_letters import DeadLetter, printable
-from streamrl.log.codec import DecodeError, decode
 from streamrl.log.dead_letters import DeadLetter
-from streamrl.log.protocol import Message
 from streamrl.records import Fate
 from streamrl.text import printable
 

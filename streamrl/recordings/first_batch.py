@@ -18,8 +18,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, StreamrlError
 from streamrl.learner.inputs import read_batches
 from streamrl.log.codec import encode, to_event
-from streamrl.log.protocol import Log, Message, portions
-from streamrl.log.protocol import Log, Message, TopicPartition
+from streamrl.log.protocol import Log, Message
 from streamrl.log.reading import portions
 from streamrl.log.records_of import records_of
 from streamrl.processor.definition import Processor

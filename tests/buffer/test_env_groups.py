@@ -19,7 +19,7 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.processor.snapshots import deserialize_state, serialize_state
 from streamrl.records import Fate, LossWeights, Metric, Rollout
-from tests.support.buffer import CONFIG, RULES, advance, fates, fold, groups, of_size
+from tests.support.buffer import CONFIG, RULES, advance, fates, groups, of_size, step_once
 from tests.support.build import rollout, rollout_event, turns, version_event
 
 
@@ -262,7 +262,7 @@ def test_what_metadata_decodes_to_is_not_held():
 
 
 def test_a_group_closes_at_its_size():
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             rollout_event(0, rollout(sample=0, reward=1.0)),
@@ -276,18 +276,18 @@ def test_a_group_closes_at_its_size():
 
 
 def test_a_late_rollout_is_filtered():
-    out = fold([version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(3))])
+    out = step_once([version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(3))])
     assert fates(out) == [("filtered", [2], "late for its group")]
 
 
 def test_a_second_copy_is_a_duplicate():
-    out = fold([version_event(0), rollout_event(0, rollout()), rollout_event(1, rollout())])
+    out = step_once([version_event(0), rollout_event(0, rollout()), rollout_event(1, rollout())])
     assert fates(out) == [("duplicate", [1], "")] and groups(out) == []
 
 
 def test_what_is_too_old_on_arrival_expires_and_its_group_closes_without_it():
     config = replace(CONFIG, min_group_size=1)
-    out = fold(
+    out = step_once(
         [
             version_event(2),
             rollout_event(0, rollout(sample=0, version=0)),
@@ -301,7 +301,7 @@ def test_what_is_too_old_on_arrival_expires_and_its_group_closes_without_it():
 
 def test_a_group_that_would_age_out_closes_at_its_minimum():
     config = replace(CONFIG, group_size=3)
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             rollout_event(0, rollout(sample=0)),
@@ -316,7 +316,9 @@ def test_a_group_that_would_age_out_closes_at_its_minimum():
 
 
 def test_below_the_minimum_it_waits_and_expires():
-    out = fold([version_event(0), rollout_event(0, rollout()), version_event(1), version_event(2)])
+    out = step_once(
+        [version_event(0), rollout_event(0, rollout()), version_event(1), version_event(2)]
+    )
     assert fates(out) == [("expired", [0], "")] and groups(out) == []
 
 
@@ -326,7 +328,7 @@ def test_a_misaligned_rollout_is_invalid_counted_and_lets_its_group_close():
         sample=1, misaligned="token 3 of the server's prompt is 7, tokenize_prompt gives 8"
     )
     late = rollout(sample=2, misaligned="again")
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             *(rollout_event(i, r) for i, r in enumerate([rollout(sample=0), bad, late])),
@@ -344,7 +346,7 @@ def test_a_misaligned_rollout_is_invalid_counted_and_lets_its_group_close():
 
 def test_a_failed_generation_lets_its_group_close():
     config = replace(CONFIG, min_group_size=1)
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             rollout_event(0, rollout(sample=0, failure="server gone")),
@@ -365,17 +367,17 @@ def test_why_a_generation_failed_is_a_line_of_bounded_length_and_earlier_what_th
     ]
     ((_, _, now),) = [
         fate
-        for fate in fates(fold(events, replace(CONFIG, min_group_size=1, rules_version=1)))
+        for fate in fates(step_once(events, replace(CONFIG, min_group_size=1, rules_version=1)))
         if fate[0] == "failed"
     ]
     assert now.startswith("gone \\x1b]0;owned\\x07 xxx") and len(now) < 400 and "\x1b" not in now
     assert ("failed", [0], said) in fates(
-        fold(events, replace(CONFIG, min_group_size=1, rules_version=0))
+        step_once(events, replace(CONFIG, min_group_size=1, rules_version=0))
     )
 
 
 def test_a_group_with_too_few_left_closes_empty_so_that_its_env_gets_its_credit_back():
-    out = fold(
+    out = step_once(
         [
             version_event(0),
             rollout_event(0, rollout(sample=0, failure="x")),
@@ -392,8 +394,8 @@ def test_a_version_not_heard_of_yet_is_held():
         rollout_event(0, rollout(sample=0, version=3)),
         rollout_event(1, rollout(sample=1, version=3)),
     ]
-    assert fold(events) == []
-    assert len(groups(fold([*events, version_event(3)]))) == 1
+    assert step_once(events) == []
+    assert len(groups(step_once([*events, version_event(3)]))) == 1
 
 
 def test_how_far_ahead_it_may_be_is_a_matter_of_the_pipeline():
@@ -416,7 +418,7 @@ def test_how_far_ahead_it_may_be_is_a_matter_of_the_pipeline():
     ],
 )
 def test_what_cannot_be_used_is_dead_lettered_with_its_cause(event: Event, cause: str):
-    letter, fate = fold([version_event(0), event])
+    letter, fate = step_once([version_event(0), event])
     assert letter.topic == "dead-letters.rollouts.copy" and isinstance(letter.record, Undecodable)
     headers = dict(letter.record.headers)
     assert cause in headers["__connect.errors.exception.message"].decode()
@@ -432,7 +434,7 @@ def test_what_cannot_be_used_is_dead_lettered_with_its_cause(event: Event, cause
 
 
 def test_a_token_that_is_not_in_the_vocabulary_is_dead_lettered():
-    letter, fate = fold(
+    letter, fate = step_once(
         [version_event(0, vocab_size=5), rollout_event(0, rollout(turns=turns(response=[3, 5])))]
     )
     assert letter.topic == "dead-letters.rollouts.copy"

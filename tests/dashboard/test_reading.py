@@ -19,8 +19,6 @@ from streamrl.recordings.audit import audit
 from streamrl.records import Rollout
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, play, publish
-from tests.support.life import live
-from tests.support.data_path import RUN, TOPICS, parts, play, publish
 from tests.support.life import run_until
 from tests.support.waiting import patience
 

@@ -8,8 +8,6 @@ from streamrl.errors import BrokerError
 from streamrl.log.import_plan import WriteOp, plan_writes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.kafka_import import OffsetPreservingWriter
-from streamrl.log.protocol import Message, end_offset, read
-from streamrl.log.offsets import WriteOp, plan_writes
 from streamrl.log.protocol import Message, end_offset
 from streamrl.log.reading import read
 from tests.support.kafka import make_topics

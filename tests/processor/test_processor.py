@@ -32,8 +32,8 @@ from tests.support.adder import (
     Killed,
     State,
     filled,
-    number,
     make_processor,
+    number,
     run_once,
     step,
     sums,
@@ -97,7 +97,7 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
     life.run_until(
         lambda stop: run_processor(log, me, stop), lambda: end_offset(log, "metrics", 0) >= 2
     )
-    found = [
+    metrics = [
         record
         for m in read(log, "metrics", 0, 0)
         if isinstance(record := decode("metric/1", m.value or b""), Metric)

@@ -8,14 +8,11 @@ from typing import get_args
 import numpy as np
 
 from streamrl.log.codec import decode
-from streamrl.log.protocol import Message, Output, read
+from streamrl.log.protocol import Message, Output
+from streamrl.log.reading import read
 from streamrl.processor.transaction import decode_and_step
 from streamrl.records import Fate, FateKind, JournalEntry, Snapshot
-from tests.support.adder import Config, State, filled, live, make_processor, number
-from streamrl.log.protocol import Message
-from streamrl.log.reading import read
-from streamrl.records import JournalEntry, Snapshot
-from tests.support.adder import filled, number, run_once
+from tests.support.adder import Config, State, filled, make_processor, number, run_once
 
 
 def test_a_turn_is_one_transaction_with_its_journal_entry():

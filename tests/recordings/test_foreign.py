@@ -26,11 +26,9 @@ from streamrl.log.parquet import (
     sha256_of,
     write_manifest,
 )
-from streamrl.log.protocol import Output, beginning_offset, read
-from streamrl.recordings.archive import export, exported_run_file, plan
 from streamrl.log.protocol import Output, beginning_offset
 from streamrl.log.reading import read
-from streamrl.recordings.archive import export, plan, run_of
+from streamrl.recordings.archive import export, exported_run_file, plan
 from streamrl.recordings.replay import replay
 from streamrl.records import JournalEntry
 from tests.support.data_path import RUN, TOPICS, parts, play

@@ -11,9 +11,6 @@ from streamrl.log.protocol import Output
 from streamrl.processor.journal import last_record
 from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import copy_inherited
-from streamrl.records import EnvProgress, PolicyVersion, Visit
-from tests.support.data_path import RUN, TOPICS, announce, found, publish
-from streamrl.recordings.fork_topics import copy_inherited
 from streamrl.records import EnvProgress, PolicyVersion, Rollout, Visit
 from tests.support.data_path import RUN, TOPICS, announce, publish, published
 from tests.support.forks import ENVS, VERSION, batches, fork, recorded_run

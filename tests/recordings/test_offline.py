@@ -8,7 +8,7 @@ import pytest
 
 from streamrl.errors import Fenced
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import read
+from streamrl.log.reading import read
 from streamrl.processor.restore import restore
 from streamrl.recordings.offline import open_writer, run_steps
 from streamrl.recordings.parent_schedule import Step

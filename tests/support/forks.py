@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.operation import Fork
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Output
+from streamrl.log.protocol import Output
 from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import ForkResult, copy_inherited
 from streamrl.records import Batch, EnvProgress
