@@ -93,6 +93,11 @@ def sole_partition(topic: str) -> tuple[str, int]:
     return topic, 0
 
 
+BATCHES_PARTITION = sole_partition(BATCHES)
+SCORES_PARTITION = sole_partition(SCORES)
+POLICY_VERSIONS_PARTITION = sole_partition(POLICY_VERSIONS)
+
+
 # ---- names of parts ------------------------------------------------------------------------------
 
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one

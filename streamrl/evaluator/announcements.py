@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from streamrl.config import topology
-from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, partitions_of
 from streamrl.records import PolicyVersion
+from streamrl.weights.announcements import add_announcement, announcement_in
 
 MAX_POLL_RECORDS = 512
 
@@ -23,11 +23,9 @@ class Announcements:
     def poll(self) -> None:
         """Take in what has been announced since. It does not wait."""
         for message in self._reader.poll(MAX_POLL_RECORDS, 0):
-            record = to_event(message, ("policy-version",)).record
-            if isinstance(record, PolicyVersion) and record.learner == self._learner:
-                known = self.versions.get(record.version)
-                if known is None or record.lineage >= known.lineage:
-                    self.versions[record.version] = record
+            record = announcement_in(message, self._learner)
+            if record is not None:
+                add_announcement(self.versions, record)
 
     def behind(self, version: int) -> int:
         """How many versions `version` is behind the newest one. All of them if it is -1."""

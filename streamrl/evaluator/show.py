@@ -21,11 +21,11 @@ from streamrl.evaluator.history import posed_fingerprints, read_evaluations
 from streamrl.evaluator.runner import EvalRunner, Stopped
 from streamrl.inference.vllm_host import open_host
 from streamrl.inference.vllm_server import check
-from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import quoted
 from streamrl.processor.part import open_part
 from streamrl.records import Evaluation, PolicyVersion
+from streamrl.weights.announcements import newest_lineages, read_announcements
 from streamrl.weights.store import Store
 
 COMMAND = "evaluator-command"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from streamrl.config import topology
-from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, partitions_of
+from streamrl.log.records_of import record_in
 from streamrl.records import PolicyVersion
+from streamrl.weights.announcements import announcement_order
 
 POLL_S = 0.05
 MAX_POLL_RECORDS = 512
@@ -35,8 +36,8 @@ class VersionFollower:
         if messages:
             messages += self._reader.poll(MAX_POLL_RECORDS, 0.0)
         for message in messages:
-            record = to_event(message, ("policy-version",)).record
-            if not isinstance(record, PolicyVersion):
+            record = record_in(message, PolicyVersion)
+            if record is None:
                 continue
             if record.learner == self.learner:
                 self._on_announcement(record)
@@ -49,12 +50,6 @@ class VersionFollower:
 
     def _on_announcement(self, announced: PolicyVersion) -> None:
         known = self._newest
+        # One that is announced twice is not loaded twice.
         if known is None or announcement_order(announced) > announcement_order(known):
             self._newest = announced
-
-
-def announcement_order(announced: PolicyVersion) -> tuple[int, int]:
-    """The sort key of announcements. The largest is valid: the newest version, and of one version
-    the newest lineage.
-    """
-    return announced.version, announced.lineage

@@ -314,11 +314,11 @@ class VersionPublisher:
             )
         newest = max(self.announced)
         if version.number == newest:
-            places = {topology.sole_partition(topology.BATCHES): snapshot.position.offset}
+            offsets = {topology.BATCHES_PARTITION: snapshot.position.offset}
             if run.learner.uses_scorer_pool:
-                places[topology.sole_partition(topology.SCORES)] = snapshot.position.scores
+                offsets[topology.SCORES_PARTITION] = snapshot.position.scores
             assert self.writer is not None
-            self.writer.commit_offsets(places)
+            self.writer.commit_offsets(offsets)
             self._prune_store(newest)
         version.durations_s["announce_s"] = time.monotonic() - started
 

@@ -12,7 +12,7 @@ from streamrl.errors import ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints
 from streamrl.learner.checkpoints import TrainingPosition
 from streamrl.learner.initial import initial_model_dir
-from streamrl.learner.inputs import TrainingInput, announced_hashes, read_existing
+from streamrl.learner.inputs import TrainingInput, read_existing
 from streamrl.learner.trainer import (
     PolicyTrainer,
     ResumePoint,
@@ -21,6 +21,7 @@ from streamrl.learner.trainer import (
     open_trainer,
 )
 from streamrl.log.protocol import Log
+from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.manifest import WeightRef
 from streamrl.weights.store import Store
 

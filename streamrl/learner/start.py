@@ -10,11 +10,11 @@ from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
 from streamrl.learner.checkpoints import TrainingPosition
-from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.learner.recompute import recompute_version
 from streamrl.learner.trainer import ResumePoint, checkpoint_directory, copies_of
 from streamrl.log.protocol import Log
 from streamrl.records import PolicyVersion
+from streamrl.weights.announcements import newest_lineages, read_announcements
 
 
 def learner_settings(

@@ -30,6 +30,7 @@ from streamrl.processor.snapshots import held_events
 from streamrl.recordings.processors import processors_of
 from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import Batch, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.weights.announcements import newest_lineages
 
 KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
 EVERY = 1_000  # records between two reports of progress

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.learner.inputs import newest_lineages, read_announcements, read_batches
+from streamrl.learner.inputs import read_batches
 from streamrl.log.protocol import Log
 from streamrl.log.records_of import records_of
 from streamrl.recordings.new_rewards import ScorerVersion
 from streamrl.recordings.rescore import rewards_of_scorer
 from streamrl.records import Batch, Reward, Rollout
+from streamrl.weights.announcements import newest_lineages, read_announcements
 
 EnvUid = tuple[str, str]  # env, uid of a rollout
 

@@ -23,7 +23,6 @@ from streamrl.config.choices import NAME
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.learner.inputs import announced_hashes
 from streamrl.local_kafka import connect
 from streamrl.log import topic_changes
 from streamrl.log.kafka import KafkaLog
@@ -32,6 +31,7 @@ from streamrl.orchestrator.run_directory import write_run_file
 from streamrl.recordings.fork_topics import ForkResult, copy_for_retraining, copy_inherited
 from streamrl.recordings.new_rewards import ScorerVersion, read_rewards
 from streamrl.recordings.progress import OnProgress, progress_bar
+from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.manifest import WeightRef
 
 

@@ -8,13 +8,14 @@ import msgspec
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.learner.inputs import read_announcements, read_batches
+from streamrl.learner.inputs import read_batches
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Log, Message, Output
 from streamrl.log.records_of import messages_of, records_of
 from streamrl.processor.journal import last_record
 from streamrl.recordings.inheritance import GroupIndex, GroupKey, next_problem
 from streamrl.records import EnvProgress, Rollout, Visit
+from streamrl.weights.announcements import read_announcements
 from streamrl.weights.bases import copy_base
 
 

@@ -11,10 +11,10 @@ from typing import Protocol
 from rich.console import Console
 
 from streamrl.config.run_file import RunFile
-from streamrl.learner.inputs import announced_hashes, read_announcements
 from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import quoted
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
+from streamrl.weights.announcements import announced_hashes, read_announcements
 
 
 class RecomputedVersion(Protocol):

@@ -26,8 +26,8 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import POLICY_VERSIONS_PARTITION
 from streamrl.errors import StreamrlError
-from streamrl.learner.inputs import VERSIONS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output, TopicPartition
 from streamrl.log.reading import portions, read
@@ -226,7 +226,7 @@ class RetrainingFork:
         """Make these steps of a processor that follows the parent's versions."""
         config = replace(processor.config, learner=recorded_learner(self.parent))
         first_version = min(versions.values(), default=0)
-        run_steps(self.new, replace(processor, config=config), steps, {VERSIONS: first_version})
+        run_steps(self.new, replace(processor, config=config), steps, {POLICY_VERSIONS_PARTITION: first_version})
 
     def groups_of_producers(self) -> Counter[str]:
         return Counter(self.producers.values())
@@ -246,9 +246,15 @@ class CopySource:
         offset = self._versions.get(version)
         if offset is None:
             raise StreamrlError(f"version {version} was announced meanwhile; {STOP_FIRST}")
-        if VERSIONS not in self._unread:
-            self._unread[VERSIONS] = read(self._log, *VERSIONS, offset)
-        return next(message for message in self._unread[VERSIONS] if message.offset >= offset)
+        if POLICY_VERSIONS_PARTITION not in self._unread:
+            self._unread[POLICY_VERSIONS_PARTITION] = read(
+                self._log, *POLICY_VERSIONS_PARTITION, offset
+            )
+        return next(
+            message
+            for message in self._unread[POLICY_VERSIONS_PARTITION]
+            if message.offset >= offset
+        )
 
     def next_at(self, topic: str, partition: int) -> Message:
         """The next message of a partition."""

@@ -21,7 +21,7 @@ from streamrl.processor.part import OpenPart, open_part
 from streamrl.records import Batch
 from streamrl.scorer.reference import ensure_reference
 from streamrl.scorer.scoring import open_models, open_updater, score_all, to_metrics
-from streamrl.scorer.work import BATCHES, check_worker, follow_work
+from streamrl.scorer.work import check_worker, follow_work
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None:
@@ -58,7 +58,7 @@ def score_batches(
         begun_s = time.monotonic()
         scores, not_finite = score_all(updater, models, batch, part.name)
         part.writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
-        part.writer.commit_offsets({BATCHES: offset})
+        part.writer.commit_offsets({topology.BATCHES_PARTITION: offset})
         score_s = time.monotonic() - begun_s
         values = to_metrics(batch, scores.reference, begun_s - idle_since_s, score_s, not_finite)
         part.meter.publish(values, step=batch.number)

@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 from streamrl.config.run_file import RunFile
-from streamrl.learner.inputs import wait_for_version
 from streamrl.learner.reference import ReferenceModel, static_reference_dir
 from streamrl.log.protocol import Log
+from streamrl.weights.announcements import wait_for_version
 from streamrl.weights.pull import pull
 
 logger = logging.getLogger(__name__)

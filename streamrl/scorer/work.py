@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
-from streamrl.learner.inputs import follow_batches_until, read_scores
+from streamrl.learner.inputs import follow_batches_until
 from streamrl.learner.scores import ScoreAssembler
 from streamrl.log.protocol import Log
-from streamrl.records import Batch
+from streamrl.log.records_of import read_records
+from streamrl.records import Batch, Scores
 
 logger = logging.getLogger(__name__)
-
-BATCHES = topology.sole_partition(topology.BATCHES)
-SCORES = topology.sole_partition(topology.SCORES)
 
 
 def check_worker(run: RunFile, worker: int) -> None:
@@ -56,8 +54,9 @@ def resume_point(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:
     """The offset in `batches` that the lead learner resumes from, and the scores that exist from
     there on.
     """
-    dealt_with = log.committed_offsets(topology.learner_identity(run.learner.name))
+    committed = log.committed_offsets(topology.learner_identity(run.learner.name))
+    first_scores = committed.get(topology.SCORES_PARTITION, 0)
     scored = ScoreAssembler()
-    for scores, offset in read_scores(log, dealt_with.get(SCORES, 0)):
+    for scores, offset in read_records(log, topology.SCORES_PARTITION, Scores, first_scores):
         scored.add(scores, offset)
-    return dealt_with.get(BATCHES, 0), scored
+    return committed.get(topology.BATCHES_PARTITION, 0), scored

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, VersionMismatch
-from streamrl.learner.inputs import announced_hashes, follow_batches_until
+from streamrl.learner.inputs import follow_batches_until
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Output, Writer
 from streamrl.records import PolicyVersion
+from streamrl.weights.announcements import announced_hashes
 from tests.chaos import known
 
 STEP_S = 0.1  # of training

@@ -29,7 +29,7 @@ SHARED = {
     topology.JOURNAL: "processor/processor.py",
 }
 ELSEWHERE = {
-    "scorer": {topology.POLICY_VERSIONS},  # learner/inputs.py
+    "scorer": {topology.POLICY_VERSIONS},  # weights/announcements.py
     "evaluator": {topology.SERVERS},  # envs/pool_rewards.py
     "orchestrator": {*TOPICS, *BATCHES},  # monitoring/run_view.py
 }
@@ -101,7 +101,8 @@ def named_in(room: str) -> set[str]:
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
                 case ast.Attribute(value=ast.Name(id="topology"), attr=name):
-                    found.add(name if name in BUILDERS else str(KINDS.get(name, "")))
+                    kind = KINDS.get(name.removesuffix("_PARTITION"), "")
+                    found.add(name if name in BUILDERS else str(kind))
                 case _:
                     pass
     return found & set(topics.kinds())

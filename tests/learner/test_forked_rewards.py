@@ -8,7 +8,6 @@ from pathlib import Path
 
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
-from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
 from streamrl.log.memory import MemoryLog
@@ -16,6 +15,7 @@ from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import copy_for_retraining
 from streamrl.recordings.new_rewards import read_rewards
 from streamrl.records import PolicyVersion
+from streamrl.weights.announcements import announced_hashes
 from tests.learner.test_process import learning
 from tests.recordings.test_retraining_fork import (
     PARTITIONED,

@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 
-import msgspec
 import pytest
 
 from streamrl.learner.inputs import (
     TrainingInput,
-    announced_hashes,
     follow,
     join_scores,
-    newest_lineages,
     read_existing,
     take_until_stopped,
-    wait_for_version,
 )
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.records import Batch, PolicyVersion, Scores
+from streamrl.records import Batch, Scores
 from tests.support.build import floats, group
 from tests.support.data_path import publish
 
@@ -93,7 +89,7 @@ def test_what_is_scored_twice_counts_once_and_the_first_has_it():
 
 
 def a_log() -> MemoryLog:
-    return MemoryLog({"batches": 1, "scores": 1, "policy-versions": 1})
+    return MemoryLog({"batches": 1, "scores": 1})
 
 
 def test_what_was_recorded_is_taken_again():
@@ -163,31 +159,3 @@ def test_scores_that_cannot_be_read_are_passed_over():
     assert list(read_existing(log, True, 0, 0)) == []
     publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
     assert [found.batch.number for found in read_existing(log, True, 0, 0)] == [0]
-
-
-def test_an_announcement_is_waited_for():
-    log = a_log()
-    stop = threading.Event()
-    record = PolicyVersion(learner="lead", version=4, uri="file:///x", size_bytes=1, sha256="ab")
-    other = msgspec.structs.replace(record, learner="other", sha256="cd")
-    later = threading.Timer(0.2, lambda: publish(log, Output("policy-versions", "lead", record)))
-    publish(log, Output("policy-versions", "other", other))
-    later.start()
-    assert wait_for_version(log, "lead", 4, stop) == record
-    later.join()
-    stop.set()
-    assert wait_for_version(log, "lead", 5, stop) is None
-
-
-def test_of_several_lineages_of_a_version_the_newest_is_valid():
-    log = a_log()
-    stop = threading.Event()
-    first = PolicyVersion(learner="lead", version=4, uri="file:///x", size_bytes=1, sha256="ab")
-    again = msgspec.structs.replace(first, sha256="cd", lineage=1, replaces="ab")
-    for record in (first, again, msgspec.structs.replace(first, version=3)):
-        publish(log, Output("policy-versions", "lead", record))
-    assert (
-        announced_hashes(log, "lead") == {4: "cd", 3: "ab"}
-        and wait_for_version(log, "lead", 4, stop) == again
-    )
-    assert newest_lineages([again, first]) == {4: again}  # in whatever order they are heard of

@@ -34,6 +34,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, Writer
 from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
+from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.manifest import describe
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
@@ -435,7 +436,7 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
         (1, 1, "ab" * 32, announced[1].sha256),
         (2, 0, "", announced[2].sha256),
     ]
-    assert inputs.announced_hashes(log, "lead") == {
+    assert announced_hashes(log, "lead") == {
         record.version: record.sha256 for record in announced[:3]
     }
     assert (

@@ -16,7 +16,6 @@ from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints, mesh
-from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import recompute_version, retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
 from streamrl.log.memory import MemoryLog
@@ -24,6 +23,7 @@ from streamrl.log.protocol import Output
 from streamrl.recordings.export_model import export_model
 from streamrl.recordings.replay_weights import compare_versions
 from streamrl.records import PolicyVersion
+from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.manifest import describe
 from streamrl.weights.pull import pull
 from tests.learner.test_process import a_log, batch, learning, metrics, run_of, send, versions

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
-from streamrl.log.records_of import messages_of, records_of
+from streamrl.log.records_of import follow_records, messages_of, read_records, records_of
 from streamrl.records import Metric, Server
 
 
@@ -40,3 +42,19 @@ def test_what_retention_has_deleted_is_not_asked_for():
     log.append([to_message(Output("servers", "a", server(i))) for i in range(3)], marker=False)
     log.delete_before({("servers", 0): 2})
     assert [record.version for record, _ in records_of(log, "servers", Server)] == [2]
+
+
+def test_one_partition_is_read_from_an_offset_on_and_followed(caplog: pytest.LogCaptureFixture):
+    log = MemoryLog({"servers": 1})
+    written = [to_message(Output("servers", "a", server(i))) for i in range(3)]
+    written[1] = written[1]._replace(value=b"\xc1")
+    log.append(written, marker=False)
+    log.delete_before({("servers", 0): 1})
+    found = list(read_records(log, ("servers", 0), Server))
+    assert [(record.version, offset) for record, offset in found] == [(2, 2)]
+    assert "servers@1 is passed over, because it cannot be read" in caplog.text
+    coming = follow_records(log, ("servers", 0), Server, 2)
+    assert next(coming) == found[0] and next(coming) is None
+    log.append([to_message(Output("servers", "a", server(3)))], marker=False)
+    later = next(coming)
+    assert later is not None and (later[0].version, later[1]) == (3, 3)

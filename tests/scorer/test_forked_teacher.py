@@ -10,11 +10,12 @@ from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.learner import TinyModel
 from streamrl.config.sections.operation import Fork
 from streamrl.learner.initial import write_tiny
-from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import seed_fork
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import copy_for_retraining
+from streamrl.recordings.fork_topics import copy_recorded
+from streamrl.weights.announcements import announced_hashes
 from tests.learner.conftest import CONTEXT, TINY
 from tests.learner.test_forked_rewards import begun, run_of, trained
 from tests.learner.test_process import learning

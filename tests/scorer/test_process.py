@@ -21,7 +21,6 @@ from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import mesh, model
 from streamrl.learner.examples import expand, to_ragged
 from streamrl.learner.initial import write_tiny
-from streamrl.learner.inputs import announced_hashes
 from streamrl.learner.recompute import recompute_version, retrain_all
 from streamrl.learner.start import learner_settings
 from streamrl.learner.update import Updater
@@ -30,6 +29,7 @@ from streamrl.log.protocol import Output, end_offset
 from streamrl.recordings.replay_weights import compare_versions
 from streamrl.records import Batch, Metric, PolicyVersion, Scores
 from streamrl.scorer import process
+from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.store import Store
 from tests.learner.conftest import CONTEXT, TINY
 from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions

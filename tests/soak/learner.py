@@ -12,11 +12,12 @@ from pathlib import Path
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, VersionMismatch
-from streamrl.learner.inputs import announced_hashes, follow_batches_until
+from streamrl.learner.inputs import follow_batches_until
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output, Writer
 from streamrl.records import PolicyVersion
+from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.store import Store
 from tests.chaos.known import trained
 from tests.chaos.learner import CHECKPOINT_EVERY, Checkpoint, load, save
