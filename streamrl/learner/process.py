@@ -25,7 +25,7 @@ from streamrl.learner.distributed import ProcessRank
 from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
 from streamrl.learner.mesh import check_division, prepare_process
 from streamrl.learner.publisher import VersionPublisher
-from streamrl.learner.start import find_beginning, learner_settings
+from streamrl.learner.start import find_start, learner_settings
 from streamrl.learner.trainer import open_trainer
 from streamrl.learner.writing import open_publisher, open_writing_part
 from streamrl.log.protocol import Log
@@ -61,18 +61,18 @@ def main(
     with open_writing_part(log, topology.learner_identity(learner), stop) as part:
         # The writer fences an earlier process, so from here on its announcements are final.
         distributed.barrier("alone")
-        announced, found, start = find_beginning(run, log, learner, at)
+        start = find_start(run, log, learner, at)
         with (
-            open_trainer(own, start) as policy,
-            open_publisher(learner, policy, announced, part) as publisher,
+            open_trainer(own, start.resume_from) as policy,
+            open_publisher(learner, policy, start.announced, part) as publisher,
         ):
-            publisher.announce_start(found)
-            if found is not None:
+            publisher.announce_start(start.checkpoint)
+            if start.checkpoint is not None:
                 logger.info(
                     "resumed version %d at offset %d of batches; version %d is announced",
-                    found.version,
-                    found.offset,
-                    max(announced),
+                    start.checkpoint.version,
+                    start.checkpoint.offset,
+                    max(start.announced),
                 )
             log.mark_ready()
             position = policy.position

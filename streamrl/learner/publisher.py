@@ -169,27 +169,27 @@ class VersionPublisher:
         self._in_background(partial(self._publish_metrics, version, stood, measured, time.time()))
         return version
 
-    def announce_start(self, found: TrainingPosition | None) -> None:
-        """Announce the version that training begins with, unless it has been announced: the initial
-        model, or the checkpoint `found`.
+    def announce_start(self, checkpoint: TrainingPosition | None) -> None:
+        """Announce the version that training begins with, unless it has been announced: that of the
+        learner's `checkpoint`, or the initial model.
 
         If the newest announced version is missing from the store, it is written again.
         """
         if self.writer is not None:
             self.store.clear()
         self._publish_base()
-        if found is None:
+        if checkpoint is None:
             self.publish(None)  # version 0 is the initial model, announced before training
             self.wait()
             return
-        self._saved = found.version
-        known = self.announced[found.version]
-        if found.version == max(self.announced) or known.sha256 != found.sha256:
+        self._saved = checkpoint.version
+        known = self.announced[checkpoint.version]
+        if checkpoint.version == max(self.announced) or known.sha256 != checkpoint.sha256:
             self.publish(known.batch, checkpoint=False)
             self.wait()
         if self.writer is not None:
             # The process before may have been killed while it copied.
-            self._checkpointing.submit(partial(self._copy_checkpoint, found.version))
+            self._checkpointing.submit(partial(self._copy_checkpoint, checkpoint.version))
 
     def _publish_base(self) -> None:
         """Put what adapters stand on into the store, before the first of them is announced."""

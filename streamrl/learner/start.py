@@ -58,26 +58,26 @@ def learner_settings(
     return own
 
 
-class Beginning(NamedTuple):
+class StartPoint(NamedTuple):
     """Where a learner begins, and what it has announced before."""
 
     announced: dict[int, PolicyVersion]  # The newest lineage of each version.
-    found: TrainingPosition | None  # Its newest checkpoint.
-    start: ResumePoint | None  # What training begins with. None: what the run began with.
+    checkpoint: TrainingPosition | None  # Its own newest one.
+    resume_from: ResumePoint | None  # None: training begins with what the run began with.
 
 
-def find_beginning(run: RunFile, log: Log, learner: str, at: int | None) -> Beginning:
+def find_start(run: RunFile, log: Log, learner: str, at: int | None) -> StartPoint:
     """Where the learner begins: at its own newest checkpoint, otherwise with the lead's state at
     version `at`, otherwise as the run began. Raises VersionMismatch.
     """
     history = list(read_announcements(log, learner))
-    found = newest_checkpoint(run, learner, history)
-    start = None
-    if found is not None:
-        start = ResumePoint(checkpoint_directory(run, learner), found)
+    checkpoint = newest_checkpoint(run, learner, history)
+    resume_from = None
+    if checkpoint is not None:
+        resume_from = ResumePoint(checkpoint_directory(run, learner), checkpoint)
     elif at is not None:
-        start = clone_lead_checkpoint(run, log, learner, at)
-    return Beginning(newest_lineages(history), found, start)
+        resume_from = clone_lead_checkpoint(run, log, learner, at)
+    return StartPoint(newest_lineages(history), checkpoint, resume_from)
 
 
 def newest_checkpoint(
@@ -97,16 +97,17 @@ def newest_checkpoint(
         if copies is not None:
             copies.fetch_newest(directory, newest)
     distributed.barrier("checkpoints")
-    found = checkpoints.latest(directory, newest)
-    if found is None:
+    checkpoint = checkpoints.latest(directory, newest)
+    if checkpoint is None:
         return None
-    if (found.version, found.sha256) not in {(known.version, known.sha256) for known in history}:
-        where = checkpoints.path_of(directory, found.version)
+    announced = {(record.version, record.sha256) for record in history}
+    if (checkpoint.version, checkpoint.sha256) not in announced:
+        where = checkpoints.path_of(directory, checkpoint.version)
         raise VersionMismatch(
             f"checkpoint {where} has weights that {learner} never announced: "
             f"it is of another run; delete {directory}"
         )
-    return found
+    return checkpoint
 
 
 def clone_lead_checkpoint(run: RunFile, log: Log, learner: str, version: int) -> ResumePoint:
@@ -114,9 +115,9 @@ def clone_lead_checkpoint(run: RunFile, log: Log, learner: str, version: int) ->
     It is computed once and then kept.
     """
     directory = checkpoint_directory(run, learner) / "start"
-    found = checkpoints.latest(directory, version)
-    if found is not None and found.version == version:
-        return ResumePoint(directory, found)
+    checkpoint = checkpoints.latest(directory, version)
+    if checkpoint is not None and checkpoint.version == version:
+        return ResumePoint(directory, checkpoint)
     with recompute_version(run, log, version) as policy:
         policy.save(directory, keep=1)
         return ResumePoint(directory, policy.position)

@@ -11,7 +11,7 @@ from streamrl.config import run_file
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import start
 from streamrl.learner.checkpoints import TrainingPosition
-from streamrl.learner.start import find_beginning, learner_settings, newest_checkpoint
+from streamrl.learner.start import find_start, learner_settings, newest_checkpoint
 from streamrl.learner.trainer import ResumePoint, checkpoint_directory
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Output
@@ -95,10 +95,10 @@ def test_a_learner_begins_at_its_own_checkpoint_then_at_the_leads_then_as_the_ru
 
     monkeypatch.setattr(start, "clone_lead_checkpoint", clone)
     monkeypatch.setattr(start.checkpoints, "latest", lambda directory, newest: own)
-    found = find_beginning(RUN, log, "lead", 1)
+    found = find_start(RUN, log, "lead", 1)
     assert found.announced == {1: versions[0], 2: again}
-    assert found.found == own
-    assert found.start == ResumePoint(checkpoint_directory(RUN, "lead"), own)
+    assert found.checkpoint == own
+    assert found.resume_from == ResumePoint(checkpoint_directory(RUN, "lead"), own)
     monkeypatch.setattr(start.checkpoints, "latest", lambda directory, newest: None)
-    assert find_beginning(RUN, log, "lead", 1)[1:] == (None, leads)
-    assert find_beginning(RUN, log, "lead", None)[1:] == (None, None)
+    assert find_start(RUN, log, "lead", 1)[1:] == (None, leads)
+    assert find_start(RUN, log, "lead", None)[1:] == (None, None)
