@@ -85,7 +85,7 @@ def acceptance_mask(
 
 class WeightSums(NamedTuple):
     """Sums over weights w, one per token or (sequence weights) one per rollout. These scalars add
-    up over the parts of a batch.
+    up over the micro-batches of a batch.
     """
 
     number: jax.Array

@@ -2,7 +2,7 @@
 divergence from the reference.
 
 It is a pure function of logprobs, so tests can check it on a policy that is a table. Every number
-here adds up over the parts of a batch.
+here adds up over the micro-batches of a batch.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ SUMS = ("weights_number", "weights_sum", "weights_squares")
 
 
 class Objective(NamedTuple):
-    """The objective of a run file, for batches that are processed in `parts` parts."""
+    """The objective of a run file, for batches that are processed in so many micro-batches."""
 
     config: Learner
     loss: Loss
     divergence: Divergence
     teacher_divergence: Divergence
-    parts: int = 1
+    micro_batches: int = 1
 
     def __call__(
         self, model: Any, inputs: tuple[RlExample, NamedArray], *, key: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        """Scalar loss of one part, and metrics. `inputs`: the example and the weights of its
+        """Scalar loss of one micro-batch, and metrics. `inputs`: the example and the weights of its
         tokens. Their arrays are named, as the trainer shards by the names of axes.
 
-        The trainer averages over the parts; the weights are the whole batch's already, so that
-        their sum is wanted: each part counts `parts` times.
+        The trainer averages over the micro-batches. The sum is wanted, because the weights are
+        those of the whole batch, so the loss is multiplied by the number of micro-batches.
         """
         example, weights = unnamed(inputs)
         predicted = predict(model, example, self.config.logprob_chunk)
         loss, metrics = self.from_predictions(predicted, example, weights)
-        return loss * self.parts, metrics
+        return loss * self.micro_batches, metrics
 
     def from_predictions(
         self, predicted: Predictions, example: RlExample, weights: jax.Array
     ) -> tuple[jax.Array, Metrics]:
         """The loss and the metrics, given the model's predictions. `weights`: (rows, max_seq_len)
         float32, from `normalization.py`. The loss is the sum over the tokens, so its value adds up
-        over the parts.
+        over the micro-batches.
         """
         c = self.config
         whole = jnp.asarray(example.loss_mask)
@@ -149,8 +149,8 @@ class Objective(NamedTuple):
 
 
 def to_metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.Array) -> Metrics:
-    """Metrics of all parts: means over the sampled tokens of (rows, max_seq_len) float32 values,
-    and sums of scalars.
+    """Metrics of all micro-batches: means of (rows, max_seq_len) float32 values over the tokens in
+    `mask`, and sums of scalars.
     """
     averaged = {
         name: Metric(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask), ReductionType.MEAN)
@@ -163,18 +163,18 @@ def to_metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: ja
 
 
 def max_metric(values: jax.Array, mask: jax.Array) -> Metric:
-    """The maximum over the sampled tokens of all parts."""
+    """The maximum over the sampled tokens of all micro-batches."""
     return Metric.from_value(jnp.max(jnp.where(mask > 0, values, 0.0)), ReductionType.MAX)
 
 
-def make_objective(config: Learner, parts: int = 1) -> Objective:
+def make_objective(config: Learner, micro_batches: int = 1) -> Objective:
     """The objective of the settings. Raises ConfigError for an unknown loss or divergence."""
     return Objective(
         config,
         loss_named(config.loss),
         divergence_named(config.kl),
         divergence_named(config.teacher.kl),
-        parts,
+        micro_batches,
     )
 
 
@@ -200,7 +200,7 @@ def penalize_advantages(tokens: Tokens, divergence: jax.Array, coefficient: floa
 
 
 def to_run_metrics(measured: dict[str, float]) -> dict[str, float]:
-    """The measurements of all parts, under the names of the run's metrics."""
+    """The measurements of all micro-batches, under the names of the run's metrics."""
     kept = {name: value for name, value in measured.items() if name not in (*SUMS, "kl_loss")}
     return {
         **kept,

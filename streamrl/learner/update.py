@@ -73,7 +73,7 @@ class RowLayout(NamedTuple):
     """How batches with a given number of rows are distributed over devices."""
 
     order: np.ndarray  # of the rows, as `device_row_order` returns it
-    part: int  # The number of rows that all devices together work on at a time.
+    micro_batch_rows: int  # that all devices together work on at a time
     trainer: Trainer
 
 
@@ -117,16 +117,16 @@ class Updater:
             devices = data_parallel_devices(self.config)
             # rows that a device works on at a time
             of_device = self.config.micro_batch_rows or -(-rows // devices)
-            parts = -(-rows // (of_device * devices))
-            places = device_row_order(rows, devices, parts, of_device)
-            minimised = cast(Any, make_objective(self.config, parts))
+            micro_batches = -(-rows // (of_device * devices))
+            order = device_row_order(rows, devices, micro_batches, of_device)
+            objective = cast(Any, make_objective(self.config, micro_batches))
             trainer = Trainer(
-                trainer_config(len(places), of_device, self.config),
+                trainer_config(len(order), of_device, self.config),
                 make_optimizer(self.config),
-                minimised,
+                objective,
                 add_default_hooks=False,
             )
-            self._layouts[rows] = RowLayout(places, of_device * devices, trainer)
+            self._layouts[rows] = RowLayout(order, of_device * devices, trainer)
         return self._layouts[rows]
 
     @contextmanager
@@ -219,25 +219,27 @@ class Updater:
         """
         example = example._replace(routed_experts=None)
         order = self._layout(len(example.input_ids)).order
-        parts = [
-            np.asarray(process_allgather(p, tiled=True)) for p in self.parts_of(model, example)
+        logprobs = [
+            np.asarray(process_allgather(rows, tiled=True))
+            for rows in self.micro_batch_logprobs(model, example)
         ]
         return np.where(
             example.loss_mask > 0,
-            restore_row_order(np.concatenate(parts), order, len(example.input_ids)),
+            restore_row_order(np.concatenate(logprobs), order, len(example.input_ids)),
             np.float32(0),
         )
 
-    def parts_of(self, model: Any, example: RlExample) -> Iterator[jax.Array]:
-        """The logprobs of the rows that are computed together, part by part, in the order of the
-        layout: (rows, max_seq_len) float32, each row on its device.
+    def micro_batch_logprobs(self, model: Any, example: RlExample) -> Iterator[jax.Array]:
+        """The logprobs of each micro-batch, in the order of the layout: (rows, max_seq_len)
+        float32, each row on its device.
         """
         layout = self._layout(len(example.input_ids))
         ordered = reorder_rows(example, layout.order)
-        for first in range(0, len(layout.order), layout.part):
-            part = jax.tree.map(itemgetter(slice(first, first + layout.part)), ordered)
-            rows = jax.tree.map(partial(shard_rows, trainer=layout.trainer), part)
-            yield self._sharded_logprobs(model, rows)
+        for first in range(0, len(layout.order), layout.micro_batch_rows):
+            rows = itemgetter(slice(first, first + layout.micro_batch_rows))
+            micro_batch = jax.tree.map(rows, ordered)
+            sharded = jax.tree.map(partial(shard_rows, trainer=layout.trainer), micro_batch)
+            yield self._sharded_logprobs(model, sharded)
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """Logprobs of the next tokens, as `model.predict` defines them: (rows, max_seq_len)
@@ -252,20 +254,21 @@ class Updater:
             return np.asarray(process_allgather(self._logprobs(model, example), tiled=True))
 
 
-def device_row_order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:
+def device_row_order(rows: int, devices: int, micro_batches: int, of_device: int) -> np.ndarray:
     """The order of a batch's rows for a trainer that processes `of_device` rows of each device at a
-    time, in `parts` parts.
+    time, in so many micro-batches.
 
-    Each device has a stretch of consecutive rows, followed by padding. Returns (parts * devices *
-    of_device,) int, with -1 for padding. Example: 5 rows on 2 devices, in 2 parts of 2 rows each,
-    give [0, 1, 3, 4, 2, -1, -1, -1]. The first device has rows 0, 1, 2 and the second 3, 4.
+    Each device has a stretch of consecutive rows, followed by padding. Returns (micro_batches *
+    devices * of_device,) int, with -1 for padding. Example: 5 rows on 2 devices, in 2 micro-batches
+    of 2 rows of each device, give [0, 1, 3, 4, 2, -1, -1, -1]. The first device has rows 0, 1, 2
+    and the second 3, 4.
     """
     stretch = -(-rows // devices)
-    slots = np.full((parts, devices, of_device), -1)
+    slots = np.full((micro_batches, devices, of_device), -1)
     for row in range(rows):
         device, place = divmod(row, stretch)
-        part, slot = divmod(place, of_device)
-        slots[part, device, slot] = row
+        micro_batch, slot = divmod(place, of_device)
+        slots[micro_batch, device, slot] = row
     return slots.reshape(-1)
 
 

@@ -52,9 +52,11 @@ def reference_rows(directory: Path) -> np.ndarray:
     settings = Learner()
     updater = Updater(settings, ROWS)
     with updater.training():
-        (part,) = updater.parts_of(model.load(directory, CONTEXT, settings, frozen=True), batch())
-        rows = {shard.data.shape[0] for shard in part.addressable_shards}
-        return np.array([part.shape[0], max(rows)], np.int32)
+        (micro_batch,) = updater.micro_batch_logprobs(
+            model.load(directory, CONTEXT, settings, frozen=True), batch()
+        )
+        rows = {shard.data.shape[0] for shard in micro_batch.addressable_shards}
+        return np.array([micro_batch.shape[0], max(rows)], np.int32)
 
 
 def meet(coordinator: str, process: int) -> None:

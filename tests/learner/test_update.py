@@ -301,9 +301,18 @@ def test_each_device_has_a_stretch_of_the_batch():
     """Eight rows, two devices that take two rows at a time: rows 0 to 3 are the first one's, in
     both turns.
     """
-    assert device_row_order(8, devices=2, parts=2, of_device=2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert device_row_order(8, devices=2, micro_batches=2, of_device=2).tolist() == [
+        0,
+        1,
+        4,
+        5,
+        2,
+        3,
+        6,
+        7,
+    ]
     # five rows: the first device has three of them, and both are filled up with padding
-    assert device_row_order(5, devices=2, parts=2, of_device=2).tolist() == [
+    assert device_row_order(5, devices=2, micro_batches=2, of_device=2).tolist() == [
         0,
         1,
         3,
@@ -314,7 +323,7 @@ def test_each_device_has_a_stretch_of_the_batch():
         -1,
     ]
     # on one device rows stay where they are
-    assert device_row_order(3, devices=1, parts=2, of_device=2).tolist() == [
+    assert device_row_order(3, devices=1, micro_batches=2, of_device=2).tolist() == [
         0,
         1,
         2,
