@@ -27,6 +27,12 @@ class TokenCorrection(NamedTuple):
     weights: jax.Array  # The weight of its loss.
     kept: jax.Array  # 1, or 0 if the token is rejected or masked and does not train at all.
 
+    def where_kept(self, values: jax.Array) -> jax.Array:
+        """The values of the tokens that train, and 0 elsewhere. Without this the gradient of what
+        is rejected, be it infinite, would come back as 0 * inf.
+        """
+        return jnp.where(self.kept > 0, values, 0.0)
+
 
 def correct(
     settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
@@ -89,7 +95,7 @@ class WeightSums(NamedTuple):
     """
 
     number: jax.Array
-    weights: jax.Array
+    sum: jax.Array
     squares: jax.Array
 
 

@@ -11,13 +11,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from haliax import NamedArray
 from levanter.metrics import Metric, ReductionType
 
 from streamrl.config.sections.learner import Learner
 from streamrl.learner import segments
-from streamrl.learner.components import components_of, cross_entropy, sampled_mask
-from streamrl.learner.corrections import correct, effective_sample_size, weight_sums
+from streamrl.learner.components import Components, components_of, cross_entropy, sampled_mask
+from streamrl.learner.corrections import (
+    TokenCorrection,
+    WeightSums,
+    correct,
+    effective_sample_size,
+    weight_sums,
+)
 from streamrl.learner.examples import RlExample
 from streamrl.learner.head import Predictions
 from streamrl.learner.losses import (
@@ -35,7 +42,19 @@ from streamrl.learner.model import predict, unnamed
 
 Metrics = dict[str, Metric]
 # what the effective sample size is made of
-SUMS = ("weights_number", "weights_sum", "weights_squares")
+WEIGHT_SUMS = tuple(f"weights_{name}" for name in WeightSums._fields)
+
+
+class TermInputs(NamedTuple):
+    """What the terms of the loss are computed from. All arrays are (rows, max_seq_len) float32."""
+
+    tokens: Tokens  # 0 where a token is rejected
+    weights: jax.Array  # of the tokens, from `normalization.py`; 0 where a token is rejected
+    current: jax.Array  # logprobs under the model in training, without a gradient
+    policy: jax.Array  # logprobs under the policy that sampled
+    mask: jax.Array  # 1 where the policy's own sample trains, rejected or not
+    correction: TokenCorrection
+    components: Components | None
 
 
 class Objective(NamedTuple):
@@ -68,84 +87,115 @@ class Objective(NamedTuple):
         float32, from `normalization.py`. The loss is the sum over the tokens, so its value adds up
         over the micro-batches.
         """
-        c = self.config
-        whole = jnp.asarray(example.loss_mask)
+        inputs = self._term_inputs(predicted, example, weights)
+        metrics = to_metrics({"entropy": predicted.entropy}, {}, inputs.mask)
+        kl_loss: jax.Array | float = 0.0
+        if self.config.uses_reference:  # otherwise nobody has asked the reference
+            inputs, kl_loss, measured = self._kl_term(inputs, example.reference_logprobs)
+            metrics |= measured
+        policy_loss, measured = self._policy_gradient_term(inputs)
+        metrics |= measured
+        loss = policy_loss + kl_loss
+        if inputs.components is None:
+            return loss, metrics
+        cross_entropy_loss, measured = _cross_entropy_term(predicted, inputs.components, weights)
+        metrics |= measured
+        loss += cross_entropy_loss
+        if example.teacher_logprobs is not None:
+            teacher_loss, measured = self._teacher_term(
+                inputs, inputs.components.teacher_kl, example.teacher_logprobs
+            )
+            metrics |= measured
+            loss += teacher_loss
+        return loss, metrics
+
+    def _term_inputs(
+        self, predicted: Predictions, example: RlExample, weights: jax.Array
+    ) -> TermInputs:
         components = components_of(example)
-        mask = sampled_mask(whole, components)
+        mask = sampled_mask(jnp.asarray(example.loss_mask), components)
         segment_ids = jnp.asarray(example.segment_ids)
         policy = jnp.asarray(example.policy_logprobs)
-        reference = jnp.asarray(example.reference_logprobs)
         if components is not None:
             policy = jnp.where(mask > 0, policy, 0.0)
-        # one step a batch: it begins with the old policy
-        known = jax.lax.stop_gradient(jnp.where(mask > 0, predicted.logprobs, 0.0))
-        corrected = correct(c.correction, known - policy, mask, segment_ids)
-
-        def kept(values: jax.Array) -> jax.Array:
-            # or the gradient of what is rejected, be it infinite, comes back as 0 * inf
-            return jnp.where(corrected.kept > 0, values, 0.0)
-
-        old = kept(known if c.correction.old_policy == "decoupled" else policy)
+        # There is one step a batch, so it begins with the old policy.
+        current = jax.lax.stop_gradient(jnp.where(mask > 0, predicted.logprobs, 0.0))
+        settings = self.config.correction
+        correction = correct(settings, current - policy, mask, segment_ids)
+        old = current if settings.old_policy == "decoupled" else policy
         tokens = Tokens(
-            current=kept(predicted.logprobs),
-            old=old,
+            current=correction.where_kept(predicted.logprobs),
+            old=correction.where_kept(old),
             advantages=jnp.asarray(example.advantages),
-            mask=corrected.kept,
+            mask=correction.kept,
             segment_ids=segment_ids,
         )
-        all_weights = weights
-        weights = kept(weights)
-        sums = dict[str, jax.Array]()
-        if c.uses_reference:  # otherwise nobody has asked the reference
-            divergence = kept(self.divergence(tokens.current, kept(reference)))
-            if c.kl_in == "advantages":
-                tokens = tokens._replace(
-                    advantages=penalize_advantages(tokens, divergence, c.kl_coefficient)
-                )
-            else:
-                sums["kl_loss"] = c.kl_coefficient * weighted_sum(divergence, weights)
-        policy_loss = corrected.weights * self.loss(tokens, clip_range(c))
-        if components is not None:
-            policy_loss = policy_loss * components.policy_gradient
-        sums["policy_loss"] = weighted_sum(policy_loss, weights)
+        kept_weights = correction.where_kept(weights)
+        return TermInputs(tokens, kept_weights, current, policy, mask, correction, components)
 
-        ratios = ratio(jax.lax.stop_gradient(tokens.current), old)
-        means = {
-            "entropy": predicted.entropy,
-            "ratio_mean": ratio(known, policy),
-            "clip_fraction": (ratios != clip_ratio(ratios, clip_range(c))).astype(jnp.float32),
-            "mismatch_kl": k3(policy, known),
-            "rejected_frac": 1 - corrected.kept,
-            **({"kl": self.divergence(known, reference)} if c.uses_reference else {}),
-        }
-        sums |= dict(
-            zip(
-                SUMS,
-                weight_sums(c.correction, known - policy, corrected, mask, segment_ids),
-                strict=True,
-            )
-        )
-        metrics = to_metrics(means, sums, mask)
-        loss = sums["policy_loss"] + sums.get("kl_loss", 0.0)
+    def _kl_term(
+        self, inputs: TermInputs, reference: np.ndarray
+    ) -> tuple[TermInputs, jax.Array | float, Metrics]:
+        """The divergence from the reference. If `kl_in` is "advantages", its loss is 0, and the
+        returned inputs have advantages that are lowered by it.
+        """
+        tokens = inputs.tokens
+        coefficient = self.config.kl_coefficient
+        divergence = _divergence(self.divergence, inputs, reference)
+        means = {"kl": self.divergence(inputs.current, jnp.asarray(reference))}
+        if self.config.kl_in == "advantages":
+            advantages = penalize_advantages(tokens, divergence, coefficient)
+            lowered = inputs._replace(tokens=tokens._replace(advantages=advantages))
+            return lowered, 0.0, to_metrics(means, {}, inputs.mask)
+        loss = coefficient * weighted_sum(divergence, inputs.weights)
+        return inputs, loss, to_metrics(means, {"kl_loss": loss}, inputs.mask)
+
+    def _policy_gradient_term(self, inputs: TermInputs) -> tuple[jax.Array, Metrics]:
+        tokens, weights, current, policy, mask, correction, components = inputs
+        clip = clip_range(self.config)
+        losses = correction.weights * self.loss(tokens, clip)
         if components is not None:
-            taught = components.cross_entropy
-            surprise = jnp.where(taught > 0, cross_entropy(predicted.logprobs), 0.0)
-            loss += weighted_sum(surprise * taught, all_weights)
-            metrics |= to_metrics({"cross_entropy": surprise}, {}, (taught > 0).astype(jnp.float32))
-        if components is not None and example.teacher_logprobs is not None:
-            distilled = components.teacher_kl
-            teacher = jnp.where(distilled > 0, jnp.asarray(example.teacher_logprobs), 0.0)
-            distance = kept(self.teacher_divergence(tokens.current, kept(teacher)))
-            loss += weighted_sum(corrected.weights * distance * distilled, weights)
-            metrics |= to_metrics(
-                {"teacher_kl": self.teacher_divergence(known, teacher)},
-                {},
-                (distilled > 0).astype(jnp.float32),
-            )
-        return loss, {
-            **metrics,
-            "ratio_max": max_metric(means["ratio_mean"], mask),
+            losses = losses * components.policy_gradient
+        loss = weighted_sum(losses, weights)
+        ratios = ratio(jax.lax.stop_gradient(tokens.current), tokens.old)
+        means = {
+            "ratio_mean": ratio(current, policy),
+            "clip_fraction": (ratios != clip_ratio(ratios, clip)).astype(jnp.float32),
+            "mismatch_kl": k3(policy, current),
+            "rejected_frac": 1 - correction.kept,
         }
+        sums = weight_sums(
+            self.config.correction, current - policy, correction, mask, tokens.segment_ids
+        )
+        named_sums = dict(zip(WEIGHT_SUMS, sums, strict=True))
+        metrics = to_metrics(means, {"policy_loss": loss, **named_sums}, mask)
+        return loss, {**metrics, "ratio_max": max_metric(means["ratio_mean"], mask)}
+
+    def _teacher_term(
+        self, inputs: TermInputs, distilled: jax.Array, teacher: np.ndarray
+    ) -> tuple[jax.Array, Metrics]:
+        """`distilled`: how much the divergence from the teacher counts at each token."""
+        logprobs = jnp.where(distilled > 0, jnp.asarray(teacher), 0.0)
+        divergence = _divergence(self.teacher_divergence, inputs, logprobs)
+        loss = weighted_sum(inputs.correction.weights * divergence * distilled, inputs.weights)
+        means = {"teacher_kl": self.teacher_divergence(inputs.current, logprobs)}
+        return loss, to_metrics(means, {}, (distilled > 0).astype(jnp.float32))
+
+
+def _cross_entropy_term(
+    predicted: Predictions, components: Components, weights: jax.Array
+) -> tuple[jax.Array, Metrics]:
+    """`weights`: of all tokens, because the correction rejects none of what is imitated."""
+    taught = components.cross_entropy
+    surprise = jnp.where(taught > 0, cross_entropy(predicted.logprobs), 0.0)
+    loss = weighted_sum(surprise * taught, weights)
+    return loss, to_metrics({"cross_entropy": surprise}, {}, (taught > 0).astype(jnp.float32))
+
+
+def _divergence(divergence: Divergence, inputs: TermInputs, reference: Any) -> jax.Array:
+    """The divergence of the tokens from another model, with a gradient; 0 where rejected."""
+    where_kept = inputs.correction.where_kept
+    return where_kept(divergence(inputs.tokens.current, where_kept(jnp.asarray(reference))))
 
 
 def to_metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.Array) -> Metrics:
@@ -201,8 +251,8 @@ def penalize_advantages(tokens: Tokens, divergence: jax.Array, coefficient: floa
 
 def to_run_metrics(measured: dict[str, float]) -> dict[str, float]:
     """The measurements of all micro-batches, under the names of the run's metrics."""
-    kept = {name: value for name, value in measured.items() if name not in (*SUMS, "kl_loss")}
+    internal = (*WEIGHT_SUMS, "kl_loss")
     return {
-        **kept,
-        "effective_sample_size": effective_sample_size(*(measured[name] for name in SUMS)),
+        **{name: value for name, value in measured.items() if name not in internal},
+        "effective_sample_size": effective_sample_size(*(measured[name] for name in WEIGHT_SUMS)),
     }
