@@ -5,9 +5,9 @@ Training donates its buffers, so before the next step we copy the weights, compu
 a checkpoint is due, copy the optimizer state. This runs on the training thread, because it is a
 collective over all processes. Writing, hashing and announcing then run on one background thread of
 rank zero, in order and at most one version behind. The files of a large model are divided among the
-processes, so the others have such a thread, too, and hand over theirs (`staging.py`). Checkpoints
-are written beside that, one at a time, as they are several times as large as a version. A failure
-there is raised on the training thread: at the next poll for a batch, or at the next version.
+processes, so the others have such a thread, too (`snapshot.py`). Checkpoints are written beside
+that, one at a time, as they are several times as large as a version. A failure there is raised on
+the training thread: at the next poll for a batch, or at the next version.
 
 After a crash in between, the batch is trained again.
 """
@@ -32,13 +32,8 @@ from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.recompute import version_mismatch
 from streamrl.learner.reference import reference_version
-from streamrl.learner.trainer import (
-    ExportResult,
-    PolicyTrainer,
-    WeightsSnapshot,
-    checkpoint_directory,
-    copies_of,
-)
+from streamrl.learner.snapshot import ExportResult, WeightsSnapshot
+from streamrl.learner.trainer import PolicyTrainer, checkpoint_directory, copies_of
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output, Writer
@@ -158,7 +153,7 @@ class VersionPublisher:
                 previous = self.announced.get(policy.version)
                 version = PendingVersion(batch, policy.snapshot(self.checkpoints), previous)
             if self.writer is None:
-                self._background.submit(version.snapshot.hand_over)
+                self._background.submit(version.snapshot.stage_own_files)
             self._in_background(partial(self._write_weights, version))
             with timed(stood, "probe_s"):
                 version.probe = policy.probe()
@@ -248,9 +243,9 @@ class VersionPublisher:
     def _write_weights(self, version: PendingVersion) -> None:
         """Put the version into the store, if it has to be there."""
         snapshot = version.snapshot
-        snapshot.exchange()
+        snapshot.exchange_shards()
         if self._is_to_be_written(version):
-            version.export = snapshot.write(self.store)
+            version.export = snapshot.put_into_store(self.store)
         if snapshot.staged is not None:
             snapshot.staged.remove()
 

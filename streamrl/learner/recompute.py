@@ -104,7 +104,7 @@ def seed_fork(
         for path in initial_model_dir(parent).iterdir():
             (run.directory / "model" / path.name).write_bytes(path.read_bytes())
     with recompute_version(parent, log, version, progress) as policy:
-        stored = policy.snapshot().write(Store(f"{run.store}/{run.learner.name}")).stored
+        stored = policy.snapshot().put_into_store(Store(f"{run.store}/{run.learner.name}")).stored
         policy.position = policy.position._replace(offset=0, scores=0)  # of the fork's own batches
         policy.save(run.directory / "start", keep=1)
     return stored

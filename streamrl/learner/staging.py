@@ -1,7 +1,7 @@
 """How several processes of a learner write a model together. Each writes its own files into a
 directory that all processes see. The shards of these files that others have, it finds in a second
-directory, beside that one. A version may be wanted elsewhere: rank zero writes its files there, and
-links or copies those of the others from the directory that all see.
+directory, beside that one. If the model belongs in another directory, rank zero writes its own
+files there and links or copies the others'.
 
 A file is written by one process as a whole, because on a network file system two machines that
 write to one file may overwrite what the other has written beside it.
@@ -24,8 +24,8 @@ DONE = "done"
 
 
 class StagedFiles(NamedTuple):
-    """The files of one model that all processes write together. Any thread of a process may do its
-    part of that, while another one trains.
+    """The files of one model that all processes write together. Any thread of a process may call
+    these methods while another one trains.
     """
 
     directory: Path  # All processes see it.
@@ -33,7 +33,7 @@ class StagedFiles(NamedTuple):
 
     @property
     def shards(self) -> Path:
-        """The directory of the shards that processes hand over to each other."""
+        """The directory of the shards that processes exchange."""
         return shards_beside(self.directory)
 
     @property
@@ -41,9 +41,9 @@ class StagedFiles(NamedTuple):
         """The directory's name and its parent's. A process gives each directory another one."""
         return "/".join(self.directory.parts[-2:])
 
-    def exchange(self) -> None:
-        """Hand over the shards of other processes' files, and wait for those of one's own. Raises
-        WeightError.
+    def exchange_shards(self) -> None:
+        """Write this process's shards of the others' files, and wait for the others' shards of its
+        own files. Raises WeightError.
         """
         if self.weights.processes == 1:
             return
@@ -57,25 +57,25 @@ class StagedFiles(NamedTuple):
         for holder in self.weights.holders_for(self.weights.process):
             _wait_for(name, holder)
 
-    def write(self) -> None:
+    def write_all_files(self) -> None:
         """Write all files to the directory, in all processes together. When rank zero returns, all
         are there. Raises WeightError and OSError.
         """
         if self.weights.process != 0:
-            self.hand_over()
+            self.stage_own_files()
             return
-        self.exchange()
+        self.exchange_shards()
         self.weights.write_files(self.directory, self.shards)
         self._wait_for_others()
         self._remove_shards()
 
-    def hand_over(self) -> None:
-        """Write this process's files to the directory and tell rank zero, in another process. All
-        others hand theirs over, too. Raises WeightError.
+    def stage_own_files(self) -> None:
+        """Write the files of this process, which is not rank zero, to the directory, and tell rank
+        zero. Raises WeightError.
         """
         name = f"{self._name}/files"
         try:
-            self.exchange()
+            self.exchange_shards()
             self.weights.write_files(self.directory, self.shards)
         except WeightError as error:
             report(name, str(error))
@@ -85,23 +85,23 @@ class StagedFiles(NamedTuple):
             raise WeightError(self._failure(error)) from None
         report(name, DONE)
 
-    def collect(self, directory: Path) -> None:
+    def gather_files(self, into: Path) -> None:
         """Wait in rank zero for the files of all others, and put them into another directory.
         Raises WeightError for a process that could not write its own, and OSError.
         """
         for file in self._wait_for_others():
-            _link_or_copy(self.directory / file, directory / file)
+            _link_or_copy(self.directory / file, into / file)
 
     def _wait_for_others(self) -> list[str]:
         """Wait for the files of all others. Returns their names."""
-        found = list[str]()
+        files = list[str]()
         for process in range(1, self.weights.processes):
             _wait_for(f"{self._name}/files", process)
-            found += self.weights.files_of(process)
-        return found
+            files += self.weights.files_of(process)
+        return files
 
     def remove(self) -> None:
-        """Remove the directories, once rank zero has collected the files."""
+        """Remove the directories, once rank zero has gathered the files."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self._remove_shards()
 
@@ -118,9 +118,9 @@ class StagedFiles(NamedTuple):
 
 
 def _wait_for(what: str, process: int) -> None:
-    found = wait_for_report(what, process, WRITE_TIMEOUT_S)
-    if found != DONE:
-        raise WeightError(found)
+    outcome = wait_for_report(what, process, WRITE_TIMEOUT_S)
+    if outcome != DONE:
+        raise WeightError(outcome)
 
 
 def shards_beside(directory: Path) -> Path:

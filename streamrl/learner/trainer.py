@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,12 +39,12 @@ from streamrl.learner.reference import (
     static_reference_dir,
     trainable_vocab_size,
 )
+from streamrl.learner.snapshot import WeightsSnapshot
 from streamrl.learner.staging import StagedFiles, shards_beside, staging_directory
 from streamrl.learner.update import Updater
-from streamrl.learner.weight_shards import LocalWeights
 from streamrl.records import Batch, Probe, Scores
-from streamrl.weights.manifest import WeightRef, describe
-from streamrl.weights.store import Store, version_name
+from streamrl.weights.manifest import describe
+from streamrl.weights.store import version_name
 
 logger = logging.getLogger(__name__)
 
@@ -55,82 +54,6 @@ class ResumePoint(NamedTuple):
 
     directory: Path  # The directory with the checkpoints.
     position: TrainingPosition
-
-
-class ExportResult(NamedTuple):
-    """Weights that are in the store, and how long that took."""
-
-    stored: WeightRef
-    export_s: float  # Writing the files.
-    hash_s: float  # Hashing them, and moving them into the store with their manifest.
-
-
-class WeightsSnapshot(NamedTuple):
-    """A copy of a version's weights, of which each process has its shards. Training may continue
-    while it is written.
-    """
-
-    position: TrainingPosition  # its sha256 is not known yet
-    initial_model_dir: Path  # as in `PolicyTrainer`
-    weights: LocalWeights
-    vocab_size: int  # token ids that can be trained on are below it
-    skipped: bool  # nothing was trained on the batch before it
-    # How the tensors of an adapter are written. None: they are those of a whole model.
-    adapter: AdapterFormat | None = None
-    staged: StagedFiles | None = None  # What the other processes hand over, if they do.
-
-    def exchange(self) -> None:
-        """Exchange shards with the learner's other processes, before anything is saved. Raises
-        WeightError.
-        """
-        if self.staged is not None:
-            self.staged.exchange()
-
-    def save(self, directory: Path) -> None:
-        """Write a directory that a server can load: a Hugging Face model, or an adapter. Raises
-        WeightError and OSError.
-        """
-        if self.staged is None:
-            self.save_own(directory, directory)
-        else:
-            self.save_own(directory, self.staged.shards)
-            self.staged.collect(directory)
-
-    def save_own(self, directory: Path, shards: Path) -> None:
-        """Write what this process has to write of that directory. `shards`: the directory of the
-        shards that processes have handed over to each other. Raises OSError.
-        """
-        directory.mkdir(parents=True, exist_ok=True)
-        if is_rank_zero():
-            if self.adapter is None:
-                export.save_settings(self.weights, self.initial_model_dir, directory)
-            else:
-                adapters.write_config(self.adapter, directory)
-        self.weights.write_files(directory, shards)
-
-    def hand_over(self) -> None:
-        """Write this process's files for rank zero, in another process. Raises WeightError."""
-        assert self.staged is not None, "taken for publishing"
-        self.staged.hand_over()
-
-    def sha256(self) -> str:
-        """The hash that the version is announced with."""
-        with tempfile.TemporaryDirectory() as directory:
-            self.save(Path(directory))
-            return describe(Path(directory)).sha256
-
-    def write(self, store: Store) -> ExportResult:
-        """Put the version into the store. Raises WeightError."""
-        started = time.monotonic()
-        exported = 0.0
-
-        def save(directory: Path) -> None:
-            nonlocal exported
-            self.save(directory)
-            exported = time.monotonic()
-
-        stored = store.put(self.position.version, save, self.weights.size_bytes)
-        return ExportResult(stored, exported - started, time.monotonic() - exported)
 
 
 def checkpoint_directory(run: RunFile, learner: str) -> Path:
@@ -195,9 +118,7 @@ class PolicyTrainer:
     """The policy in training: its state after the batches so far."""
 
     run: RunFile
-    initial_model_dir: (
-        Path  # directory of the initial model: tokenizer and settings are exported from it
-    )
+    initial_model_dir: Path  # tokenizer and settings are exported from it
     updater: Updater
     state: TrainerState[Any]
     position: TrainingPosition  # sha256 is empty until the weights have been exported
@@ -209,9 +130,8 @@ class PolicyTrainer:
     skipped: bool = False  # nothing was trained in the last step
     _skipped_in_a_row: int = 0
     _trained_tokens: np.ndarray | None = None  # some of the last batch, for the probe
-    reference: ReferenceModel | None = field(
-        init=False
-    )  # None where the learner does not ask it itself
+    # None where the learner does not ask it itself
+    reference: ReferenceModel | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokenizer_ids = min(
@@ -332,7 +252,7 @@ class PolicyTrainer:
         try:
             snapshot.weights.write_shards(shards)
             barrier("shards")
-            snapshot.save_own(directory, shards)
+            snapshot.write_own_files(directory, shards)
             barrier("exported")
             yield directory
             barrier("read")
@@ -345,8 +265,8 @@ class PolicyTrainer:
         """A copy of the current weights, of which each process gets its shards. All processes of a
         learner call this together.
 
-        `checkpoint_dir`: the directory of the learner's checkpoints, beside which the other
-        processes are to hand over their files to rank zero.
+        `checkpoint_dir`: the directory of the learner's checkpoints, if the version is to be
+        published. The staging directory of its files lies in it.
         """
         if self.adapter is not None:
             weights = adapters.local_weights(self.state.model)
@@ -407,7 +327,7 @@ class PolicyTrainer:
             directory = checkpoint / reference_dir_name(version)
             if is_rank_zero():
                 export.save_settings(weights, origin, directory)
-            StagedFiles(directory, weights).write()
+            StagedFiles(directory, weights).write_all_files()
 
         return write
 

@@ -1,6 +1,6 @@
 """How several processes of a learner write one model without gathering it. Each process copies the
-shards on its own devices and writes some of the model's files. A shard of another process's file is
-handed over in a directory that all processes see (`staging.py`), so that no process ever holds more
+shards on its own devices and writes some of the model's files. Processes exchange the shards of
+each other's files in a directory that all see (`staging.py`), so that no process ever holds more
 than its own shards and the tensor that it is writing.
 """
 
@@ -74,15 +74,15 @@ class LocalWeights(NamedTuple):
         return list(self.files)[process :: self.processes]
 
     def holders_for(self, process: int) -> list[int]:
-        """The other processes that hand over shards of the files of a process."""
-        found = {holder for file in self.files_of(process) for holder in self._holders(file)}
-        return sorted(found - {process})
+        """The other processes with shards of the files of a process."""
+        holders = {holder for file in self.files_of(process) for holder in self._holders(file)}
+        return sorted(holders - {process})
 
     def _holders(self, file: str) -> set[int]:
         return {shard.holder for name in self.files[file] for shard in self.shards[name]}
 
     def write_shards(self, directory: Path) -> None:
-        """Write the shards that this process hands over. Raises OSError."""
+        """Write this process's shards of the others' files. Raises OSError."""
         others = (other for other in range(self.processes) if other != self.process)
         for file in (file for other in others for file in self.files_of(other)):
             copies = {
@@ -99,8 +99,8 @@ class LocalWeights(NamedTuple):
                 )
 
     def write_files(self, directory: Path, shards: Path) -> None:
-        """Write this process's files of the model. `shards`: the directory with what the other
-        processes have handed over. Raises OSError.
+        """Write this process's files of the model. `shards`: the directory with the shards that
+        the other processes have written. Raises OSError.
         """
         directory.mkdir(parents=True, exist_ok=True)
         parallel_map(
@@ -110,14 +110,14 @@ class LocalWeights(NamedTuple):
     def _write_file(self, file: str, directory: Path, shards: Path) -> None:
         shapes = {name: self.shapes[name] for name in self.files[file]}
         with ExitStack() as opened:
-            handed_over = {
+            from_others = {
                 holder: opened.enter_context(safe_open(shards / shard_file(holder, file), "np"))
                 for holder in self._holders(file) - {self.process}
             }
-            write_tensors(directory / file, shapes, lambda name: self._whole(name, handed_over))
+            write_tensors(directory / file, shapes, lambda name: self._whole(name, from_others))
 
-    def _whole(self, name: str, handed_over: Mapping[int, Any]) -> np.ndarray:
-        """A whole tensor. `handed_over`: an open file of each process with shards of it."""
+    def _whole(self, name: str, from_others: Mapping[int, Any]) -> np.ndarray:
+        """A whole tensor. `from_others`: an open file of each other process with shards of it."""
         shards = self.shards[name]
         if len(shards) == 1 and shards[0].holder == self.process:
             return self.copies[name, 0]
@@ -126,7 +126,7 @@ class LocalWeights(NamedTuple):
             if shard.holder == self.process:
                 whole[shard.slices] = self.copies[name, number]
             else:
-                whole[shard.slices] = handed_over[shard.holder].get_tensor(key(name, number))
+                whole[shard.slices] = from_others[shard.holder].get_tensor(key(name, number))
         return whole
 
 
@@ -156,10 +156,10 @@ def local_weights(
             }
             for number, shard in enumerate(shards[name]):
                 if shard.holder == process:
-                    place = (source, shard.bounds)
-                    if place not in copied:
-                        copied[place] = np.asarray(own[shard.bounds]).astype(np.float32, copy=False)
-                    copies[name, number] = copied[place]
+                    where = (source, shard.bounds)
+                    if where not in copied:
+                        copied[where] = np.asarray(own[shard.bounds]).astype(np.float32, copy=False)
+                    copies[name, number] = copied[where]
     return LocalWeights(
         process=process,
         processes=processes,
@@ -171,7 +171,7 @@ def local_weights(
 
 
 def shard_file(holder: int, file: str) -> str:
-    """The file with what a process hands over to the writer of a file."""
+    """The file with a process's shards of another process's file."""
     return f"{holder}-{file}"
 
 

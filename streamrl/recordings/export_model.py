@@ -130,4 +130,4 @@ def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: On
     from streamrl.learner.recompute import recompute_version
 
     with recompute_version(run, log, version, progress) as policy:
-        policy.snapshot().save(directory)
+        policy.snapshot().write_model(directory)

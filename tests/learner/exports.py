@@ -2,7 +2,7 @@
 
     python -m tests.learner.exports MODEL DIRECTORY FILE_BYTES COORDINATOR PROCESS
 
-The first process writes DIRECTORY/0, with what the second hands over. Each says in
+The first process writes DIRECTORY/0, with what the second stages. Each says in
 DIRECTORY/PROCESS.json what it held, and the first one which shards were handed over.
 """
 
@@ -36,14 +36,14 @@ def main(origin: str, directory: str, file_bytes: str, coordinator: str, process
         "bytes": sum(copy.nbytes for copy in weights.copies.values()),
     }
     if process == "0":
-        staged.exchange()
+        staged.exchange_shards()
         export.save_settings(weights, Path(origin), out / "0")
         weights.write_files(out / "0", staged.shards)
-        staged.collect(out / "0")
+        staged.gather_files(out / "0")
         said["handed_over"] = sorted(path.name for path in staged.shards.iterdir())
         staged.remove()
     else:
-        staged.hand_over()
+        staged.stage_own_files()
     (out / f"{process}.json").write_text(json.dumps(said))
 
 

@@ -218,16 +218,16 @@ def test_a_process_that_does_not_write_hands_over_its_files_and_announces_nothin
     gate = Gate()
     handed = list[str]()
 
-    real = StagedFiles.hand_over
+    real = StagedFiles.stage_own_files
 
-    def hand_over(staged: StagedFiles) -> None:
+    def stage_own_files(staged: StagedFiles) -> None:
         gate()
         real(staged)
         handed.append(staged.directory.name[:12])
         if policy.version == 3:
             raise WeightError("its directory is full")
 
-    monkeypatch.setattr(StagedFiles, "hand_over", hand_over)
+    monkeypatch.setattr(StagedFiles, "stage_own_files", stage_own_files)
     monkeypatch.setattr("streamrl.learner.staging.report", lambda what, said: None)
     publisher = made(policy, log)
     publisher.writer = None

@@ -118,7 +118,7 @@ def test_rank_zero_has_the_files_of_all(
     monkeypatch: pytest.MonkeyPatch,
     links: bool,
 ):
-    """It may collect them twice: to hash them, and to put them into the store."""
+    """It may gather them twice: to hash them, and to put them into the store."""
 
     def refuse(source: Path, target: Path) -> None:
         raise OSError("another file system")
@@ -129,12 +129,12 @@ def test_rank_zero_has_the_files_of_all(
     def work(process: int) -> None:
         staged = staged_in(tmp_path)
         if process:
-            staged.hand_over()
+            staged.stage_own_files()
             return
-        staged.exchange()
+        staged.exchange_shards()
         for name in ("one", "two"):
             staged.weights.write_files(tmp_path / name, staged.shards)
-            staged.collect(tmp_path / name)
+            staged.gather_files(tmp_path / name)
             seen.append((tmp_path / name / FILES[1]).stat().st_nlink)
         staged.remove()
 
@@ -155,7 +155,7 @@ def test_when_rank_zero_has_written_all_have(
 
     def work(process: int) -> None:
         for checkpoint in ("000002", "000003"):
-            staged_in(tmp_path / checkpoint, at="reference").write()
+            staged_in(tmp_path / checkpoint, at="reference").write_all_files()
             if process == 0:
                 seen.append(numbers_in(tmp_path / checkpoint / "reference"))
 
@@ -167,7 +167,7 @@ def test_a_process_without_files_hands_over_its_shards(
     processes: Callable[[Callable[[int], None]], list[object]], tmp_path: Path
 ):
     def work(process: int) -> None:
-        staged_in(tmp_path, files=1, at="model").write()
+        staged_in(tmp_path, files=1, at="model").write_all_files()
 
     assert processes(work) == [None, None, None]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -190,7 +190,7 @@ def test_what_one_process_could_not_write_is_said_by_all_that_wait_for_it(
         write(weights, *directories)
 
     monkeypatch.setattr(LocalWeights, failing, on_a_full_disk)
-    zero, one, two = processes(lambda _: staged_in(tmp_path, at="model").write())
+    zero, one, two = processes(lambda _: staged_in(tmp_path, at="model").write_all_files())
     assert isinstance(two, WeightError) and str(zero) == str(two)
     assert "/model cannot be written (" in str(two) and "free some space" in str(two)
     assert str(one) == str(two) if failing == "write_shards" else one is None
@@ -205,7 +205,7 @@ def test_a_process_that_reports_nothing_is_named(
 
     def work(process: int) -> None:
         if process == 0:
-            staged_in(tmp_path).exchange()
+            staged_in(tmp_path).exchange_shards()
 
     zero = processes(work)[0]
     assert isinstance(zero, WeightError)
