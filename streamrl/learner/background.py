@@ -12,11 +12,9 @@ class BackgroundWorker:
     """
 
     def __init__(self) -> None:
-        self._thread, self._last, self._failure = (
-            ThreadPoolExecutor(1, "background"),
-            Future[None](),
-            list[BaseException](),
-        )
+        self._thread = ThreadPoolExecutor(1, "background")
+        self._failure: BaseException | None = None
+        self._last = Future[None]()
         self._last.set_result(None)
 
     def submit(self, work: Callable[[], object]) -> Future[None]:
@@ -26,8 +24,8 @@ class BackgroundWorker:
 
     def raise_if_failed(self) -> None:
         """Raise the first failure, if there was one. This does not wait."""
-        if self._failure:
-            raise self._failure[0]
+        if self._failure is not None:
+            raise self._failure
 
     def wait(self) -> None:
         """Wait until all submitted work is done, then raise the first failure if there was one."""
@@ -39,8 +37,8 @@ class BackgroundWorker:
         self._thread.shutdown()
 
     def _run(self, work: Callable[[], object]) -> None:
-        if not self._failure:
+        if self._failure is None:
             try:
                 work()
             except BaseException as error:
-                self._failure.append(error)
+                self._failure = error

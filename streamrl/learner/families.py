@@ -50,7 +50,8 @@ class ModelFamily(NamedTuple):
 
     levanter: type[Any]
     hf: type[PretrainedConfig]
-    settings: Callable[[Any], dict[str, Any]]  # what `from_hf_config` leaves out or gets wrong
+    # what `from_hf_config` leaves out or gets wrong
+    settings: Callable[[Any], dict[str, Any]] = lambda hf: {}
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,6 @@ def _qwen3(hf: Any) -> dict[str, Any]:
     return {"use_sliding_window": False}
 
 
-def _qwen3_moe(hf: Any) -> dict[str, Any]:
-    return {"use_sliding_window": False}
-
-
-def _gemma(hf: Any) -> dict[str, Any]:
-    return {}
-
-
 def _gemma2(hf: Any) -> dict[str, Any]:
     return {
         "attn_logit_softcapping": hf.attn_logit_softcapping,
@@ -138,33 +131,33 @@ FAMILIES = {
     "llama": ModelFamily(LlamaConfig, HfLlamaConfig, _llama),
     "qwen2": ModelFamily(QwenConfig, HfQwen2Config, _qwen2),
     "qwen3": ModelFamily(Qwen3Config, HfQwen3Config, _qwen3),
-    "qwen3_moe": ModelFamily(Qwen3MoeConfig, HfQwen3MoeConfig, _qwen3_moe),
-    "gemma": ModelFamily(Gemma, HfGemmaConfig, _gemma),
+    "qwen3_moe": ModelFamily(Qwen3MoeConfig, HfQwen3MoeConfig, _qwen3),
+    "gemma": ModelFamily(Gemma, HfGemmaConfig),
     "gemma2": ModelFamily(Gemma2, HfGemma2Config, _gemma2),
     "gemma3_text": ModelFamily(Gemma3, HfGemma3Config, _gemma3),
 }
 
 
-def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
+def to_transformers_v4(settings: Mapping[str, Any]) -> PretrainedConfig:
     """The contents of a config.json, written by transformers 4 or 5, as a config of transformers 4.
     Raises UnsupportedSetting.
     """
-    kind = found.get("model_type")
+    kind = settings.get("model_type")
     if kind not in FAMILIES:
         raise UnsupportedSetting(
             f"model type {kind!r} is not supported; give model.path one of {', '.join(FAMILIES)}"
         )
-    if found.get("attention_bias") or found.get("mlp_bias"):
+    if settings.get("attention_bias") or settings.get("mlp_bias"):
         raise UnsupportedSetting(
             "attention_bias and mlp_bias are not supported; they must be false"
         )
-    if found.get("use_bidirectional_attention"):
+    if settings.get("use_bidirectional_attention"):
         raise UnsupportedSetting("use_bidirectional_attention is not supported; it must be false")
-    plain = dict(found)
+    plain = dict(settings)
     if kind == "qwen3_moe":
-        _check_experts(found)
+        _check_experts(settings)
         # transformers 5 writes num_local_experts, which transformers 4 would pass over
-        plain["num_experts"] = found.get("num_experts", found.get("num_local_experts"))
+        plain["num_experts"] = settings.get("num_experts", settings.get("num_local_experts"))
     # so transformers 5 writes rope_theta and rope_scaling
     rope = plain.pop("rope_parameters", None)
     if isinstance(rope, dict) and "full_attention" in rope:
@@ -179,15 +172,15 @@ def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
     return FAMILIES[kind].hf.from_dict(plain)
 
 
-def _check_experts(found: Mapping[str, Any]) -> None:
+def _check_experts(settings: Mapping[str, Any]) -> None:
     """Refuse a mixture of experts that Levanter has no layers for."""
-    if found.get("mlp_only_layers") or found.get("decoder_sparse_step", 1) != 1:
+    if settings.get("mlp_only_layers") or settings.get("decoder_sparse_step", 1) != 1:
         raise UnsupportedSetting(
             "mlp_only_layers and decoder_sparse_step of a qwen3_moe are not supported; every layer"
             " must have experts"
         )
-    count = found.get("num_experts", found.get("num_local_experts"))
-    chosen = found.get("num_experts_per_tok", 0)
+    count = settings.get("num_experts", settings.get("num_local_experts"))
+    chosen = settings.get("num_experts_per_tok", 0)
     if not count or not 0 < chosen <= count:
         raise UnsupportedSetting(
             f"num_experts is {count} and num_experts_per_tok is {chosen}: a qwen3_moe needs both,"
@@ -238,8 +231,8 @@ def _activation(hf: Any) -> str:
     """The name of the activation. Where an old Gemma says gelu, transformers computes its tanh
     approximation.
     """
-    said = getattr(hf, "hidden_activation", None) or getattr(hf, "hidden_act", None) or TANH_GELU[0]
-    return TANH_GELU[0] if hf.model_type == "gemma" and said == "gelu" else said
+    name = getattr(hf, "hidden_activation", None) or getattr(hf, "hidden_act", None) or TANH_GELU[0]
+    return TANH_GELU[0] if hf.model_type == "gemma" and name == "gelu" else name
 
 
 def _check_window(hf: Any, max_seq_len: int) -> None:

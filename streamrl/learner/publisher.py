@@ -144,24 +144,26 @@ class VersionPublisher:
         policy = self.policy
         if checkpoint is None:
             checkpoint = batch is None or policy.version % policy.run.learner.checkpoint_every == 0
-        stood = dict[str, float]()
-        with timed(stood, "publish_s"):
-            with timed(stood, "publish_wait_s"):
+        blocked_s = dict[str, float]()
+        with timed(blocked_s, "publish_s"):
+            with timed(blocked_s, "publish_wait_s"):
                 self._background.wait()
                 self._raise_if_failed()
-            with timed(stood, "export_s"):
+            with timed(blocked_s, "export_s"):
                 previous = self.announced.get(policy.version)
                 version = PendingVersion(batch, policy.snapshot(self.checkpoints), previous)
             if self.writer is None:
                 self._background.submit(version.snapshot.stage_own_files)
             self._in_background(partial(self._write_weights, version))
-            with timed(stood, "probe_s"):
+            with timed(blocked_s, "probe_s"):
                 version.probe = policy.probe()
             announced = self._in_background(partial(self._announce, version))
-            with timed(stood, "checkpoint_s"):
+            with timed(blocked_s, "checkpoint_s"):
                 if checkpoint:
                     self._begin_checkpoint(announced)
-        self._in_background(partial(self._publish_metrics, version, stood, measured, time.time()))
+        self._in_background(
+            partial(self._publish_metrics, version, blocked_s, measured, time.time())
+        )
         return version
 
     def announce_start(self, checkpoint: TrainingPosition | None) -> None:
@@ -227,13 +229,13 @@ class VersionPublisher:
         self._background.raise_if_failed()
         self._checkpointing.raise_if_failed()
 
-    def until_failure(self, coming: Iterator[T]) -> Iterator[T]:
+    def until_failure(self, inputs: Iterator[T]) -> Iterator[T]:
         """The inputs, for as long as publishing has not failed. Raises the failure of the pending
         version.
         """
-        for found in coming:
+        for item in inputs:
             self._raise_if_failed()
-            yield found
+            yield item
 
     # ---- in the background --------------------------------------------------------------------
 
@@ -269,12 +271,13 @@ class VersionPublisher:
             elif self.policy.run.learner.on_divergence == "stop":
                 raise version_mismatch(self.learner, version.number, sha256, known.sha256)
             else:
-                said = (
-                    "version %d came out as %s, but %s was announced: it is announced again, as"
-                    " lineage %d"
-                )
                 logger.warning(
-                    said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1
+                    "version %d came out as %s, but %s was announced: it is announced again, as"
+                    " lineage %d",
+                    version.number,
+                    sha256[:12],
+                    known.sha256[:12],
+                    known.lineage + 1,
                 )
         return True
 
@@ -366,19 +369,19 @@ class VersionPublisher:
     def _publish_metrics(
         self,
         version: PendingVersion,
-        stood: Mapping[str, float],
+        blocked_s: Mapping[str, float],
         measured: Mapping[str, float] | None,
         time_s: float,
     ) -> None:
-        """Publish how long each stage took. `stood`: the stages during which training stood still,
-        until `time_s`.
+        """Publish how long each stage took. `blocked_s`: the stages that training waited for, until
+        `time_s`.
         """
         written = (
             {"export_s": version.export.export_s, "hash_s": version.export.hash_s}
             if version.export
             else {}
         )
-        for name, seconds in (*stood.items(), *written.items()):
+        for name, seconds in (*blocked_s.items(), *written.items()):
             version.durations_s[name] = version.durations_s.get(name, 0.0) + seconds
         if self.meter is not None and measured is not None:
             values = {

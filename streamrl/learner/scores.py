@@ -37,8 +37,8 @@ class ScoreAssembler:
     because it says the same as the first.
     """
 
-    # by batch; those before `next` are gone
-    numbers: dict[int, BatchScores] = field(default_factory=dict[int, BatchScores])
+    # by number; those before `next` are gone
+    batches: dict[int, BatchScores] = field(default_factory=dict[int, BatchScores])
     next: int = 0  # the batch that is asked for
     end: int = 0  # behind the last record read
 
@@ -46,25 +46,25 @@ class ScoreAssembler:
         """Add a record that lies at `offset`."""
         self.end = offset + 1
         if scores.number >= self.next:
-            found = self.numbers.setdefault(scores.number, BatchScores(first=offset))
-            found.by_start.setdefault(scores.start, scores)
+            batch = self.batches.setdefault(scores.number, BatchScores(first=offset))
+            batch.by_start.setdefault(scores.start, scores)
 
     def has(self, number: int) -> bool:
         """Whether all scores of that batch have arrived."""
-        return number in self.numbers and self.numbers[number].are_complete()
+        return number in self.batches and self.batches[number].are_complete()
 
     def take(self, number: int) -> Scores:
         """Remove and return the scores of a batch. Scores of this batch and of earlier ones are not
         collected any more.
         """
-        found = self.numbers[number].joined()
-        self.numbers = {n: scores for n, scores in self.numbers.items() if n > number}
+        scores = self.batches[number].joined()
+        self.batches = {n: batch for n, batch in self.batches.items() if n > number}
         self.next = number + 1
-        return found
+        return scores
 
     @property
     def needed_from(self) -> int:
         """The offset that the next reader has to begin at, to find all scores that have not been
         taken.
         """
-        return min((scores.first for scores in self.numbers.values()), default=self.end)
+        return min((batch.first for batch in self.batches.values()), default=self.end)
