@@ -67,14 +67,14 @@ class EvalRunner:
         self.version = -1  # the version that the server serves; -1: none
         self.model = MODEL  # the name that requests for it give
 
-    def prepare(self, names: Sequence[str], but: dict[str, frozenset[bytes]]) -> None:
-        """Make the suites of these names. `but`: by env of the run, the fingerprints of the
+    def prepare(self, names: Sequence[str], exclude: dict[str, frozenset[bytes]]) -> None:
+        """Make the suites of these names. `exclude`: by env of the run, the fingerprints of the
         problems that are left out. Raises ConfigError.
         """
         for name in names:
             own = self.run.eval.envs[name]
             self.suites.append(
-                make_suite(self.run, name, self.client, but.get(own.env or name, frozenset()))
+                make_suite(self.run, name, self.client, exclude.get(own.env or name, frozenset()))
             )
 
     async def evaluate(self, version: PolicyVersion) -> list[Evaluation]:

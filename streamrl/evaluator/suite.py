@@ -54,9 +54,9 @@ class ProblemAnswers(NamedTuple):
 
 
 def make_suite(
-    run: RunFile, name: str, sampler: Sampler, but: frozenset[bytes] = frozenset()
+    run: RunFile, name: str, sampler: Sampler, exclude: frozenset[bytes] = frozenset()
 ) -> EvalSuite:
-    """Make the suite `name` of the run, without the problems whose fingerprints are in `but`.
+    """Make the suite `name` of the run, without the problems whose fingerprints are in `exclude`.
     Raises ConfigError.
     """
     own = run.eval.envs[name]
@@ -67,7 +67,7 @@ def make_suite(
         name=name,
         environment=source,
         own=own,
-        problems=select_held_out(run, name, env, but),
+        problems=select_held_out(run, name, env, exclude),
         runner=RolloutRunner(env, sampling(run.envs[source], own), sampler, rewards),
     )
 

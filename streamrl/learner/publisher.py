@@ -324,7 +324,9 @@ class VersionPublisher:
         """Delete old versions from the store. If that fails, the next version tries again."""
         try:
             self.store.prune(
-                newest, self.policy.run.weights.keep_versions, but=self._pinned_versions(newest)
+                newest,
+                self.policy.run.weights.keep_versions,
+                keep_also=self._pinned_versions(newest),
             )
         except WeightError as error:
             logger.warning("old versions stay in the weight store: %s", error)

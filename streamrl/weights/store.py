@@ -144,12 +144,12 @@ class Store:
                 found.setdefault(int(match[1]), []).append(name)
         return found
 
-    def prune(self, newest: int, keep: int, but: Container[int] = ()) -> None:
-        """Delete all versions up to `newest` except the last `keep` and those in `but`. Later
+    def prune(self, newest: int, keep: int, keep_also: Container[int] = ()) -> None:
+        """Delete all versions up to `newest` except the last `keep` and those in `keep_also`. Later
         versions stay: they will be written again. Raises WeightError.
         """
         for version, names in self._names().items():
-            if version <= newest - keep and version not in but:
+            if version <= newest - keep and version not in keep_also:
                 for name in names:
                     as_weight_error(
                         partial(self._remove, f"{self._path}/{name}"),

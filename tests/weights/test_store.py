@@ -192,7 +192,7 @@ def test_versions_that_others_wait_for_are_kept_as_long_again(tmp_path: Path):
     store = Store(f"file://{tmp_path}")
     for version in range(13):
         store.put(version, lambda directory: directory.joinpath("file").write_text("x"))
-    store.prune(newest=12, keep=2, but=pinned_for_eval(12, 2, 4))
+    store.prune(newest=12, keep=2, keep_also=pinned_for_eval(12, 2, 4))
     assert store.versions() == [8, 11, 12]
     store.prune(newest=12, keep=2)
     assert store.versions() == [11, 12]
