@@ -28,7 +28,7 @@ from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.sessions.rewards import RewardBreakdown as RewardBreakdown
 
 if TYPE_CHECKING:
-    from streamrl.inference.client import Sampled
+    from streamrl.inference.client import SampledCompletion
 
 Message = dict[str, Any]
 """An OpenAI chat message, with `role` and `content`."""
@@ -140,7 +140,7 @@ class PolicyClient(Protocol):
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
         demonstration: Message | None = None,
-    ) -> Sampled:
+    ) -> SampledCompletion:
         """What the policy says to this conversation. A conversation that goes on from what was said
         before goes on from the exact tokens of it.
 

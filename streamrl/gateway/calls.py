@@ -24,7 +24,7 @@ from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused
 from streamrl.gateway.sampling import CallSampler, continuation_of
 from streamrl.gateway.session_index import LiveSession, SessionIndex
-from streamrl.inference.client import ContextFull, RequestDenied, SamplingFailed
+from streamrl.inference.client import ContextFull, SamplingFailed, SamplingRejected
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Continuation
@@ -283,7 +283,7 @@ class ModelCallHandler:
             calls = await sampling
         except ContextFull as error:
             raise RequestRefused(400, str(error), code="context_length_exceeded") from None
-        except RequestDenied as error:
+        except SamplingRejected as error:
             raise RequestRefused(400, str(error)) from None
         except SamplingFailed as error:
             raise RequestRefused(503, str(error), retry_after_s=1) from None

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,16 +25,16 @@ from streamrl.config.secrets import resolve_reference
 from streamrl.config.sections.envs import Env
 from streamrl.config.topology import GENERATION
 from streamrl.inference.demonstrations import (
-    Demonstrated,
+    ScoredDemonstration,
     UnusableDemonstration,
     demonstrated_tokens,
-    scored,
+    score_demonstration,
 )
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.inference.prompts import Conversation, make_prompt
-from streamrl.inference.registry import STICK_MARGIN, Registry
-from streamrl.inference.server_connection import RequestFailed, RequestRejected, ServerConnection
-from streamrl.inference.vllm_answers import Generated, GeneratedChoice, experts_of
+from streamrl.inference.registry import Registry
+from streamrl.inference.server_connection import RequestFailed, ServerConnection, ServerRejected
+from streamrl.inference.vllm_api import GeneratedChoice, GenerateResponse, experts_of
 from streamrl.log.protocol import Event, TopicPartition
 from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype
 
@@ -57,11 +57,11 @@ class ContextFull(SamplingFailed):
     """The prompt leaves no room for an answer."""
 
 
-class RequestDenied(SamplingFailed):
+class SamplingRejected(SamplingFailed):
     """A server refuses the request as it is, so another one would refuse it too."""
 
 
-class TimedOut(SamplingFailed):
+class SamplingTimeout(SamplingFailed):
     """None of the servers that were asked answered in time."""
 
 
@@ -69,11 +69,11 @@ class ServerFailed(Exception):
     """This server did not answer. Another one may."""
 
 
-class NoAnswer(ServerFailed):
+class ServerTimeout(ServerFailed):
     """The server did not answer in time."""
 
 
-class Sampled(NamedTuple):
+class SampledCompletion(NamedTuple):
     """One completion, with the prompt that the policy was given."""
 
     server_id: str
@@ -121,11 +121,10 @@ class Client:
         pool: str = GENERATION,
         clock: Callable[[], float] = time.monotonic,
         api_key: str = "",
-        stick_margin: float = 0,
         heartbeat_s: float = 1.0,  # between two records of a server
         keeps_history: bool = False,  # `model.history: keep`
     ) -> None:
-        self.registry = Registry(pool, stick_margin, heartbeat_s)
+        self.registry = Registry(pool, heartbeat_s)
         self._clock = clock
         self._api_key = api_key
         self._keeps_history = keeps_history
@@ -144,17 +143,17 @@ class Client:
         return self.registry.servers
 
     def has_server(self) -> bool:
-        """Is a server of the pool ready to be asked?"""
-        return self.registry.choose(self._clock(), 1, (), "") is not None
+        """Whether a server of the pool is ready to be asked."""
+        return self.registry.choose(self._clock()) is not None
 
-    async def ready(self, n: int = 1, avoid: Collection[str] = (), last: str = "") -> Server:
+    async def ready(self, n: int = 1, last: str = "") -> Server:
         """Wait for a server to ask for `n` completions, and log every REPORT_S what it waits for.
         Cancel it, or put a timeout around it.
 
         `last`: the server that gave the conversation's last answer.
         """
         reported = self._clock()
-        while (server := self.registry.choose(self._clock(), n, avoid, last)) is None:
+        while (server := self.registry.choose(self._clock(), n, last=last)) is None:
             await asyncio.sleep(REGISTRY_POLL_S)
             if self._clock() - reported > REPORT_S:
                 reported = self._clock()
@@ -173,7 +172,7 @@ class Client:
         tools: Sequence[Mapping[str, Any]] = (),
         prefix: Prefix = NO_PREFIX,
         demonstration: Mapping[str, Any] | None = None,
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         """`n` answers to a conversation, in one request to one server, another one if that fails.
         `tools`: as its chat template is told of them. `prefix`: what its prompt goes on from.
         `demonstration`: a message of the assistant, which is then the only answer.
@@ -181,7 +180,7 @@ class Client:
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x
         timeout_s. Raises SamplingFailed: the request cannot be served (ContextFull: a prompt longer
         than the context), or `env.attempts` servers did not answer within `env.timeout_s` each
-        (TimedOut).
+        (SamplingTimeout).
         """
         conversation = Conversation(
             messages=messages,
@@ -198,13 +197,13 @@ class Client:
             try:
                 return await self._ask(server, conversation, n, env)
             except ServerFailed as error:
-                late += isinstance(error, NoAnswer)
+                late += isinstance(error, ServerTimeout)
                 logger.warning("%s: %s", server.server_id, error)
                 failed.append(server.server_id)
                 causes.append(f"{server.server_id}: {error}")
                 self.registry.mark_failed(server.server_id)
             if len(failed) >= env.attempts:
-                kind = TimedOut if late == len(failed) else SamplingFailed
+                kind = SamplingTimeout if late == len(failed) else SamplingFailed
                 raise kind(f"{len(failed)} attempts failed; " + "; ".join(causes))
             try:
                 async with asyncio.timeout(env.timeout_s):
@@ -220,7 +219,7 @@ class Client:
 
     async def _ask(
         self, server: Server, conversation: Conversation, n: int, env: Env
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         started = time.monotonic()
         self.registry.acquire(server.server_id, n)
         self._asking[server.url] += 1
@@ -239,22 +238,23 @@ class Client:
                         f" context of {server.max_model_len}"
                     )
                 if given:
-                    shown = await scored(connection, server.model, tokens, given)
-                    return [_given(server, tokens, kept, shown, time.monotonic() - started)]
+                    shown = await score_demonstration(connection, server.model, tokens, given)
+                    latency_s = time.monotonic() - started
+                    return [_completion_of_demonstration(server, tokens, kept, shown, latency_s)]
                 answer = await self._generate(server, tokens, n, env)
             if len(answer.choices) != n:
                 raise ValueError(f"{len(answer.choices)} choices, where {n} were asked for")
             return [
-                _sampled(server, tokens, kept, choice, env, time.monotonic() - started)
+                _completion_of_choice(server, tokens, kept, choice, env, time.monotonic() - started)
                 for choice in answer.choices
             ]
         except TimeoutError:
-            raise NoAnswer(f"no answer within {env.timeout_s:g} s") from None
-        except RequestRejected as error:
-            kind = ContextFull if CONTEXT in str(error) else RequestDenied
+            raise ServerTimeout(f"no answer within {env.timeout_s:g} s") from None
+        except ServerRejected as error:
+            kind = ContextFull if CONTEXT in str(error) else SamplingRejected
             raise kind(f"{server.server_id} refuses the request: {error}") from None
         except UnusableDemonstration as error:
-            raise RequestDenied(f"{server.server_id}: {error}") from None
+            raise SamplingRejected(f"{server.server_id}: {error}") from None
         except RequestFailed as error:
             raise ServerFailed(str(error)) from None
         except UNUSABLE as error:  # a proxy's answer, or a server's of another version
@@ -265,7 +265,9 @@ class Client:
             self.registry.release(server.server_id, n)
             self._asking[server.url] -= 1
 
-    async def _generate(self, server: Server, tokens: list[int], n: int, env: Env) -> Generated:
+    async def _generate(
+        self, server: Server, tokens: list[int], n: int, env: Env
+    ) -> GenerateResponse:
         """The server's answer. All sampling parameters are sent: a default is the server's, and may
         be another model's.
         """
@@ -289,7 +291,9 @@ class Client:
             "sampling_params": sampling,
             "output_mode": "text",
         }
-        return await self._connection(server.url).post("/inference/v1/generate", body, Generated)
+        return await self._connection(server.url).post(
+            "/inference/v1/generate", body, GenerateResponse
+        )
 
     def _connection(self, url: str) -> ServerConnection:
         if url not in self._connections:
@@ -310,7 +314,7 @@ class Client:
         now = self._clock()
         known = [s for s in self.servers().values() if s.pool == self.registry.pool]
         ages = {s.server_id: self.registry.age(s.server_id, now) for s in known}
-        said = {
+        heard = {
             name: (
                 f"heard of {age:.0f} s ago"
                 if age < math.inf
@@ -319,7 +323,7 @@ class Client:
             for name, age in ages.items()
         }
         return "; ".join(
-            f"{s.server_id} {s.state} {s.error}".strip() + f", {said[s.server_id]}" for s in known
+            f"{s.server_id} {s.state} {s.error}".strip() + f", {heard[s.server_id]}" for s in known
         )
 
 
@@ -340,20 +344,19 @@ def make_client(run: RunFile, pool: str) -> Client:
     return Client(
         pool,
         api_key=resolve_reference(run.inference.api_key, "inference.api_key"),
-        stick_margin=STICK_MARGIN,
         heartbeat_s=run.inference.heartbeat_s,
         keeps_history=run.model.history == "keep",
     )
 
 
-def _sampled(
+def _completion_of_choice(
     server: Server,
     prompt: list[int],
     kept: int,
     choice: GeneratedChoice,
     env: Env,
     latency_s: float,
-) -> Sampled:
+) -> SampledCompletion:
     """One choice of the answer. Raises ValueError when it is not complete.
 
     That is where the server has cut it off, or the versions do not tile it.
@@ -374,7 +377,7 @@ def _sampled(
             f" {choice.weight_versions}"
         )
     dtype = token_dtype(max(*prompt, *tokens) + 1)
-    return Sampled(
+    return SampledCompletion(
         server_id=server.server_id,
         prompt_tokens=np.array(prompt, dtype),
         tokens=np.array(tokens, dtype),
@@ -392,13 +395,13 @@ def _sampled(
     )
 
 
-def _given(
-    server: Server, prompt: list[int], kept: int, shown: Demonstrated, latency_s: float
-) -> Sampled:
+def _completion_of_demonstration(
+    server: Server, prompt: list[int], kept: int, shown: ScoredDemonstration, latency_s: float
+) -> SampledCompletion:
     """A demonstrated answer. Nothing of the env's sampling applies to it."""
     count = len(shown.tokens)
     dtype = token_dtype(max(*prompt, *shown.tokens) + 1)
-    return Sampled(
+    return SampledCompletion(
         server_id=server.server_id,
         prompt_tokens=np.array(prompt, dtype),
         tokens=np.array(shown.tokens, dtype),

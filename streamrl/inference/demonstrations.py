@@ -11,17 +11,18 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from streamrl.inference.prefix import common_suffix
 from streamrl.inference.prompts import TWO_TEXTS, Conversation, render, render_body
 from streamrl.inference.server_connection import ServerConnection
-from streamrl.inference.vllm_answers import Detokenized, Scored
+from streamrl.inference.vllm_api import DetokenizeResponse, LogprobResponse, logprob_request
 
 
 class UnusableDemonstration(Exception):
     """The chat template does not write this answer as a policy could give it."""
 
 
-class Demonstrated(NamedTuple):
-    """An answer that was written by others."""
+class ScoredDemonstration(NamedTuple):
+    """An answer that was written by others, and how likely the policy gives it."""
 
     tokens: list[int]  # the token that closes it is the last one
     text: str  # of the tokens before that
@@ -29,14 +30,14 @@ class Demonstrated(NamedTuple):
     version: int  # of the policy that gives these logprobs
 
 
-async def scored(
+async def score_demonstration(
     connection: ServerConnection, model: str, prompt: Sequence[int], tokens: list[int]
-) -> Demonstrated:
-    """What the policy makes of an answer of these tokens (`demonstrated_tokens`) after a prompt."""
+) -> ScoredDemonstration:
+    """An answer of these tokens (`demonstrated_tokens`) after a prompt, with its logprobs."""
     whole = [*prompt, *tokens]
     text, answer = await asyncio.gather(
         _text(connection, model, tokens[:-1]),
-        connection.post("/inference/v1/generate", _given(model, whole), Scored),
+        connection.post("/inference/v1/generate", logprob_request(model, whole), LogprobResponse),
     )
     entries = answer.prompt_logprobs[len(prompt) :]
     logprobs: list[float] = []
@@ -46,25 +47,14 @@ async def scored(
         logprobs.append(entry[str(token)].logprob)
     (choice,) = answer.choices
     version = int(choice.weight_versions[0].version)
-    return Demonstrated(tokens, text, logprobs, version)
+    return ScoredDemonstration(tokens, text, logprobs, version)
 
 
 async def _text(connection: ServerConnection, model: str, tokens: Sequence[int]) -> str:
     if not tokens:
         return ""
     body = {"model": model, "tokens": list(tokens)}
-    return (await connection.post("/detokenize", body, Detokenized)).prompt
-
-
-def _given(model: str, tokens: Sequence[int]) -> dict[str, Any]:
-    """The request for the logprobs of given tokens. A server samples one more at least."""
-    sampling = {
-        "max_tokens": 1,
-        "temperature": 1.0,
-        "prompt_logprobs": 0,
-        "skip_reading_prefix_cache": True,
-    }
-    return {"model": model, "token_ids": list(tokens), "sampling_params": sampling}
+    return (await connection.post("/detokenize", body, DetokenizeResponse)).prompt
 
 
 async def demonstrated_tokens(
@@ -73,7 +63,7 @@ async def demonstrated_tokens(
     """The tokens of the answer that a conversation is demonstrated with, and the one that closes
     it.
 
-    Raises UnusableDemonstration; RequestRejected and RequestFailed as the server does.
+    Raises UnusableDemonstration; ServerRejected and RequestFailed as the server does.
     """
     body = render_body(model, conversation)
 
@@ -85,18 +75,18 @@ async def demonstrated_tokens(
     bodies += [with_answer({"role": "assistant", "content": text}) for text in TWO_TEXTS]
     rendered = await asyncio.gather(*(render(connection, each) for each in bodies))
     prompt, whole, one, other = rendered
-    behind = _same_end(one, other)
+    behind = common_suffix(one, other)
     end = await _end_of_turn(connection, model, behind)
     if not end:
         raise UnusableDemonstration("the chat template writes nothing behind an answer to close it")
     is_after_prompt = whole[: len(prompt)] == prompt
     is_closed = whole[len(whole) - len(behind) :] == behind
-    said = whole[len(prompt) : len(whole) - len(behind)]
+    content = whole[len(prompt) : len(whole) - len(behind)]
     if not (is_after_prompt and is_closed and len(whole) >= len(prompt) + len(behind)):
         raise UnusableDemonstration(
             "the chat template does not write this answer after the prompt of its conversation"
         )
-    return [*said, *end]
+    return [*content, *end]
 
 
 async def _end_of_turn(
@@ -110,13 +100,3 @@ async def _end_of_turn(
         if text.strip():
             return list(behind[:count])
     return []
-
-
-def _same_end(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The tokens with which both sequences end."""
-    count = 0
-    for left, right in zip(reversed(one), reversed(other), strict=False):
-        if left != right:
-            break
-        count += 1
-    return list(one[len(one) - count :])

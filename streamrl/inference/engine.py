@@ -20,6 +20,8 @@ import httpx
 import numpy as np
 
 from streamrl.errors import InferenceError
+from streamrl.errors import InferenceError, one_line
+from streamrl.inference.vllm_api import logprob_request
 from streamrl.inference.vllm_server import MODEL
 from streamrl.text import one_line
 
@@ -151,16 +153,7 @@ class Engine:
         tokens[1:], given the tokens before it.
         """
         ids = [int(token) for token in tokens]
-        sampling = {
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "prompt_logprobs": 0,
-            "skip_reading_prefix_cache": True,
-        }
-        answer = self._post(
-            "/inference/v1/generate",
-            {"model": model, "token_ids": ids, "sampling_params": sampling},
-        )
+        answer = self._post("/inference/v1/generate", logprob_request(model, ids))
         entries = zip(ids[1:], answer["prompt_logprobs"][1:], strict=True)
         return np.array([entry[str(token)]["logprob"] for token, entry in entries], np.float32)
 

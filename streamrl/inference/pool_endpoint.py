@@ -10,7 +10,7 @@ from typing import TypeVar
 from streamrl.config.sections.envs import Env
 from streamrl.errors import describe_error
 from streamrl.inference.chat_endpoint import NoUsableAnswer, spaced
-from streamrl.inference.client import Client, RequestDenied, SamplingFailed
+from streamrl.inference.client import Client, SamplingFailed, SamplingRejected
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class PoolEndpoint:
                 return read(answer)
             except TimeoutError:
                 cause = f"no server answered within {self.timeout_s:g} s"
-            except RequestDenied as error:
+            except SamplingRejected as error:
                 cause = describe_error(error)
                 break
             except (SamplingFailed, ValueError) as error:

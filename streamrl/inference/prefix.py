@@ -60,10 +60,10 @@ def continuation_index(history: Sequence[int], rendered: Sequence[int]) -> int |
 
 
 def with_answer(messages: Sequence[Message], index: int, text: str) -> list[Message]:
-    """The messages with `text` as what message number `index` says."""
-    found = list(messages)
-    found[index] = {**found[index], "content": text}
-    return found
+    """The messages with `text` as the content of message number `index`."""
+    changed = list(messages)
+    changed[index] = {**changed[index], "content": text}
+    return changed
 
 
 def after_answer(one: Sequence[int], other: Sequence[int], end_of_turn: int) -> list[int] | None:
@@ -73,12 +73,18 @@ def after_answer(one: Sequence[int], other: Sequence[int], end_of_turn: int) -> 
     answer. None if that is not `end_of_turn`: then the answer was cut off, or the template closes
     answers otherwise than the policy does.
     """
+    suffix = common_suffix(one, other)
+    is_same = len(suffix) == len(one) == len(other)
+    if is_same or not suffix or suffix[0] != end_of_turn:
+        return None
+    return suffix[1:]
+
+
+def common_suffix(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The longest sequence of tokens with which both end."""
     count = 0
     for left, right in zip(reversed(one), reversed(other), strict=False):
         if left != right:
             break
         count += 1
-    is_same = count == len(one) == len(other)
-    if is_same or not count or one[-count] != end_of_turn:
-        return None
-    return list(one[len(one) - count + 1 :])
+    return list(one[len(one) - count :])

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamrl.inference.prefix import Prefix, after_answer, continuation_index, with_answer
-from streamrl.inference.server_connection import RequestRejected, ServerConnection
-from streamrl.inference.vllm_answers import Detokenized, Rendered
+from streamrl.inference.server_connection import ServerConnection, ServerRejected
+from streamrl.inference.vllm_api import DetokenizeResponse, RenderResponse
 
 # Two answers by which the tokens behind an answer are told from its own. Not two letters, for which
 # a tiny vocabulary may have one token.
@@ -64,7 +64,7 @@ def render_body(model: str, conversation: Conversation) -> dict[str, Any]:
 
 async def render(connection: ServerConnection, body: Mapping[str, Any]) -> list[int]:
     """The tokens that the server's chat template makes of a request."""
-    answer = await connection.post("/v1/chat/completions/render", body, Rendered)
+    answer = await connection.post("/v1/chat/completions/render", body, RenderResponse)
     return answer.token_ids
 
 
@@ -79,7 +79,7 @@ async def _after_answer(
     ]
     try:
         one, other = await asyncio.gather(*(render(connection, body) for body in bodies))
-    except RequestRejected:
+    except ServerRejected:
         return None
     return after_answer(one, other, end_of_turn)
 
@@ -93,6 +93,6 @@ async def _is_same_text(
     texts = list[str]()
     for tokens in (one, other):
         body = {"model": model, "tokens": list(tokens)}
-        answer = await connection.post("/detokenize", body, Detokenized)
+        answer = await connection.post("/detokenize", body, DetokenizeResponse)
         texts.append(answer.prompt)
     return texts[0] == texts[1]

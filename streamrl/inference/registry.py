@@ -48,17 +48,17 @@ def live_servers(
     If there is none, the servers whose probe failed are returned. If all servers miss the tolerance
     by a little, the run must not stop, and corrections (docs/losses.md) weigh what they sample.
     """
-    there = [
+    live = [
         known.server
         for known in heard
         if known.server.pool == pool
         and time_s - known.time_s <= silent_s
         and known.server.server_id not in avoid
     ]
-    ready = [server for server in there if server.state == "ready"]
+    ready = [server for server in live if server.state == "ready"]
     if ready:
         return ready
-    return [server for server in there if server.state == "error" and server.doubted]
+    return [server for server in live if server.state == "error" and server.doubted]
 
 
 def choose_server(
@@ -87,9 +87,9 @@ def choose_server(
 class Registry:
     """The servers that one client knows, and the load on each."""
 
-    def __init__(self, pool: str, stick_margin: float = 0, heartbeat_s: float = 1.0) -> None:
+    def __init__(self, pool: str, heartbeat_s: float = 1.0) -> None:
         self.pool = pool
-        self.stick_margin = stick_margin
+        self.stick_margin: float = STICK_MARGIN
         self.silent_s = max(SILENT_S, SILENT_BEATS * heartbeat_s)
         self.servers: dict[str, Server] = {}
         # The following are by server.

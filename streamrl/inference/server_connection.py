@@ -31,7 +31,7 @@ class RequestFailed(Exception):
     """The server did not answer, or answered with an error; the message says which."""
 
 
-class RequestRejected(RequestFailed):
+class ServerRejected(RequestFailed):
     """The server does not take the request as it is; the message is its reason."""
 
 
@@ -71,7 +71,7 @@ class ServerConnection:
         except OSError as error:
             raise RequestFailed(f"connection error ({describe_error(error)})") from None
         if answer.status >= 300:
-            kind = RequestRejected if answer.status in REJECTED else RequestFailed
+            kind = ServerRejected if answer.status in REJECTED else RequestFailed
             raise kind(reason_of(answer))
         try:
             return msgspec.json.decode(answer.body, type=answer_type)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Continuation
@@ -37,7 +37,10 @@ class AnswerPosition(NamedTuple):
 
 
 def locate_answer(
-    tree: CallTree, conversation: list[Message], continuation: Continuation, sampled: Sampled
+    tree: CallTree,
+    conversation: list[Message],
+    continuation: Continuation,
+    sampled: SampledCompletion,
 ) -> AnswerPosition:
     """The position of an answer, which depends on the prompt that the server has made.
     `conversation`: the canonical messages of the request; empty if it consists of tokens.
@@ -66,7 +69,7 @@ def to_call(
     call: str,
     request: str,
     position: AnswerPosition,
-    sampled: Sampled,
+    sampled: SampledCompletion,
     **fields: Any,
 ) -> ModelCall:
     """The record of an answer. `call`: its id; `request`: the name of its request."""
@@ -91,7 +94,7 @@ def to_call(
     )
 
 
-def to_sampled(tree: CallTree, call: ModelCall) -> Sampled:
+def to_sampled(tree: CallTree, call: ModelCall) -> SampledCompletion:
     """What a server answered when this call was sampled. `tree` has the call that it continues."""
     before = np.empty(0, call.tokens.dtype)
     if call.continues and not call.fork:
@@ -101,7 +104,7 @@ def to_sampled(tree: CallTree, call: ModelCall) -> Sampled:
         unknown = np.zeros((len(before), *experts.shape[1:]), experts.dtype)
         experts = np.concatenate([unknown, experts])
     metadata = call.inference_metadata
-    return Sampled(
+    return SampledCompletion(
         server_id=metadata.server,
         prompt_tokens=np.concatenate([before, call.prompt.astype(call.tokens.dtype)]),
         tokens=call.tokens,

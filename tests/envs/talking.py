@@ -15,7 +15,7 @@ from streamrl.envs.api import Message
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.inference.client import ContextFull, Sampled
+from streamrl.inference.client import ContextFull, SampledCompletion
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.records import Rollout, VersionSpan
 
@@ -58,7 +58,7 @@ class Scripted:
         env: Env,
         tools: Sequence[Mapping[str, Any]] = (),
         prefix: Prefix = NO_PREFIX,
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         self.lasts.append(prefix.server)
         turn = sum(message["role"] == "assistant" for message in messages)
         said = self.says[turn]
@@ -85,7 +85,7 @@ class Scripted:
         tokens = [ord(c) + 1000 for c in said[: env.max_tokens]] + [END] * (reason == "stop")
         spans = [VersionSpan(version=turn + 2, start=0, end=len(tokens))]
         logprobs = np.full(len(tokens), -0.5, np.float32)
-        sampled = Sampled(
+        sampled = SampledCompletion(
             server_id="s",
             prompt_tokens=np.array(prompt, np.uint16),
             tokens=np.array(tokens, np.uint16),

@@ -19,7 +19,7 @@ from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.envs.difficulty_filter import ProblemStats, is_filtered, to_visit
 from streamrl.errors import ConfigError
 from streamrl.inference import client
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
@@ -148,12 +148,12 @@ class Solver:
 
     async def sample(
         self, messages: list[dict[str, str]], n: int, env: Env, *more: object
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         number = messages[0]["content"]
         text = number if int(number) % 2 == 0 else "?"
         spans = [VersionSpan(version=0, start=0, end=1)]
         return [
-            Sampled(
+            SampledCompletion(
                 server_id="s",
                 prompt_tokens=tokens(1),
                 tokens=tokens(8),

@@ -23,6 +23,8 @@ from streamrl.envs.api import (
 )
 from streamrl.envs.open_sessions import ResumeOffsets, recorded_calls, session_names
 from streamrl.inference.client import Sampled
+from streamrl.envs.open_sessions import OpenSince, recorded_calls, session_names
+from streamrl.inference.client import SampledCompletion
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryWriter
 from streamrl.log.protocol import Output
@@ -125,7 +127,7 @@ class Policy(Scripted):
 
     async def close(self) -> None: ...
 
-    async def sample(self, *arguments: Any) -> list[Sampled]:
+    async def sample(self, *arguments: Any) -> list[SampledCompletion]:
         if self.moments.pass_one():
             await asyncio.Event().wait()
         answers = await super().sample(*arguments)

@@ -21,7 +21,7 @@ from streamrl.envs.replica import BURST_S
 from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, TopicMissing, TransactionFailed
 from streamrl.inference import client
-from streamrl.inference.client import Sampled, SamplingFailed
+from streamrl.inference.client import SampledCompletion, SamplingFailed
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryWriter
 from streamrl.log.protocol import Message, Output
@@ -51,7 +51,7 @@ class FakeClient:
 
     async def sample(
         self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), *more: object
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         FakeClient.in_flight += 1
         FakeClient.most = max(FakeClient.most, FakeClient.in_flight)
         try:
@@ -62,7 +62,7 @@ class FakeClient:
             raise SamplingFailed(self.fails)
         spans = [VersionSpan(version=0, start=0, end=3)]
         return [
-            Sampled(
+            SampledCompletion(
                 server_id="s",
                 prompt_tokens=tokens(1, 8, 11, 15),
                 tokens=tokens(8, 11, 2),
@@ -349,7 +349,7 @@ def test_what_is_finished_when_it_is_stopped_is_committed(
 
     async def sample(
         self: FakeClient, messages: list[dict[str, str]], n: int, env: Env, tools: object = ()
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         fake.delay_s = 0.2 if next(asked) else 0.0
         return await answer(self, messages, n, env)
 
@@ -472,7 +472,7 @@ def test_what_was_sampled_outlives_the_absence_of_the_broker(fails: tuple[str, .
             env: Env,
             tools: object = (),
             *more: object,
-        ) -> list[Sampled]:
+        ) -> list[SampledCompletion]:
             asked.append(n)
             return await super().sample(messages, n, env, tools, *more)
 

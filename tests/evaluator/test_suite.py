@@ -24,7 +24,7 @@ from streamrl.evaluator.suite import (
     sample_answers,
     sampling,
 )
-from streamrl.inference.client import Sampled, SamplingFailed
+from streamrl.inference.client import SampledCompletion, SamplingFailed
 from streamrl.log.codec import decode, encode
 from streamrl.records import Evaluation, PolicyVersion, VersionSpan
 from tests.support.build import floats, rollout, tokens
@@ -53,7 +53,7 @@ class Policy:
         env: Env,
         tools: Sequence[Mapping[str, Any]] = (),
         *more: object,
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         self.asked.append(n)
         self.env = env
         self.in_flight = self.in_flight + 1
@@ -68,7 +68,7 @@ class Policy:
     def usual(self) -> Spans:
         return WHOLE
 
-    def _one(self, text: str, right: bool, env: Env) -> Sampled:
+    def _one(self, text: str, right: bool, env: Env) -> SampledCompletion:
         made = self.spans.pop(0) if self.spans else self.usual()
         if isinstance(made, str):
             raise SamplingFailed(made)
@@ -78,7 +78,7 @@ class Policy:
             for (version, count), end in zip(made, ends, strict=True)
         ]
         said = text if right else "x"
-        return Sampled(
+        return SampledCompletion(
             server_id="s",
             prompt_tokens=tokens(1, 8, 11, 15),
             tokens=tokens(8, 11, 2),

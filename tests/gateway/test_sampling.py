@@ -13,7 +13,7 @@ from streamrl.config.run_file import Env
 from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.sampling import CallSampler, ParsedAnswer, continuation_of, parse_answer
 from streamrl.gateway.session_index import LiveSession
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.inference.prefix import Prefix
 from streamrl.log.codec import encode
 from streamrl.records import SessionStart, VersionSpan
@@ -155,10 +155,10 @@ class Policy:
         env: Env,
         tools: Any,
         prefix: Prefix,
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         text = "an answer"
         return [
-            Sampled(
+            SampledCompletion(
                 server_id="i",
                 prompt_tokens=np.array([*prefix.tokens, *rendered(messages[-1:], [])], np.uint16),
                 tokens=np.array([*text.encode(), END], np.uint16),

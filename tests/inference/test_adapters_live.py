@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.envs import Env
 from streamrl.config.sections.learner import Lora
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.learner import adapters, export, model
 from streamrl.learner.adapter_base import base_manifest, publish_base, random_adapter
 from streamrl.learner.adapters import AdapterFormat
@@ -117,7 +117,7 @@ async def test_each_answer_is_one_versions_and_nothing_pauses(
     talk_on(monkeypatch)
     env = Env(max_tokens=150)
     begun = servers.version
-    during = list[list[Sampled]]()
+    during = list[list[SampledCompletion]]()
 
     async def update() -> None:
         for _ in range(2):

@@ -13,9 +13,9 @@ from streamrl.inference import client as room
 from streamrl.inference.client import (
     Client,
     ContextFull,
-    Sampled,
+    SampledCompletion,
     SamplingFailed,
-    TimedOut,
+    SamplingTimeout,
     apply_server_event,
 )
 from streamrl.inference.prefix import Prefix
@@ -57,7 +57,7 @@ def run(scenario: Callable[[Client], Awaitable[Any]], *stubs: Stub, api_key: str
     return asyncio.run(play())
 
 
-def ask(n: int = 2, env: Env = ENV) -> Callable[[Client], Awaitable[list[Sampled]]]:
+def ask(n: int = 2, env: Env = ENV) -> Callable[[Client], Awaitable[list[SampledCompletion]]]:
     return lambda client: client.sample(QUESTION, n, env)
 
 
@@ -208,7 +208,7 @@ def test_a_server_that_does_not_answer_is_waited_for_only_so_long():
     once = ENV.model_copy(update={"timeout_s": 0.1, "attempts": 1})
     with (
         Stub("a", "held") as stub,
-        pytest.raises(TimedOut, match="1 attempts failed; a: no answer within 0.1 s"),
+        pytest.raises(SamplingTimeout, match="1 attempts failed; a: no answer within 0.1 s"),
     ):
         run(ask(env=once), stub)
 
@@ -297,7 +297,7 @@ def test_a_server_with_a_key_answers_a_client_that_has_it():
 SAID = [1, 4, 10, 13, 17, 5, 10, 13, 2]  # prompt and answer so far; 2 ends a turn
 
 
-def go_on(stub: Stub) -> tuple[Sampled, list[str], list[int]]:
+def go_on(stub: Stub) -> tuple[SampledCompletion, list[str], list[int]]:
     """The next turn of that conversation: the sample, the routes that were asked, and the tokens
     that were sampled from.
     """
@@ -384,7 +384,7 @@ def test_a_prompt_that_fills_the_context_is_not_sampled_from():
 def test_only_servers_that_are_all_late_are_a_time_out(late: set[str]):
     late.update("abc")
     with Stub("a") as a, Stub("b") as b, Stub("c") as c:
-        with pytest.raises(TimedOut, match="3 attempts failed"):
+        with pytest.raises(SamplingTimeout, match="3 attempts failed"):
             run(ask(), a, b, c)
         b.mode = "broken"
         with pytest.raises(SamplingFailed) as failure:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamrl.config.sections.envs import Env
-from streamrl.inference.client import Client, ContextFull, RequestDenied, Sampled
+from streamrl.inference.client import Client, ContextFull, SampledCompletion, SamplingRejected
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from tests.support.sampling_stub import END, ROLES, SamplingStub, text_of
 
@@ -59,8 +59,8 @@ def demonstrated(
     answer: dict[str, Any],
     prefix: Prefix = NO_PREFIX,
     **server: Any,
-) -> Sampled:
-    async def play() -> Sampled:
+) -> SampledCompletion:
+    async def play() -> SampledCompletion:
         client = Client()
         client.on_server(stub.name, stub.record(**server))
         try:
@@ -109,7 +109,7 @@ def test_a_call_of_a_tool_is_written_by_the_template_and_the_next_answer_goes_on
 def test_what_the_template_does_not_write_as_a_policy_answers_is_refused(
     stub: SamplingStub, says: str
 ):
-    with pytest.raises(RequestDenied, match=says):
+    with pytest.raises(SamplingRejected, match=says):
         demonstrated(stub, QUESTION, {"role": "assistant", "content": "12"})
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from streamrl.config.sections.envs import Env
 from streamrl.errors import InferenceError
-from streamrl.inference.client import Sampled, SamplingFailed
+from streamrl.inference.client import SampledCompletion, SamplingFailed
 from streamrl.inference.server_connection import ServerConnection
 from streamrl.learner.export import WEIGHTS
 from streamrl.log.codec import to_event
@@ -39,7 +39,7 @@ def question(i: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": SHARED + str(i % 4)}]
 
 
-def distances(servers: LiveServers, samples: list[Sampled]) -> np.ndarray:
+def distances(servers: LiveServers, samples: list[SampledCompletion]) -> np.ndarray:
     """|server's logprob - learner's|, token by token, each under the weights of its own span with
     the whole prefix.
     """
@@ -93,9 +93,9 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(
     hits = cache_hits(servers)
 
     versions = list[PolicyVersion]()
-    during = list[list[Sampled]]()
+    during = list[list[SampledCompletion]]()
 
-    def crossing(temperature: float) -> list[Sampled]:
+    def crossing(temperature: float) -> list[SampledCompletion]:
         return [
             choice
             for choices in during
@@ -117,7 +117,7 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(
         while not updating.done():
             during.append(await client.sample(question(i), 4, envs[i % 2]))
 
-    async def ask_four() -> list[list[Sampled]]:
+    async def ask_four() -> list[list[SampledCompletion]]:
         return await asyncio.gather(*[client.sample(question(i), 4, envs[i % 2]) for i in range(4)])
 
     async with servers.client("inference-0") as client:

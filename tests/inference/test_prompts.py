@@ -8,8 +8,8 @@ import pytest
 
 from streamrl.inference.prefix import Prefix
 from streamrl.inference.prompts import TWO_TEXTS, Conversation, make_prompt
-from streamrl.inference.server_connection import RequestRejected, ServerConnection
-from streamrl.inference.vllm_answers import Detokenized, Rendered
+from streamrl.inference.server_connection import ServerConnection, ServerRejected
+from streamrl.inference.vllm_api import DetokenizeResponse, RenderResponse
 from tests.support.bpe import TEMPLATE, THINKS, bpe
 
 ANSWER = "two plus two! four"
@@ -30,9 +30,9 @@ class Server:
     async def post(self, path: str, body: Any, kind: Any) -> Any:
         self.asked.append(path)
         if path == "/detokenize":
-            return Detokenized(self.tokenizer.decode(body["tokens"]))
+            return DetokenizeResponse(self.tokenizer.decode(body["tokens"]))
         ids = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
-        return Rendered(ids)
+        return RenderResponse(ids)
 
     def history(self, is_whole: bool = True) -> list[int]:
         """The first question and its answer."""
@@ -70,7 +70,7 @@ class Demanding(Server):
 
     async def post(self, path: str, body: Any, kind: Any) -> Any:
         if any(message["content"] in TWO_TEXTS for message in body.get("messages", ())):
-            raise RequestRejected("the template failed: list has no element 1")
+            raise ServerRejected("the template failed: list has no element 1")
         return await super().post(path, body, kind)
 
 

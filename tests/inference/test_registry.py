@@ -184,7 +184,9 @@ class World:
             count(),
             random.Random(seed),
         )
-        self.registries = [Registry("generation", margin) for _ in range(clients)]
+        self.registries = [Registry("generation") for _ in range(clients)]
+        for registry in self.registries:
+            registry.stick_margin = margin
         self.flying, self.asked, self.up = Counter[str](), Counter[str](), set[str]()
         for name in names:
             self.join(name, self.random.random())

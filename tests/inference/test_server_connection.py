@@ -11,12 +11,12 @@ import pytest
 
 from streamrl.inference.server_connection import (
     RequestFailed,
-    RequestRejected,
     Response,
     ServerConnection,
+    ServerRejected,
     reason_of,
 )
-from streamrl.inference.vllm_answers import Rendered
+from streamrl.inference.vllm_api import RenderResponse
 from tests.inference.stub import Stub, _Handler
 
 RENDER = "/v1/chat/completions/render"
@@ -33,8 +33,8 @@ def run(url: str, scenario: Callable[[ServerConnection], Awaitable[Any]]) -> Any
     return asyncio.run(play())
 
 
-def post(connection: ServerConnection) -> Awaitable[Rendered]:
-    return connection.post(RENDER, {"model": "m"}, Rendered)
+def post(connection: ServerConnection) -> Awaitable[RenderResponse]:
+    return connection.post(RENDER, {"model": "m"}, RenderResponse)
 
 
 def test_requests_one_after_another_share_a_connection(monkeypatch: pytest.MonkeyPatch):
@@ -60,7 +60,7 @@ def test_requests_one_after_another_share_a_connection(monkeypatch: pytest.Monke
     ("mode", "kind", "reason"),
     [
         ("broken", RequestFailed, "EngineCore encountered an issue"),
-        ("refuse", RequestRejected, "This model's maximum context length is 64 tokens"),
+        ("refuse", ServerRejected, "This model's maximum context length is 64 tokens"),
     ],
 )
 def test_an_error_of_the_server_has_its_message(mode: str, kind: type[Exception], reason: str):

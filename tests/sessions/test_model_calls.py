@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.records import VersionSpan
 from streamrl.sessions.call_tree import CallTree, Continuation
 from streamrl.sessions.model_calls import locate_answer, to_call, to_sampled
@@ -14,8 +14,8 @@ from streamrl.sessions.rollouts import to_turns
 from tests.support.sessions import call
 
 
-def sampled(prompt: list[int], kept: int = 0) -> Sampled:
-    return Sampled(
+def sampled(prompt: list[int], kept: int = 0) -> SampledCompletion:
+    return SampledCompletion(
         server_id="s",
         prompt_tokens=np.array(prompt, np.uint16),
         tokens=np.array([7, 8], np.uint16),
@@ -71,7 +71,7 @@ def test_a_recorded_answer_is_the_one_that_the_server_gave():
     answer = sampled([1, 2, 3, 4], kept=3)
     recorded = to_call("s", "b", "r#0", locate_answer(calls, ASKED, CONTINUATION, answer), answer)
     again = to_sampled(calls, recorded)
-    for name, one, other in zip(Sampled._fields, answer, again, strict=True):
+    for name, one, other in zip(SampledCompletion._fields, answer, again, strict=True):
         if isinstance(one, np.ndarray):
             assert isinstance(other, np.ndarray)
             assert one.dtype == other.dtype and one.tolist() == other.tolist(), name

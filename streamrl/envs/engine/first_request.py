@@ -8,7 +8,7 @@ from typing import Protocol
 
 from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Message, Problem, Tool
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 
 
@@ -23,7 +23,7 @@ class Sampler(Protocol):
         tools: Sequence[Tool] = (),
         prefix: Prefix = NO_PREFIX,
         demonstration: Message | None = None,
-    ) -> list[Sampled]: ...
+    ) -> list[SampledCompletion]: ...
 
 
 class FirstRequest:
@@ -42,9 +42,9 @@ class FirstRequest:
         self.rollouts = rollouts
         self._settings = settings
         self._sampler = sampler
-        self._request: asyncio.Task[list[Sampled]] | None = None
+        self._request: asyncio.Task[list[SampledCompletion]] | None = None
 
-    async def answers(self) -> list[Sampled]:
+    async def answers(self) -> list[SampledCompletion]:
         """One answer for each rollout. Raises SamplingFailed."""
         if self._request is None:
             self._request = asyncio.create_task(self._sample())
@@ -57,7 +57,7 @@ class FirstRequest:
             self._request.cancel()
             await asyncio.gather(self._request, return_exceptions=True)
 
-    async def _sample(self) -> list[Sampled]:
+    async def _sample(self) -> list[SampledCompletion]:
         problem = self.problem
         count = len(self.rollouts)
         if problem.tokens:

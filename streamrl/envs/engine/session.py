@@ -28,7 +28,12 @@ from streamrl.envs.engine.time_limits import (
 )
 from streamrl.envs.engine.transcript import Transcript
 from streamrl.errors import describe_error
-from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
+from streamrl.inference.client import (
+    ContextFull,
+    SampledCompletion,
+    SamplingFailed,
+    SamplingTimeout,
+)
 from streamrl.sessions.call_tree import Continuation
 from streamrl.sessions.messages import canonical_if_possible
 from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call, to_sampled
@@ -82,7 +87,7 @@ class RolloutSession:
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
         demonstration: Message | None = None,
-    ) -> Sampled:
+    ) -> SampledCompletion:
         """Ask the policy (`api.PolicyClient`). Requests of one rollout follow one another, so that
         each goes on from the one before.
         """
@@ -97,7 +102,7 @@ class RolloutSession:
             except ContextFull as error:
                 self._end("context", str(error))
                 raise
-            except TimedOut as error:
+            except SamplingTimeout as error:
                 self._end("time", str(error))
                 raise
             except SamplingFailed as error:
@@ -150,7 +155,7 @@ class RolloutSession:
 
     async def _answer(
         self, messages: list[Message], tools: list[Tool], demonstration: Message | None
-    ) -> Sampled:
+    ) -> SampledCompletion:
         """The answer to a conversation: the recorded one, or else a new one."""
         tree = self.transcript.tree
         conversation = [canonical_if_possible(message) for message in messages]
@@ -207,7 +212,7 @@ class RolloutSession:
         tools: list[Tool],
         hint: Continuation,
         demonstration: Message | None,
-    ) -> Sampled:
+    ) -> SampledCompletion:
         """Have an answer sampled, or a demonstrated one scored. `hint`: the call that the prompt
         probably continues.
         """

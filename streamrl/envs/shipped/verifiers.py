@@ -38,7 +38,7 @@ from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.engine.time_limits import in_thread, is_coroutine
 from streamrl.envs.loading import construct, load
 from streamrl.errors import ConfigError, describe_error
-from streamrl.inference.client import ContextFull, Sampled
+from streamrl.inference.client import ContextFull, SampledCompletion
 from streamrl.sessions.tool_calls import ToolCall, function_tool, parse_calls
 
 RUBRIC = "rubric"  # the named reward that trains: what the rubric makes of its functions
@@ -125,7 +125,7 @@ class Verifiers(AgentLoopEnv):
 class PolicyAnswer(NamedTuple):
     """An answer of the policy, in the words of the library."""
 
-    sampled: Sampled
+    sampled: SampledCompletion
     content: str
     calls: list[Any]  # vf.types.ToolCall
 
@@ -214,7 +214,9 @@ class Policy(vf.OpenAIChatCompletionsClient):
     async def close(self) -> None:
         """Close nothing: the connections belong to the env's process, which closes them."""
 
-    def _with_calls(self, sampled: Sampled, content: str, calls: list[ToolCall]) -> PolicyAnswer:
+    def _with_calls(
+        self, sampled: SampledCompletion, content: str, calls: list[ToolCall]
+    ) -> PolicyAnswer:
         """An answer that calls tools. The text of it is kept for the next prompt."""
         first = len(self._written)
         called: list[Any] = []

@@ -27,7 +27,7 @@ from streamrl.envs.catalog import make_reward
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.errors import ConfigError
-from streamrl.inference.client import SamplingFailed, TimedOut
+from streamrl.inference.client import SamplingFailed, SamplingTimeout
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout
 from tests.envs.talking import END, Scripted
@@ -173,7 +173,7 @@ def broken() -> None:
         (Scripted("no", "maybe and more"), Asking(), {}, "length", 2),
         (Scripted("no", "no", "no"), Asking(), {"max_turns": 2}, "turns", 2),
         (Scripted("no", "no", context=10), Asking(), {}, "context", 1),
-        (Scripted("no", TimedOut("3 attempts failed")), Asking(), {}, "time", 1),
+        (Scripted("no", SamplingTimeout("3 attempts failed")), Asking(), {}, "time", 1),
         (Scripted("no", 3600.0), Asking(), {"rollout_timeout_s": patience(1.0)}, "time", 1),
         (Scripted("no"), Asking(broken), {}, "tool-error", 1),
         (Scripted("no"), Asking(lambda: {"role": "tool"}), {}, "tool-error", 1),

@@ -9,7 +9,7 @@ from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task, failed_group
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, VersionSpan
 from tests.support.build import floats, tokens
@@ -32,9 +32,9 @@ class Rewarding(SingleTurnEnv):
         return {"digits": self.value, "finished": float(completion.finished)}  # type: ignore[dict-item]
 
 
-def sampled(finish_reason: str = "stop") -> Sampled:
+def sampled(finish_reason: str = "stop") -> SampledCompletion:
     spans = [VersionSpan(version=3, start=0, end=1), VersionSpan(version=5, start=1, end=3)]
-    return Sampled(
+    return SampledCompletion(
         server_id="inference-0",
         prompt_tokens=tokens(1, 8, 11, 15),
         tokens=tokens(8, 11, 2),
@@ -50,11 +50,11 @@ def sampled(finish_reason: str = "stop") -> Sampled:
     )
 
 
-def made_of(task: Task, env: Rewarding, sample: Sampled) -> Rollout:
+def made_of(task: Task, env: Rewarding, sample: SampledCompletion) -> Rollout:
     """The rollout of a problem that is answered with this sample."""
 
     class Once:
-        async def sample(self, *arguments: object) -> list[Sampled]:
+        async def sample(self, *arguments: object) -> list[SampledCompletion]:
             return [sample]
 
     (made,) = asyncio.run(RolloutRunner(env, Env(), Once()).run_group(task, 1))

@@ -18,7 +18,7 @@ from streamrl.envs.engine.problems import ProblemError, make_problem
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.errors import ConfigError
-from streamrl.inference.client import Sampled
+from streamrl.inference.client import SampledCompletion
 from streamrl.inference.prefix import NO_PREFIX, Prefix
 from streamrl.records import VersionSpan
 from tests.support.build import floats, tokens
@@ -125,12 +125,12 @@ class Sampler:
         env: Env,
         tools: object = (),
         prefix: Prefix = NO_PREFIX,
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         self.asked.append((messages, list(prefix.tokens)))
         prompt = tokens(*prefix.tokens) if prefix.tokens else tokens(1, 2)
         spans = [VersionSpan(version=0, start=0, end=3)]
         return [
-            Sampled(
+            SampledCompletion(
                 server_id="s",
                 prompt_tokens=prompt,
                 tokens=tokens(8, 11, 2),

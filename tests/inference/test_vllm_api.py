@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.inference.vllm_answers import Generated, GeneratedChoice, Rendered, experts_of
+from streamrl.inference.vllm_api import (
+    GeneratedChoice,
+    GenerateResponse,
+    RenderResponse,
+    experts_of,
+)
 
 
 def test_fields_that_nobody_reads_do_no_harm():
     assert msgspec.json.decode(
-        b'{"token_ids": [1], "features": null}', type=Rendered
+        b'{"token_ids": [1], "features": null}', type=RenderResponse
     ).token_ids == [1]
     answer = msgspec.json.decode(
         b"""{"request_id": "r", "prompt_logprobs": null, "choices": [{
@@ -28,7 +33,7 @@ def test_fields_that_nobody_reads_do_no_harm():
                 {"token": "", "logprob": -0.5, "bytes": null, "top_logprobs": []}
             ]}
         }]}""",
-        type=Generated,
+        type=GenerateResponse,
     )
     (choice,) = answer.choices
     assert [token.logprob for token in choice.logprobs.content] == [0.0, -0.5]

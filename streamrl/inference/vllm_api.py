@@ -1,10 +1,14 @@
-"""What vLLM answers on the routes that the client asks. Other fields of an answer are ignored."""
+"""What vLLM is asked and answers on the routes that the client uses. Other fields of an answer are
+ignored.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 import tokenize
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,13 +16,13 @@ import numpy as np
 MAX_EXPERT = 65_534  # Counted from 1 it is the largest uint16.
 
 
-class Rendered(msgspec.Struct):
+class RenderResponse(msgspec.Struct):
     """The answer of `/v1/chat/completions/render`."""
 
     token_ids: list[int]
 
 
-class Detokenized(msgspec.Struct):
+class DetokenizeResponse(msgspec.Struct):
     """The answer of `/detokenize`."""
 
     prompt: str
@@ -50,7 +54,7 @@ class GeneratedChoice(msgspec.Struct):
     routed_experts: str | None = None
 
 
-class Generated(msgspec.Struct):
+class GenerateResponse(msgspec.Struct):
     """The answer of `/inference/v1/generate`."""
 
     choices: list[GeneratedChoice]
@@ -60,11 +64,24 @@ class ScoredChoice(msgspec.Struct):
     weight_versions: list[WeightVersions]
 
 
-class Scored(msgspec.Struct):
-    """The same for a request with `prompt_logprobs`. The first token of a prompt has none."""
+class LogprobResponse(msgspec.Struct):
+    """The answer to a `logprob_request`. The first token of a prompt has no logprob."""
 
     prompt_logprobs: list[dict[str, TokenLogprob] | None]
     choices: list[ScoredChoice]
+
+
+def logprob_request(model: str, tokens: Sequence[int]) -> dict[str, Any]:
+    """The request to `/inference/v1/generate` for the logprobs of given tokens at temperature 1,
+    computed without the prefix cache. vLLM always samples at least one token more.
+    """
+    sampling = {
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "prompt_logprobs": 0,
+        "skip_reading_prefix_cache": True,
+    }
+    return {"model": model, "token_ids": list(tokens), "sampling_params": sampling}
 
 
 def experts_of(choice: GeneratedChoice, tokens: int) -> np.ndarray | None:
@@ -80,18 +97,18 @@ def experts_of(choice: GeneratedChoice, tokens: int) -> np.ndarray | None:
     file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
     try:
         np.lib.format.read_magic(file)
-        shape, is_fortran, found_dtype = np.lib.format.read_array_header_1_0(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     except (SyntaxError, tokenize.TokenError) as error:
         raise ValueError(f"routed experts are no array ({error})") from None
-    if len(shape) != 3 or shape[0] != tokens - 1 or found_dtype.kind not in "iu":
+    if len(shape) != 3 or shape[0] != tokens - 1 or dtype.kind not in "iu":
         raise ValueError(
             f"routed experts of shape {list(shape)} for {tokens} tokens,"
             f" expected [{tokens - 1}, layers, experts of a token]"
         )
     order = "F" if is_fortran else "C"
-    found = np.frombuffer(file.read(), found_dtype).reshape(shape, order=order)
-    if found.size and not -1 <= found.min() <= found.max() <= MAX_EXPERT:
-        raise ValueError(f"routed experts from {found.min()} to {found.max()}, which are none")
+    experts = np.frombuffer(file.read(), dtype).reshape(shape, order=order)
+    if experts.size and not -1 <= experts.min() <= experts.max() <= MAX_EXPERT:
+        raise ValueError(f"routed experts from {experts.min()} to {experts.max()}, which are none")
     counted = np.zeros((tokens, *shape[1:]), np.int64)
-    counted[:-1] = found.astype(np.int64) + 1
+    counted[:-1] = experts.astype(np.int64) + 1
     return counted.astype(np.uint8 if counted.max(initial=0) < 256 else np.uint16)
