@@ -70,7 +70,7 @@ NUMBERS = {
 }
 
 
-class PageRefused(Exception):
+class PageRejected(Exception):
     """A request is refused with this HTTP status, for this reason."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -156,7 +156,7 @@ def app(
         Route("/api/rollouts/{env}/{partition:int}/{offset:int}", answers.rollout),
         Mount("/page", StaticFiles(directory=PAGE)),
     ]
-    handlers: Any = {PageRefused: refused, StreamrlError: broken}
+    handlers: Any = {PageRejected: rejected, StreamrlError: broken}
     inner = Starlette(
         routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
@@ -187,7 +187,7 @@ def guarded(inner: ASGIApp) -> ASGIApp:
     return outer
 
 
-async def refused(request: Request, error: PageRefused) -> Response:
+async def rejected(request: Request, error: PageRejected) -> Response:
     """The answer to a request that is refused."""
     return json({"error": str(error)}, error.status)
 
@@ -240,7 +240,7 @@ class Api:
         with live.lock:
             at = state.index.find(place)
             if at is None:
-                raise PageRefused(
+                raise PageRejected(
                     404, f"no rollout is known at {place.env}[{place.partition}]@{place.offset}"
                 )
             known = rollout_views.row(state, at, step)
@@ -260,7 +260,7 @@ class Api:
     async def events(self, request: Request) -> Response:
         """The overview, again and again when it has changed."""
         if self._streams >= STREAMS:
-            raise PageRefused(503, f"{STREAMS} pages are told of changes already; close one")
+            raise PageRejected(503, f"{STREAMS} pages are told of changes already; close one")
         return EventSourceResponse(self._changes(), ping=15)
 
     async def _changes(self) -> AsyncIterator[ServerSentEvent]:
@@ -313,20 +313,20 @@ class _Overview(NamedTuple):
 
 
 def query(request: Request) -> Query:
-    """The filters and the order that a request asks for. Raises PageRefused."""
+    """The filters and the order that a request asks for. Raises PageRejected."""
     asked = {name: request.query_params.get(name, "") for name in ("env", "fate", "group", "text")}
     if asked["fate"] and asked["fate"] not in FATES:
-        raise PageRefused(400, f"fate {asked['fate']!r} is none of {', '.join(FATES)}")
+        raise PageRejected(400, f"fate {asked['fate']!r} is none of {', '.join(FATES)}")
     sort = request.query_params.get("sort", "") or "newest"
     if sort not in get_args(Sort):
-        raise PageRefused(400, f"sort {sort!r} is none of {', '.join(get_args(Sort))}")
+        raise PageRejected(400, f"sort {sort!r} is none of {', '.join(get_args(Sort))}")
     numbers = {name: number(request, name, kind) for name, kind in NUMBERS.items()}
     return Query(**asked, sort=cast(Sort, sort), **numbers)
 
 
 def number(request: Request, name: str, kind: Callable[[str], Any]) -> Any:
     """A number of a request, or None if it is not given. `kind`: int or float. Raises
-    PageRefused for a text that is no number, and for numbers beyond 32 bits.
+    PageRejected for a text that is no number, and for numbers beyond 32 bits.
     """
     text = request.query_params.get(name, "")
     if not text:
@@ -335,4 +335,4 @@ def number(request: Request, name: str, kind: Callable[[str], Any]) -> Any:
         value = kind(text)
         if abs(value) < 2**31:  # This is false for NaN.
             return value
-    raise PageRefused(400, f"{name} is {text[:40]!r}, not a number that can be")
+    raise PageRejected(400, f"{name} is {text[:40]!r}, not a number that can be")

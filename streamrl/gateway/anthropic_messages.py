@@ -11,14 +11,14 @@ from streamrl.gateway.requests import (
     Body,
     ChatRequest,
     Dialect,
-    RequestRefused,
+    RequestRejected,
     arguments_of,
     canonical_messages,
     chat_tool,
     integer,
     objects,
-    refuse,
     refuse_fields,
+    rejection,
     string,
     tool_objects,
 )
@@ -47,12 +47,14 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
     string(body, "model")
     choice = body.get("tool_choice") or {"type": "auto"}
     if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
-        raise refuse("tool_choice", "the policy decides whether it calls a tool; give auto or none")
+        raise rejection(
+            "tool_choice", "the policy decides whether it calls a tool; give auto or none"
+        )
     messages = list(_system(body))
     for message in objects(body, "messages"):
         messages += _messages(message)
     if messages and messages[-1]["role"] == "assistant":
-        raise refuse("messages", "the last one is the user's: the policy begins its own answers")
+        raise rejection("messages", "the last one is the user's: the policy begins its own answers")
     return ChatRequest(
         messages=canonical_messages(messages, "messages"),
         tools=_tools(body),
@@ -73,7 +75,7 @@ def _messages(message: Mapping[str, Any]) -> Iterator[Message]:
     role = message.get("role")
     content = message.get("content")
     if role not in ("user", "assistant"):
-        raise refuse("messages", "each has the role user or assistant")
+        raise rejection("messages", "each has the role user or assistant")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
@@ -101,7 +103,9 @@ def _tools(body: Body) -> list[dict[str, Any]]:
     tools = tool_objects(body)
     for tool in tools:
         if tool.get("type", "custom") not in ("custom", None):
-            raise refuse("tools", f"{tool['type']!r} is Anthropic's own; give tools with a schema")
+            raise rejection(
+                "tools", f"{tool['type']!r} is Anthropic's own; give tools with a schema"
+            )
     return [
         chat_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
         for tool in tools
@@ -166,11 +170,11 @@ def events(body: Body, message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(event["type"], event) for event in stream]
 
 
-def error(refused: RequestRefused) -> dict[str, Any]:
+def error(rejected: RequestRejected) -> dict[str, Any]:
     """An error as Anthropic's API writes it."""
-    default = "api_error" if refused.status >= 500 else "invalid_request_error"
-    kind = ERRORS.get(refused.status, default)
-    return {"type": "error", "error": {"type": kind, "message": str(refused)}}
+    default = "api_error" if rejected.status >= 500 else "invalid_request_error"
+    kind = ERRORS.get(rejected.status, default)
+    return {"type": "error", "error": {"type": kind, "message": str(rejected)}}
 
 
 DIALECT = Dialect(parse, response, events, error)

@@ -21,7 +21,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SessionName
 from streamrl.gateway.recorder import Recorder, log_timeout
-from streamrl.gateway.requests import Answer, ChatRequest, RequestRefused
+from streamrl.gateway.requests import Answer, ChatRequest, RequestRejected
 from streamrl.gateway.sampling import CallSampler, continuation_of
 from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.inference.client import ContextFull, SamplingFailed, SamplingRejected
@@ -153,7 +153,7 @@ class ModelCallHandler:
         self._in_flight: dict[tuple[SessionName, str], CallInFlight] = {}
 
     async def answer(self, incoming: AgentRequest) -> Answer:
-        """The answers to a request of a session. Raises RequestRefused.
+        """The answers to a request of a session. Raises RequestRejected.
 
         Once the log is read up to its end, a request that the log answers gets that answer, and a
         request that is in flight here is joined. For any other this replica samples, writes what it
@@ -186,7 +186,7 @@ class ModelCallHandler:
             return Speculation()
         try:
             request = self._locate_request(incoming)
-        except RequestRefused:  # it may be answered once more is known
+        except RequestRejected:  # it may be answered once more is known
             return Speculation()
         if request.name in request.session.answer_counts or request.key in self._in_flight:
             return Speculation()
@@ -194,7 +194,7 @@ class ModelCallHandler:
 
     def _locate_request(self, incoming: AgentRequest) -> PendingRequest:
         """Name the request, and find what it continues, by what is known of its session. Raises
-        RequestRefused.
+        RequestRejected.
         """
         session = self._open_session(incoming.session)
         chat = incoming.parse(session.tree)
@@ -207,12 +207,12 @@ class ModelCallHandler:
         return PendingRequest(session, chat, body, ordinal, continuation_of(session.tree, chat))
 
     def _open_session(self, name: SessionName) -> LiveSession:
-        """The session, if calls of it are answered. Raises RequestRefused."""
+        """The session, if calls of it are answered. Raises RequestRejected."""
         if self._index.has_ended(name):
-            raise RequestRefused(409, f"session {name.session} has ended; start another one")
+            raise RequestRejected(409, f"session {name.session} has ended; start another one")
         session = self._index.sessions.get(name)
         if session is None:
-            raise RequestRefused(
+            raise RequestRejected(
                 404, f"there is no session {name.session}; POST /rl/start_session begins one"
             )
         return session
@@ -236,7 +236,7 @@ class ModelCallHandler:
         self, request: PendingRequest, speculation: Speculation, began_s: float
     ) -> CallInFlight:
         """Sample and record answers to a request, which is in flight until then. Raises
-        RequestRefused.
+        RequestRejected.
         """
         self._check_call_limit(request)
         sampling = speculation.claim(request) or self._start_sampling(request)
@@ -250,7 +250,7 @@ class ModelCallHandler:
     def _check_call_limit(self, request: PendingRequest) -> None:
         limit = self._run.gateway.max_calls
         if len(request.session.tree.calls) + request.chat.n > limit:
-            raise RequestRefused(
+            raise RequestRejected(
                 400,
                 f"a session has at most {limit} calls (gateway.max_calls), and this one has had"
                 f" {len(request.session.tree.calls)}; end it",
@@ -269,7 +269,7 @@ class ModelCallHandler:
         try:
             # A retry may join the call when this agent has left, so that must not cancel it.
             return await asyncio.shield(call.recording)
-        except RequestRefused:
+        except RequestRejected:
             request.session.release_ordinal(request.body, request.ordinal)
             raise
 
@@ -277,16 +277,16 @@ class ModelCallHandler:
         self, request: PendingRequest, sampling: Sampling, began_s: float
     ) -> Answer:
         """Wait for the sampled answers, write them, and return the answers that the log then has.
-        Raises RequestRefused.
+        Raises RequestRejected.
         """
         try:
             calls = await sampling
         except ContextFull as error:
-            raise RequestRefused(400, str(error), code="context_length_exceeded") from None
+            raise RequestRejected(400, str(error), code="context_length_exceeded") from None
         except SamplingRejected as error:
-            raise RequestRefused(400, str(error)) from None
+            raise RequestRejected(400, str(error)) from None
         except SamplingFailed as error:
-            raise RequestRefused(503, str(error), retry_after_s=1) from None
+            raise RequestRejected(503, str(error), retry_after_s=1) from None
         session = request.session
         env, session_id = session.name
         outputs = [Output(topology.turns(env), session_id, call) for call in calls]

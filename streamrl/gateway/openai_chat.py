@@ -19,8 +19,8 @@ from streamrl.gateway.requests import (
     integer,
     objects,
     openai_error,
-    refuse,
     refuse_fields,
+    rejection,
     string,
     tool_objects,
 )
@@ -64,14 +64,14 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
 
 
 def _template_variables(body: Body) -> dict[str, Any] | msgspec.UnsetType:
-    """The variables of the chat template that the request sets. Raises RequestRefused."""
+    """The variables of the chat template that the request sets. Raises RequestRejected."""
     variables = body.get("chat_template_kwargs")
     if not variables:
         return msgspec.UNSET
     if not isinstance(variables, dict):
-        raise refuse("chat_template_kwargs", "an object is needed")
+        raise rejection("chat_template_kwargs", "an object is needed")
     if problem := template_problem(variables):
-        raise refuse("chat_template_kwargs", problem)
+        raise rejection("chat_template_kwargs", problem)
     return variables
 
 
@@ -86,7 +86,7 @@ def tools_of(body: Body) -> list[dict[str, Any]]:
     for tool in tool_objects(body):
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, dict):
-            raise refuse("tools", "each is of type function")
+            raise rejection("tools", "each is of type function")
         name = function.get("name")
         tools.append(chat_tool(name, function.get("description"), function.get("parameters")))
     return tools

@@ -15,14 +15,14 @@ from streamrl.gateway.requests import (
     Body,
     ChatRequest,
     Dialect,
-    RequestRefused,
+    RequestRejected,
     canonical_messages,
     chat_tool,
     integer,
     objects,
     openai_error,
-    refuse,
     refuse_fields,
+    rejection,
     string,
     tool_objects,
 )
@@ -47,7 +47,7 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
     string(body, "model")
     text = body.get("text")
     if isinstance(text, dict) and text.get("format") not in (None, {"type": "text"}):
-        raise refuse("text.format", "the policy is trained on what it samples, which is text")
+        raise rejection("text.format", "the policy is trained on what it samples, which is text")
     return ChatRequest(
         messages=canonical_messages(_conversation(body, tree), "input"),
         tools=_tools(body),
@@ -59,7 +59,7 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
 
 def _conversation(body: Body, tree: CallTree) -> list[Message]:
     """The whole conversation: with that of `previous_response_id`, and with `instructions`. Raises
-    RequestRefused.
+    RequestRejected.
     """
     instructions = string(body, "instructions", limit=1 << 30)
     system: list[Message] = []
@@ -70,7 +70,7 @@ def _conversation(body: Body, tree: CallTree) -> list[Message]:
     if previous:
         call = previous.removeprefix(ID)
         if call not in tree.calls:
-            raise RequestRefused(
+            raise RequestRejected(
                 400,
                 f"previous_response_id: this session has no response {previous}",
                 "previous_response_id",
@@ -105,7 +105,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Message]:
             case {"role": str()} if item.get("type", "message") == "message":
                 messages.append({**renamed_role(item), "content": item.get("content")})
             case _:
-                raise refuse("input", f"items of type {item.get('type')!r} are not known")
+                raise rejection("input", f"items of type {item.get('type')!r} are not known")
     return messages
 
 
@@ -113,7 +113,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
     tools = tool_objects(body)
     for tool in tools:
         if tool.get("type") != "function":
-            raise refuse("tools", f"{tool.get('type')!r} is run by OpenAI; give functions")
+            raise rejection("tools", f"{tool.get('type')!r} is run by OpenAI; give functions")
     return [
         chat_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
         for tool in tools

@@ -9,7 +9,7 @@ from functools import partial
 
 from streamrl.errors import BrokerUnreachable
 from streamrl.gateway.follower import RETRY_INTERVAL_S, Follower
-from streamrl.gateway.requests import RequestRefused
+from streamrl.gateway.requests import RequestRejected
 from streamrl.log.chunks import fits_message
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Message, NonTransactionalProducer, Output
@@ -83,11 +83,11 @@ class Recorder:
 
 @asynccontextmanager
 async def log_timeout(limit_s: float) -> AsyncIterator[None]:
-    """Raises RequestRefused if the log does not answer within this time."""
+    """Raises RequestRejected if the log does not answer within this time."""
     try:
         async with asyncio.timeout(limit_s):
             yield
     except TimeoutError:
-        raise RequestRefused(
+        raise RequestRejected(
             503, f"the log has not answered within {limit_s:g} s; ask again", retry_after_s=1
         ) from None

@@ -26,7 +26,7 @@ MAX_CHOICES = 128
 MAX_TOOLS = 256
 
 
-class RequestRefused(Exception):
+class RequestRejected(Exception):
     """A request is not answered. It has the HTTP status, the reason, and the field to blame."""
 
     def __init__(
@@ -80,90 +80,92 @@ class Dialect(NamedTuple):
     response: Callable[[Body, Answer], dict[str, Any]]
     # The events of a stream, made of the finished response: (name or nothing, data)
     events: Callable[[Body, dict[str, Any]], list[tuple[str, Any]]]
-    error: Callable[[RequestRefused], dict[str, Any]]
+    error: Callable[[RequestRejected], dict[str, Any]]
 
 
-def refuse(field: str, why: str) -> RequestRefused:
+def rejection(field: str, why: str) -> RequestRejected:
     """The error that blames a field of the body."""
-    return RequestRefused(400, f"{field}: {why}", field)
+    return RequestRejected(400, f"{field}: {why}", field)
 
 
 def parse_body(text: bytes) -> dict[str, Any]:
-    """The object of a request's body. Raises RequestRefused."""
+    """The object of a request's body. Raises RequestRejected."""
     try:
         body = msgspec.json.decode(text or b"{}")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise RequestRefused(400, f"the body is not JSON that can be read: {error}") from None
+        raise RequestRejected(400, f"the body is not JSON that can be read: {error}") from None
     if not isinstance(body, dict):
-        raise RequestRefused(400, f"the body is a JSON object, not {type(body).__name__}")
+        raise RequestRejected(400, f"the body is a JSON object, not {type(body).__name__}")
     return body
 
 
 def integer(body: Body, field: str, default: int, least: int = 1, most: int = 1 << 31) -> int:
-    """A number of the body. Raises RequestRefused."""
+    """A number of the body. Raises RequestRejected."""
     value = body.get(field)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise refuse(field, f"it is a whole number from {least} to {most:,}")
+        raise rejection(field, f"it is a whole number from {least} to {most:,}")
     return value
 
 
 def string(body: Body, field: str, default: str = "", limit: int = 1_000) -> str:
-    """A text of the body. Raises RequestRefused."""
+    """A text of the body. Raises RequestRejected."""
     value = body.get(field)
     if value is None:
         return default
     if not isinstance(value, str) or len(value) > limit:
-        raise refuse(field, f"it is a text of at most {limit:,} characters")
+        raise rejection(field, f"it is a text of at most {limit:,} characters")
     return value
 
 
 def objects(body: Body, field: str) -> list[dict[str, Any]]:
-    """A list of objects of the body; empty if it is not given. Raises RequestRefused."""
+    """A list of objects of the body; empty if it is not given. Raises RequestRejected."""
     value = body.get(field)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise refuse(field, "it is a list of objects")
+        raise rejection(field, "it is a list of objects")
     return value
 
 
 def tool_objects(body: Body) -> list[dict[str, Any]]:
-    """The tools of the body, as the API writes them. Raises RequestRefused for too many."""
+    """The tools of the body, as the API writes them. Raises RequestRejected for too many."""
     tools = objects(body, "tools")
     if len(tools) > MAX_TOOLS:
-        raise refuse("tools", f"there are at most {MAX_TOOLS}")
+        raise rejection("tools", f"there are at most {MAX_TOOLS}")
     return tools
 
 
 def refuse_fields(body: Body, neutral: Mapping[str, Sequence[Any]]) -> None:
-    """Raises RequestRefused for a field that is given, and has none of its neutral values."""
+    """Raises RequestRejected for a field that is given, and has none of its neutral values."""
     for field, values in neutral.items():
         value = body.get(field)
         if value is not None and value not in values:
-            raise refuse(field, "the policy is trained on what it samples, so this cannot be kept")
+            raise rejection(
+                field, "the policy is trained on what it samples, so this cannot be kept"
+            )
 
 
 def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> list[Message]:
-    """The messages in the form in which they are compared. Raises RequestRefused."""
+    """The messages in the form in which they are compared. Raises RequestRejected."""
     try:
         result = [canonical(message) for message in messages]
     except ValueError as error:
-        raise refuse(field, str(error)) from None
+        raise rejection(field, str(error)) from None
     if not result:
-        raise refuse(field, "there is no message")
+        raise rejection(field, "there is no message")
     return result
 
 
 def chat_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
-    """A tool of the body as an OpenAI chat tool. Raises RequestRefused."""
+    """A tool of the body as an OpenAI chat tool. Raises RequestRejected."""
     if not isinstance(name, str) or not name:
-        raise refuse("tools", "each tool has a name")
+        raise rejection("tools", "each tool has a name")
     if not isinstance(description, str):
         description = None
     if parameters is not None and not is_schema(parameters):
-        raise refuse("tools", f"the parameters of {name!r} are a JSON schema")
+        raise rejection("tools", f"the parameters of {name!r} are a JSON schema")
     return function_tool(name, description, parameters or {"type": "object", "properties": {}})
 
 
@@ -179,15 +181,15 @@ def arguments_of(tool_call: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(tool_call["function"]["arguments"])
 
 
-def openai_error(refused: RequestRefused) -> dict[str, Any]:
+def openai_error(rejected: RequestRejected) -> dict[str, Any]:
     """An error as OpenAI's APIs write it."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    default = "server_error" if refused.status >= 500 else "invalid_request_error"
+    default = "server_error" if rejected.status >= 500 else "invalid_request_error"
     return {
         "error": {
-            "message": str(refused),
-            "type": kinds.get(refused.status, default),
-            "param": refused.field or None,
-            "code": refused.code or None,
+            "message": str(rejected),
+            "type": kinds.get(rejected.status, default),
+            "param": rejected.field or None,
+            "code": rejected.code or None,
         }
     }

@@ -23,7 +23,7 @@ from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.gateway.keys import SESSION_FIELD, SessionKeys, SessionName, session_in_metadata
-from streamrl.gateway.requests import Dialect, RequestRefused, openai_error, parse_body, refuse
+from streamrl.gateway.requests import Dialect, RequestRejected, openai_error, parse_body, rejection
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
 
@@ -89,11 +89,11 @@ class HttpApi:
         async def guarded(request: Request) -> Response:
             try:
                 return await handler(request)
-            except RequestRefused as error:
-                refused = error
+            except RequestRejected as error:
+                rejected = error
             except StreamrlError as error:
                 logger.warning("%s: %s", request.url.path, describe_error(error))
-                refused = RequestRefused(
+                rejected = RequestRejected(
                     status=503,
                     why=f"the log cannot be reached: {error}",
                     field="",
@@ -101,17 +101,17 @@ class HttpApi:
                     retry_after_s=1,
                 )
             except ClientDisconnect:
-                refused = RequestRefused(400, "the body ended too early")
+                rejected = RequestRejected(400, "the body ended too early")
             except Exception as error:
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 at = f"{place.filename}:{place.lineno}"
                 logger.error("%s at %s: %s", request.url.path, at, describe_error(error))
-                refused = RequestRefused(500, "the gateway failed; its log says where")
+                rejected = RequestRejected(500, "the gateway failed; its log says where")
             self._calls.counts["refused"] += 1
             headers = {}
-            if refused.retry_after_s:
-                headers["retry-after"] = str(refused.retry_after_s)
-            return json_response(shape(refused), refused.status, headers)
+            if rejected.retry_after_s:
+                headers["retry-after"] = str(rejected.retry_after_s)
+            return json_response(shape(rejected), rejected.status, headers)
 
         return guarded
 
@@ -122,7 +122,7 @@ class HttpApi:
             name, body = await self._named_call(request)
             is_stream = body.get("stream") or False
             if not isinstance(is_stream, bool):
-                raise refuse("stream", "it is true or false")
+                raise rejection("stream", "it is true or false")
             incoming = AgentRequest(
                 session=name,
                 parse=lambda tree: dialect.parse(body, tree),
@@ -173,17 +173,17 @@ class HttpApi:
         return json_response({"status": "ok"})
 
     def _check_gateway_key(self, request: Request) -> None:
-        """Raises RequestRefused for a request without the key that opens sessions."""
+        """Raises RequestRejected for a request without the key that opens sessions."""
         if not self._keys.opens_gateway(key_of(request)):
             raise unauthorized("the gateway's key (gateway.api_key of the run file)")
 
     def _session_of(self, request: Request) -> SessionName:
-        """The session that the request's key opens. Raises RequestRefused."""
+        """The session that the request's key opens. Raises RequestRejected."""
         return self._require_session(self._keys.session_of(key_of(request)), SESSION_KEY)
 
     async def _named_call(self, request: Request) -> tuple[SessionName, dict[str, Any]]:
         """The session and the body of a call. A client that has one key for all sessions, which is
-        the gateway's, names the session in the body. Raises RequestRefused.
+        the gateway's, names the session in the body. Raises RequestRejected.
         """
         key = key_of(request)
         name = self._keys.session_of(key)
@@ -195,7 +195,7 @@ class HttpApi:
         return self._require_session(name, SESSION_KEY), await self._body_of(request)
 
     def _require_session(self, name: SessionName | None, wanted: str) -> SessionName:
-        """The session, if agents make rollouts of its env. Raises RequestRefused, which says what
+        """The session, if agents make rollouts of its env. Raises RequestRejected, which says what
         is `wanted` of the request.
         """
         if name is None or name.env not in self._run.session_envs:
@@ -211,14 +211,14 @@ class HttpApi:
         async for chunk in request.stream():
             text += chunk
             if len(text) > limit:
-                raise RequestRefused(
+                raise RequestRejected(
                     413,
                     f"the body has more than {self._run.gateway.max_body_mb:g} MB"
                     " (gateway.max_body_mb)",
                 )
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if text and kind != "application/json":
-            raise RequestRefused(415, "send JSON, with the header Content-Type: application/json")
+            raise RequestRejected(415, "send JSON, with the header Content-Type: application/json")
         return parse_body(bytes(text))
 
 
@@ -244,9 +244,9 @@ def key_of(request: Request) -> str:
     return request.headers.get("x-api-key", "")
 
 
-def unauthorized(wanted: str) -> RequestRefused:
+def unauthorized(wanted: str) -> RequestRejected:
     why = f"the key is not {wanted}; send it as Authorization: Bearer or x-api-key"
-    return RequestRefused(401, why, code="invalid_api_key")
+    return RequestRejected(401, why, code="invalid_api_key")
 
 
 def is_retry(request: Request) -> bool:

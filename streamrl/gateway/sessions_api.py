@@ -16,7 +16,7 @@ from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.keys import SESSION_ID, SessionKeys, SessionName
 from streamrl.gateway.recorder import Recorder, log_timeout
-from streamrl.gateway.requests import Body, RequestRefused, objects, refuse, string
+from streamrl.gateway.requests import Body, RequestRejected, objects, rejection, string
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.inference.client import Client
 from streamrl.log.protocol import Output
@@ -50,26 +50,26 @@ class SessionsApi:
         self._clients = clients
 
     async def start(self, body: Body, base_url: str, is_retry: bool) -> dict[str, Any]:
-        """Begin a session, or resume one. Raises RequestRefused."""
+        """Begin a session, or resume one. Raises RequestRejected."""
         env = self._env_of(body)
         session_id = string(body, "session_id") or secrets.token_hex(16)
         if not SESSION_ID.fullmatch(session_id):
-            raise refuse("session_id", "it has letters, digits, - and _, at most 200")
+            raise rejection("session_id", "it has letters, digits, - and _, at most 200")
         name = SessionName(env, session_id)
         start = self._start_record(name, body)
         async with log_timeout(self._run.envs[env].timeout_s):
             await self._follower.catch_up()
         if self._index.has_ended(name):
-            raise RequestRefused(409, f"session {session_id} has ended; give another session_id")
+            raise RequestRejected(409, f"session {session_id} has ended; give another session_id")
         session = self._index.sessions.get(name)
         if session is None:
             self._check_admission(env)
         elif session.start.problem_id != start.problem_id:
-            raise RequestRefused(
+            raise RequestRejected(
                 409, f"session {session_id} is about task {session.start.problem_id!r}", "task_id"
             )
         elif not (body.get("resume") or is_retry):
-            raise RequestRefused(
+            raise RequestRejected(
                 409,
                 f'session {session_id} exists; send "resume": true to go on with it',
                 "session_id",
@@ -85,10 +85,10 @@ class SessionsApi:
         }
 
     async def set_reward(self, name: SessionName, body: Body) -> dict[str, Any]:
-        """Write a reward of a session, which may have ended long ago. Raises RequestRefused."""
+        """Write a reward of a session, which may have ended long ago. Raises RequestRejected."""
         value = body.get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
-            raise refuse("reward", "it is a finite number")
+            raise rejection("reward", "it is a finite number")
         call = string(body, "interaction_id")
         for prefix in ID_PREFIXES:
             call = call.removeprefix(prefix)
@@ -106,7 +106,7 @@ class SessionsApi:
         return {"session_id": name.session, "name": reward.name, "reward": reward.value}
 
     async def end(self, name: SessionName, body: Body) -> dict[str, Any]:
-        """End a session. One that has ended already stays as it is. Raises RequestRefused."""
+        """End a session. One that has ended already stays as it is. Raises RequestRejected."""
         end = SessionEnd(
             session=name.session,
             failure=string(body, "failure"),
@@ -117,19 +117,19 @@ class SessionsApi:
             await self._follower.catch_up()
         if not self._index.has_ended(name):
             if name not in self._index.sessions:
-                raise RequestRefused(404, f"there is no session {name.session}")
+                raise RequestRejected(404, f"there is no session {name.session}")
             await self._end(name, end)
         return {"session_id": name.session, "ended": True}
 
     async def end_sessions_of_server(self, body: Body) -> dict[str, Any]:
         """Fail the open sessions of an env server that has died: those with its name in
-        `metadata.server`. Raises RequestRefused.
+        `metadata.server`. Raises RequestRejected.
         """
         env = self._env_of(body)
         server = string(body, "server")
         failure = string(body, "failure")
         if not (server and failure):
-            raise refuse("server", "it and `failure` are needed: whose sessions end, and why")
+            raise rejection("server", "it and `failure` are needed: whose sessions end, and why")
         async with log_timeout(self._run.envs[env].timeout_s):
             await self._follower.catch_up()
         names = [
@@ -161,7 +161,7 @@ class SessionsApi:
         envs = self._run.session_envs
         env = string(body, "env") or (envs[0] if len(envs) == 1 else "")
         if env not in envs:
-            raise refuse("env", f"name one of {', '.join(envs)}")
+            raise rejection("env", f"name one of {', '.join(envs)}")
         return env
 
     def _start_record(self, name: SessionName, body: Body) -> SessionStart:
@@ -169,14 +169,14 @@ class SessionsApi:
         if isinstance(task, int) and not isinstance(task, bool):
             task = str(task)
         if not isinstance(task, str) or not task or len(task) > 1_000:
-            raise refuse("task_id", "it names the problem that the agent works on")
+            raise rejection("task_id", "it names the problem that the agent works on")
         (metadata,) = objects({"metadata": [body.get("metadata") or {}]}, "metadata")
         try:
             size = len(msgspec.msgpack.encode(metadata))
         except OverflowError:
-            raise refuse("metadata", "its whole numbers have at most 64 bits") from None
+            raise rejection("metadata", "its whole numbers have at most 64 bits") from None
         if size > MAX_METADATA_BYTES:
-            raise refuse("metadata", f"it has at most {MAX_METADATA_BYTES:,} bytes")
+            raise rejection("metadata", f"it has at most {MAX_METADATA_BYTES:,} bytes")
         try:
             return SessionStart(
                 session=name.session,
@@ -187,7 +187,7 @@ class SessionsApi:
                 time_s=time.time(),
             )
         except ValueError as error:
-            raise refuse("metadata", str(error)) from None
+            raise rejection("metadata", str(error)) from None
 
     def _reward_name(self, env: str) -> str:
         """The name of a reward that is given none: that of the only one the env waits for."""
@@ -197,13 +197,13 @@ class SessionsApi:
         return "reward"
 
     def _check_admission(self, env: str) -> None:
-        """Raises RequestRefused if a new session has to wait for others to end, or for a server."""
+        """Raises RequestRejected if a new session has to wait for others, or for a server."""
         cause = self._limits[env].refusal(self._index.count_open(env))
         if cause:
-            raise RequestRefused(429, f"{env}: {cause}", retry_after_s=RETRY_AFTER_S)
+            raise RequestRejected(429, f"{env}: {cause}", retry_after_s=RETRY_AFTER_S)
         pool = self._run.envs[env].pool
         if not self._clients[pool].has_server():
-            raise RequestRefused(
+            raise RequestRejected(
                 503, f"no server of pool {pool} is ready yet", retry_after_s=RETRY_AFTER_S
             )
 

@@ -14,8 +14,8 @@ from streamrl.gateway.requests import (
     Dialect,
     integer,
     openai_error,
-    refuse,
     refuse_fields,
+    rejection,
 )
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree
@@ -40,13 +40,13 @@ MAX_ID = (1 << 32) - 1
 def parse(body: Body, tree: CallTree) -> ChatRequest:
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, Mapping):
-        raise refuse("sampling_params", "they are an object")
+        raise rejection("sampling_params", "they are an object")
     refuse_fields(sampling, NEUTRAL)
     if body.get("stream"):
-        raise refuse("stream", "token ids come in one piece")
+        raise rejection("stream", "token ids come in one piece")
     tokens = body.get("token_ids")
     if not isinstance(tokens, list) or not tokens or not all(map(is_token, tokens)):
-        raise refuse("token_ids", "they are the ids of a prompt: whole numbers, at least one")
+        raise rejection("token_ids", "they are the ids of a prompt: whole numbers, at least one")
     return ChatRequest(
         token_ids=tokens,
         n=integer(sampling, "n", 1, most=MAX_CHOICES),

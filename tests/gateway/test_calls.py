@@ -11,7 +11,7 @@ import pytest
 
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.gateway.keys import SessionName
-from streamrl.gateway.requests import ChatRequest, RequestRefused
+from streamrl.gateway.requests import ChatRequest, RequestRejected
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall, Record, SessionEnd
@@ -100,6 +100,6 @@ def test_a_retry_waits_for_what_another_replica_has_written(tmp_path: Path):
 
 def test_a_session_that_has_ended_elsewhere_takes_no_call(tmp_path: Path):
     log = Log(SessionEnd(session="s"))
-    with pytest.raises(RequestRefused, match="has ended") as refused:
+    with pytest.raises(RequestRejected, match="has ended") as refused:
         answered(log, tmp_path, ("user", "q"))
     assert refused.value.status == 409 and log.cancelled == 1

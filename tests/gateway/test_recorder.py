@@ -10,7 +10,7 @@ import pytest
 from streamrl.gateway import recorder
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.recorder import Recorder, log_timeout
-from streamrl.gateway.requests import RequestRefused
+from streamrl.gateway.requests import RequestRejected
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, OnWritten, Output
 from streamrl.records import SessionEnd
@@ -103,7 +103,7 @@ async def test_what_the_producer_has_forgotten_is_written_again(monkeypatch: pyt
 
 
 async def test_a_log_that_does_not_answer_in_time_is_503():
-    with pytest.raises(RequestRefused, match="has not answered within 0 s") as refused:
+    with pytest.raises(RequestRejected, match="has not answered within 0 s") as refused:
         async with log_timeout(0.0):
             never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             await never

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.gateway.requests import ChatRequest, RequestRefused
+from streamrl.gateway.requests import ChatRequest, RequestRejected
 from streamrl.gateway.server import DIALECTS
 from streamrl.sessions.call_tree import CallTree
 from tests.support.sessions import call
@@ -42,7 +42,7 @@ def test_no_body_breaks_a_dialect(path: str, body: dict[str, Any]):
     tree.add(call("known", [1], [2]))
     try:
         request = dialect.parse(body, tree)
-    except RequestRefused as refused:
+    except RequestRejected as refused:
         assert 400 <= refused.status < 500 and str(refused)
         assert dialect.error(refused)
     else:
@@ -57,7 +57,7 @@ def test_a_tool_whose_arguments_cannot_be_named_is_refused_before_it_is_sampled_
     parameters = {"type": "object", "properties": properties}
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
     body = {"messages": [{"role": "user", "content": "q"}], "tools": [tool]}
-    with pytest.raises(RequestRefused, match="the parameters of 'add' are a JSON schema"):
+    with pytest.raises(RequestRejected, match="the parameters of 'add' are a JSON schema"):
         DIALECTS["/v1/chat/completions"].parse(body, CallTree())
 
 
