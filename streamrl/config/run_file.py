@@ -99,11 +99,6 @@ class RunFile(Section):
         """The run as the servers of a pool see it: with the settings of their pool."""
         return self.model_copy(update={"inference": self.inference.of_pool(pool)})
 
-    @property
-    def probe_rounds(self) -> bool:
-        """Whether the learner or a server computes with fewer bits than float32."""
-        return self.learner.precision != "float32" or self.inference.dtype != "float32"
-
     def buffer_of(self, env: str) -> Buffer:
         """The rules of the buffer for an env: its own, and for the rest those of all."""
         return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))

@@ -29,7 +29,8 @@ from streamrl.evaluator.suite import (
     to_evaluation,
 )
 from streamrl.inference.client import Client
-from streamrl.inference.vllm_host import VllmHost, check_alive, probe_failure
+from streamrl.inference.probe import probe_tolerance
+from streamrl.inference.vllm_host import VllmHost, check_alive
 from streamrl.inference.vllm_server import MODEL
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
@@ -85,7 +86,7 @@ class EvalRunner:
         """
         self.version = -1
         served = await asyncio.to_thread(self.host.load_version, version)
-        failure = probe_failure(served, self.run.inference.probe_tolerance, self.run.probe_rounds)
+        failure = served.probe_failure(probe_tolerance(self.run))
         if failure:
             raise InferenceError(failure)
         self.version = version.version

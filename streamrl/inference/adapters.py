@@ -13,7 +13,8 @@ from pathlib import Path
 
 from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
-from streamrl.inference.engine import Engine, Mismatch, mismatch
+from streamrl.inference.engine import Engine
+from streamrl.inference.probe import ProbeTolerance, compare_logprobs
 from streamrl.inference.vllm_server import MODEL
 from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
 from streamrl.weights.manifest import ADAPTER_CONFIG
@@ -86,23 +87,21 @@ class LoadedAdapters:
         self._directories: dict[str, dict[str, Path]] = {}
         self._loads = 0
 
-    def check(
-        self, check: AdapterCheck, directory: Path, tolerance: float, rounds: bool = False
-    ) -> None:
+    def check(self, check: AdapterCheck, directory: Path, tolerance: ProbeTolerance) -> None:
         """Check that the server applies adapters: with a random one that changes logprobs visibly,
-        its logprobs are the learner's. `tolerance` (inference.probe_tolerance) and `rounds`: see
-        `Mismatch.within`.
+        its logprobs are the learner's.
         """
         self._engine.load_adapter(CHECK, directory)
         try:
-            found = self._compared(check, CHECK)
+            measured = self._engine.probe(check.probe.tokens, CHECK)
         finally:
             self._engine.unload_adapter(CHECK)
-        if not found.within(tolerance, rounds):
+        mismatch = compare_logprobs(check.probe.logprobs, measured)
+        if not tolerance.accepts(mismatch):
             raise InferenceError(
                 f"the server does not apply adapters as the learner does: with a random one its"
-                f" logprobs are off by up to {found.max_abs:.3g} over {found.tokens} tokens"
-                f" (inference.probe_tolerance is {tolerance:g}); look at inference.extra_args"
+                f" logprobs are off by up to {mismatch.max_abs:.3g} over {mismatch.tokens} tokens"
+                f" (inference.probe_tolerance is {tolerance.value:g}); look at inference.extra_args"
             )
 
     def load(self, version: int, directory: Path, run: str = "") -> str:
@@ -127,6 +126,3 @@ class LoadedAdapters:
                 if name not in used:
                     self._engine.unload_adapter(name)
                     shutil.rmtree(directories.pop(name), ignore_errors=True)
-
-    def _compared(self, check: AdapterCheck, name: str) -> Mismatch:
-        return mismatch(check.probe.logprobs, self._engine.probe(check.probe.tokens, name))

@@ -53,32 +53,6 @@ class Load(NamedTuple):
     spent: dict[str, float]  # total seconds by activity (`Clock` of streamrl_guard.py)
 
 
-OUTLIERS_PER = 20
-WIDE = 4.0
-
-
-class Mismatch(NamedTuple):
-    """The distance between two sets of logprobs."""
-
-    max_abs: float  # the largest absolute difference
-    tokens: int  # the number of tokens that were compared
-    mean_abs: float = 0.0  # the mean absolute difference
-    # The absolute difference that at most one token in OUTLIERS_PER exceeds.
-    common_abs: float = 0.0
-
-    def within(self, tolerance: float, rounds: bool) -> bool:
-        """Whether the two compute the same. In float32 no token may be off by more than
-        `tolerance`.
-
-        `rounds`: one of the two computes with fewer bits than float32. Then a few tokens are far
-        off, and many a little: the mean may be `tolerance`, and one token in OUTLIERS_PER more than
-        WIDE times that (docs/models.md has what was measured).
-        """
-        if not rounds:
-            return self.max_abs <= tolerance
-        return self.mean_abs <= tolerance and self.common_abs <= WIDE * tolerance
-
-
 class Engine:
     """A client for the vLLM at `url`. `key`: the key of its agent. All methods but `healthy` raise
     InferenceError if vLLM does not answer or answers with an error.
@@ -232,19 +206,3 @@ class Engine:
                 f" {one_line(response.text, 400)}"
             )
         return response
-
-
-def mismatch(expected: np.ndarray, measured: np.ndarray) -> Mismatch:
-    """|expected - measured| over the tokens that both have: a server's context may be shorter than
-    the probe. `expected`: (n,) float32; `measured`: (m,) float32.
-
-    The distance of a value that is NaN is infinite. Raises ValueError if there is nothing to
-    compare.
-    """
-    tokens = min(len(expected), len(measured))
-    if tokens == 0:
-        raise ValueError("no logprobs to compare")
-    distance = np.abs(expected[:tokens].astype(np.float64) - measured[:tokens])
-    ordered = np.sort(np.nan_to_num(distance, nan=np.inf))
-    common = ordered[-1 - tokens // OUTLIERS_PER]
-    return Mismatch(float(ordered[-1]), tokens, float(ordered.mean()), float(common))

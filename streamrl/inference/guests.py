@@ -17,8 +17,9 @@ import msgspec
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError, TopicMissing, describe_error
+from streamrl.inference.probe import probe_tolerance
 from streamrl.inference.registration import Registration
-from streamrl.inference.served_run import Loading, ServedRun, finish_load
+from streamrl.inference.served_run import Loading, ServedRun
 from streamrl.inference.version_follower import VersionFollower
 from streamrl.inference.vllm_host import VllmHost
 from streamrl.log.meter import Meter
@@ -60,7 +61,7 @@ class Guests:
     def send_heartbeats(self, in_flight: int) -> None:
         """Publish the load in each guest: the sequences of all runs."""
         for guest, served in list(self._present.items()):
-            self._try(guest, lambda entry=served.entry: entry.update(in_flight=in_flight))
+            self._try(guest, lambda to=served.registration: to.update(in_flight=in_flight))
 
     def finish_load(self, loading: Loading, host: VllmHost) -> None:
         """Publish the outcome of loading a guest's version. It is loaded again if that failed."""
@@ -71,14 +72,14 @@ class Guests:
     def close(self) -> None:
         """Leave all guests, with a tombstone in each."""
         for guest, served in list(self._present.items()):
-            self._try(guest, served.entry.remove)
+            self._try(guest, served.registration.remove)
             self._leave(guest)
 
     def _follow(self, served: ServedRun) -> None:
         served.follow(0.0)
         announced = served.announced
-        if served.newest is None and announced.others and not served.entry.server.error:
-            served.entry.update(
+        if served.newest is None and announced.others and not served.registration.server.error:
+            served.registration.update(
                 error=(
                     f"its versions are those of learner {', '.join(announced.others)}, and this"
                     f" server follows {announced.learner}: give both runs the same learner.name"
@@ -88,11 +89,11 @@ class Guests:
     def _finish_load(self, loading: Loading, host: VllmHost) -> None:
         served = loading.run
         try:
-            finish_load(self._run, loading, host)
+            served.finish_load(loading.job, host)
         except Exception as error:  # whatever its records lead to, the others are served on
             cause = str(error) if isinstance(error, StreamrlError) else describe_error(error)
-            logger.error("%s%s", served.entry.prefix, cause)
-            served.entry.update(error=cause)
+            logger.error("%s%s", served.registration.prefix, cause)
+            served.registration.update(error=cause)
             served.schedule.on_failure(time.monotonic())
 
     def _open(self, guest: str) -> None:
@@ -105,12 +106,16 @@ class Guests:
             stack.callback(log.close)
             announced = VersionFollower(log, self._run.learner.name)
             stack.callback(announced.close)
-            entry = Registration(log, server, self._run.inference.heartbeat_s, guest)
-            stack.callback(entry.close)
+            registration = Registration(log, server, self._run.inference.heartbeat_s, guest)
+            stack.callback(registration.close)
             meter = Meter(log, server.server_id)
             stack.callback(meter.close)
             self._present[guest] = ServedRun(
-                guest=guest, announced=announced, entry=entry, meter=meter
+                guest=guest,
+                announced=announced,
+                registration=registration,
+                meter=meter,
+                tolerance=probe_tolerance(self._run),
             )
             self._resources[guest] = stack.pop_all()
         self._causes.pop(guest, None)
@@ -126,8 +131,8 @@ class Guests:
             if self._causes.get(guest) != str(error):
                 self._causes[guest] = str(error)
                 is_absent = isinstance(error, TopicMissing)
-                said = "has not begun" if is_absent else "is not served for now"
-                logger.warning("run %s %s: %s", guest, said, error)
+                state = "has not begun" if is_absent else "is not served for now"
+                logger.warning("run %s %s: %s", guest, state, error)
 
     def _leave(self, guest: str) -> None:
         self._present.pop(guest, None)

@@ -20,24 +20,24 @@ def serve_own_model(
     directory: Path,
     host: VllmHost,
     worker: ThreadPoolExecutor,
-    entry: Registration,
+    registration: Registration,
     meter: Meter,
     stop: threading.Event,
 ) -> None:
     """The loop: start the model in `directory` once, and send heartbeats until `stop` is set. The
     server takes no weights of the run, so its version on `servers` stays -1.
     """
-    name = entry.server.pool
+    name = registration.server.pool
     job: Future[None] | None = worker.submit(host.start_model, directory, name)
     answered_s = time.monotonic()
     while not stop.wait(POLL_S):
         if job is not None and job.done():
             job.result()
-            entry.update(url=host.url, model=name, state="ready")
+            registration.update(url=host.url, model=name, state="ready")
             logger.info("%s is served as %r", directory, name)
             job = None
-        check_alive(host, entry.server.server_id, str(directory))
-        if entry.due():
-            answered_s = heartbeat(host, entry, meter, answered_s)
+        check_alive(host, registration.server.server_id, str(directory))
+        if registration.due():
+            answered_s = heartbeat(host, registration, meter, answered_s)
     if job is not None:
         wait([job], STOP_TIMEOUT_S)

@@ -21,8 +21,9 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
 from streamrl.inference.guests import Guests, OpenLog
 from streamrl.inference.own_model import serve_own_model
+from streamrl.inference.probe import probe_tolerance
 from streamrl.inference.registration import Registration, heartbeat
-from streamrl.inference.served_run import Loading, ServedRun, finish_load, load_next
+from streamrl.inference.served_run import Loading, ServedRun, load_next
 from streamrl.inference.version_follower import POLL_S, VersionFollower
 from streamrl.inference.vllm_host import STOP_TIMEOUT_S, VLLM, VllmHost, check_alive, open_host
 from streamrl.inference.vllm_server import check
@@ -61,7 +62,7 @@ def main(
     with (
         open_part(log, identity, writer=None) as part,
         closing(VersionFollower(log, run.learner.name)) as announced,
-        closing(Registration(log, server, run.inference.heartbeat_s)) as entry,
+        closing(Registration(log, server, run.inference.heartbeat_s)) as registration,
         open_host(run, identity, place, stop) as host,
         closing(Guests(run, server, open_log)) as guests,
     ):
@@ -69,13 +70,18 @@ def main(
         worker = ThreadPoolExecutor(1, "host")
         try:
             if own_model:
-                serve_own_model(Path(own_model), host, worker, entry, part.meter, stop)
+                serve_own_model(Path(own_model), host, worker, registration, part.meter, stop)
             else:
-                own = ServedRun(announced=announced, entry=entry, meter=part.meter)
+                own = ServedRun(
+                    announced=announced,
+                    registration=registration,
+                    meter=part.meter,
+                    tolerance=probe_tolerance(run),
+                )
                 serve(run, own, guests, host, worker, stop)
-            entry.remove()
+            registration.remove()
         except StreamrlError as error:
-            entry.update(state="error", error=str(error), doubted=False)
+            registration.update(state="error", error=str(error), doubted=False)
             raise
         finally:
             stop.set()  # A vLLM that is still starting ends now.
@@ -101,19 +107,19 @@ def serve(
         guests.follow()
         if loading is not None and loading.job.done() and not stop.is_set():
             if loading.run is own:
-                finish_load(run, loading, host)
+                own.finish_load(loading.job, host)
             else:
                 guests.finish_load(loading, host)
             loading = None
-        server = own.entry.server
+        server = own.registration.server
         if loading is None:
             runs = [own, *guests.present] if server.version >= 0 else [own]
             loading = load_next(runs, host, worker, time.monotonic())
         check_alive(host, server.server_id, f"version {server.version}")
-        if own.entry.due():
+        if own.registration.due():
             before_s = answered_s
-            answered_s = heartbeat(host, own.entry, own.meter, before_s)
+            answered_s = heartbeat(host, own.registration, own.meter, before_s)
             if answered_s != before_s:
-                guests.send_heartbeats(own.entry.server.in_flight)
+                guests.send_heartbeats(own.registration.server.in_flight)
     if loading is not None:
         wait([loading.job], STOP_TIMEOUT_S)

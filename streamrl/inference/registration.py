@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
 from streamrl.config import topology
-from streamrl.errors import InferenceError, WeightError
-from streamrl.inference.vllm_host import LoadResult, VllmHost, probe_failure
+from streamrl.errors import InferenceError
+from streamrl.inference.vllm_host import VllmHost
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
@@ -63,56 +62,7 @@ class Registration:
         self._writer.close()
 
 
-def finish_swap(
-    job: Future[LoadResult],
-    host: VllmHost,
-    entry: Registration,
-    meter: Meter,
-    tolerance: float,
-    rounds: bool = False,
-) -> bool:
-    """Publish the outcome of loading a version. `tolerance`, `rounds`: see `probe_failure`.
-
-    Returns False if the version has to be loaded again: the copy was bad, so the server stays on
-    its version, or the probe failed. Raises any other StreamrlError of the load.
-    """
-    try:
-        served = job.result()
-    except WeightError as error:
-        logger.error("%sstaying on version %d: %s", entry.prefix, entry.server.version, error)
-        entry.update(error=str(error))
-        return False
-    failure = probe_failure(served, tolerance, rounds)
-    entry.update(
-        url=host.url,
-        model=served.model,
-        version=served.version,
-        state="error" if failure else "ready",
-        error=failure,
-        doubted=bool(failure),
-        mismatch_max_abs=served.mismatch.max_abs,
-        mismatch_tokens=served.mismatch.tokens,
-    )
-    meter.publish(served.metrics(), step=served.version)
-    if failure:
-        logger.error(
-            "%s%s; it is loaded and probed again, and asked meanwhile only if no other server is"
-            " ready",
-            entry.prefix,
-            failure,
-        )
-        return False
-    logger.info(
-        "%sversion %d is served; off by %.2g over %d tokens",
-        entry.prefix,
-        served.version,
-        served.mismatch.max_abs,
-        served.mismatch.tokens,
-    )
-    return True
-
-
-def heartbeat(host: VllmHost, entry: Registration, meter: Meter, answered_s: float) -> float:
+def heartbeat(host: VllmHost, registration: Registration, meter: Meter, answered_s: float) -> float:
     """Publish the load of the server, unless vLLM does not answer.
 
     `answered_s`: when vLLM last answered (monotonic, s). Returns this time anew. Raises
@@ -124,12 +74,12 @@ def heartbeat(host: VllmHost, entry: Registration, meter: Meter, answered_s: flo
         if time.monotonic() - answered_s > UNRESPONSIVE_S:
             raise
         logger.warning("%s", error)
-        entry.skip()
+        registration.skip()
         return answered_s
     if load is None:
-        entry.update()
+        registration.update()
     else:
-        entry.update(in_flight=load.in_flight)
+        registration.update(in_flight=load.in_flight)
         values = {f"inference/{name}": seconds for name, seconds in load.spent.items()}
         values["inference/in_flight"] = float(load.in_flight)
         values["inference/generated_tokens"] = float(load.generated_tokens)

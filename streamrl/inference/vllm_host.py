@@ -23,7 +23,8 @@ from streamrl.inference.adapters import (
     refuse_other_base,
     refuse_other_shape,
 )
-from streamrl.inference.engine import Engine, Load, Mismatch, Swap, mismatch
+from streamrl.inference.engine import Engine, Load, Swap
+from streamrl.inference.probe import Mismatch, ProbeTolerance, compare_logprobs, probe_tolerance
 from streamrl.inference.vllm_server import MODEL
 from streamrl.records import AdapterBase, PolicyVersion
 from streamrl.weights.pull import pull
@@ -65,20 +66,17 @@ class LoadResult(NamedTuple):
             "inference/resume_s": total_s - pause_s - reload_s,
         }
 
-
-def probe_failure(served: LoadResult, tolerance: float, rounds: bool = False) -> str:
-    """Why the loaded version must not be served, or "" if its probe passed. `tolerance`
-    (inference.probe_tolerance) and `rounds`: see `Mismatch.within`.
-    """
-    found = served.mismatch
-    if found.within(tolerance, rounds):
-        return ""
-    return (
-        f"version {served.version}: the server's logprobs differ from the learner's by up to"
-        f" {found.max_abs:.3g}, in the mean by {found.mean_abs:.3g}, over {found.tokens} tokens"
-        f" (inference.probe_tolerance is {tolerance:g}); a"
-        " weight was not reloaded, or the two do not compute the same model"
-    )
+    def probe_failure(self, tolerance: ProbeTolerance) -> str:
+        """Why the version must not be served, or "" if its probe passed."""
+        mismatch = self.mismatch
+        if tolerance.accepts(mismatch):
+            return ""
+        return (
+            f"version {self.version}: the server's logprobs differ from the learner's by up to"
+            f" {mismatch.max_abs:.3g}, in the mean by {mismatch.mean_abs:.3g}, over"
+            f" {mismatch.tokens} tokens (inference.probe_tolerance is {tolerance.value:g}); a"
+            " weight was not reloaded, or the two do not compute the same model"
+        )
 
 
 class VllmHost:
@@ -127,14 +125,14 @@ class VllmHost:
             model = adapters.load(version.version, directory, guest)
             swap = None if is_first else self._without_pause(pulled_s)
         loaded_s = time.monotonic()
-        found = self._probe(version, model)
+        mismatch = self._probe(version, model)
         if self._adapters is None:
             self._delete_copies_but(directory)
         else:
             self._adapters.unload_unused()
         return LoadResult(
             version=version.version,
-            mismatch=found,
+            mismatch=mismatch,
             pull_s=pulled_s - started_s,
             swap=swap,
             start_s=loaded_s - pulled_s,
@@ -212,9 +210,7 @@ class VllmHost:
         if guest and self._run.learner.lora:
             refuse_other_shape(directory, self._run.learner.lora)
         adapters = self._adapters or self._start_on_base(base)
-        adapters.check(
-            check, directory, self._run.inference.probe_tolerance, self._run.probe_rounds
-        )
+        adapters.check(check, directory, probe_tolerance(self._run))
         self._checked.add(check.sha256)
         return adapters
 
@@ -259,7 +255,7 @@ class VllmHost:
             return Mismatch(0.0, 0)
         most = self._run.inference.max_model_len - 1
         measured = self._engine.probe(version.probe.tokens[:most], model)
-        return mismatch(version.probe.logprobs, measured)
+        return compare_logprobs(version.probe.logprobs, measured)
 
     def _delete_copies_but(self, directory: Path) -> None:
         """Delete all copies of weights but `directory` and the oldest, which vLLM was started on:

@@ -1,5 +1,5 @@
 """The text of a probe, and the row in which the learner computes its logprobs. A server that serves
-the version must answer the same (`inference/engine.py`).
+the version must answer the same (`inference/probe.py`).
 """
 
 from __future__ import annotations

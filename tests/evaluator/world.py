@@ -13,7 +13,7 @@ from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import WeightError
 from streamrl.evaluator import process, runner
 from streamrl.evaluator.history import read_evaluations
-from streamrl.inference.engine import Mismatch
+from streamrl.inference.probe import Mismatch
 from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output

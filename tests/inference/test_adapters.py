@@ -19,6 +19,7 @@ from streamrl.inference.adapters import (
     refuse_other_shape,
 )
 from streamrl.inference.engine import Engine
+from streamrl.inference.probe import ProbeTolerance
 from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
 from tests.inference.stub import Stub
 
@@ -164,15 +165,15 @@ def test_a_check_that_fails_can_be_made_again(
 ):
     stub.breaks_probes = True
     with pytest.raises(InferenceError, match="EngineCore"):
-        loaded.check(check(), tmp_path, tolerance=1e-3)
+        loaded.check(check(), tmp_path, tolerance=ProbeTolerance(1e-3))
     stub.breaks_probes = False
-    loaded.check(check(), tmp_path, tolerance=1e-3)
+    loaded.check(check(), tmp_path, tolerance=ProbeTolerance(1e-3))
 
 
 def test_a_server_that_applies_adapters_passes(
     stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
 ):
-    loaded.check(check(), tmp_path, tolerance=1e-3)
+    loaded.check(check(), tmp_path, tolerance=ProbeTolerance(1e-3))
     assert stub.loaded == {}
 
 
@@ -183,7 +184,7 @@ def test_a_server_that_ignores_adapters_is_refused(
     with pytest.raises(
         InferenceError, match=r"does not apply adapters .* off by up to 0\.5 over 2"
     ):
-        loaded.check(check(), tmp_path, tolerance=1e-3)
+        loaded.check(check(), tmp_path, tolerance=ProbeTolerance(1e-3))
 
 
 def test_the_largest_rank_is_one_that_vllm_has():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from streamrl.errors import InferenceError
-from streamrl.inference.engine import Engine, Load, Mismatch, mismatch
+from streamrl.inference.engine import Engine, Load
 from tests.inference.stub import Stub
 
 
@@ -64,37 +64,6 @@ def test_a_server_that_is_gone_is_an_error():
         url = gone.url
     with pytest.raises(InferenceError, match="does not answer /weight_info"):
         Engine(url).version()
-
-
-def test_mismatch_over_the_tokens_that_both_have():
-    expected = np.array([-1.0, -2.0, -3.0], np.float32)
-    assert mismatch(expected, np.array([-1.0, -2.5], np.float32)) == Mismatch(
-        0.5, 2, mean_abs=0.25, common_abs=0.5
-    )
-    assert mismatch(expected, np.array([-1.0, np.nan, -3.0], np.float32)).max_abs == np.inf
-    with pytest.raises(ValueError, match="no logprobs"):
-        mismatch(expected, np.array([], np.float32))
-
-
-def off_by(far: int, distance: float) -> Mismatch:
-    """Of 60 logprobs `far` are off by `distance`, and the others by 0.01."""
-    distances = np.full(60, 0.01, np.float32)
-    distances[:far] = distance
-    return mismatch(np.zeros(60, np.float32), distances)
-
-
-def test_in_float32_no_token_may_be_off():
-    assert off_by(1, 0.02).within(0.02, rounds=False)
-    assert not off_by(1, 0.03).within(0.02, rounds=False)
-
-
-def test_in_bf16_a_few_tokens_may_be_far_off_and_the_mean_may_not():
-    assert off_by(3, 0.15).within(0.02, rounds=True)
-    assert not off_by(4, 0.15).within(0.02, rounds=True)  # more than one in 20
-    assert off_by(15, 0.04).within(0.02, rounds=True)
-    assert not off_by(25, 0.04).within(0.02, rounds=True)  # 0.0225 in the mean
-    lost = mismatch(np.zeros(60, np.float32), np.array([np.nan] + 59 * [0.0], np.float32))
-    assert not lost.within(0.02, rounds=True)
 
 
 def test_a_server_with_a_key_obeys_an_engine_that_has_it():

@@ -14,7 +14,8 @@ from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError
 from streamrl.inference import guests, load_schedule, process, vllm_host
-from streamrl.inference.engine import Load, Mismatch
+from streamrl.inference.engine import Load
+from streamrl.inference.probe import Mismatch
 from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog

@@ -16,7 +16,8 @@ import pytest
 from streamrl.config.run_file import RunFile, parse, with_overrides
 from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
 from streamrl.inference import load_schedule, process, registration, vllm_host
-from streamrl.inference.engine import Load, Mismatch, Swap
+from streamrl.inference.engine import Load, Swap
+from streamrl.inference.probe import Mismatch
 from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog

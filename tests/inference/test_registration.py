@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import cast
 
 import pytest
 
-from streamrl.errors import InferenceError, WeightError
+from streamrl.errors import InferenceError
 from streamrl.inference import registration
-from streamrl.inference.engine import Load, Mismatch
-from streamrl.inference.registration import Registration, finish_swap, heartbeat
-from streamrl.inference.vllm_host import LoadResult, VllmHost
+from streamrl.inference.engine import Load
+from streamrl.inference.registration import Registration, heartbeat
+from streamrl.inference.vllm_host import VllmHost
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
@@ -57,57 +56,25 @@ def metrics(log: MemoryLog) -> dict[str, float]:
     return values
 
 
-def loaded(max_abs: float) -> Future[LoadResult]:
-    done: Future[LoadResult] = Future()
-    done.set_result(LoadResult(3, Mismatch(max_abs, 7), 0.5, None, 0.0))
-    return done
-
-
 def test_it_is_there_from_the_start_and_leaves_with_a_tombstone(log: MemoryLog):
-    entry = Registration(log, ME, 60.0)
-    entry.remove()
+    registered = Registration(log, ME, 60.0)
+    registered.remove()
     first, last = records(log)
     assert first is not None and first.state == "starting" and last is None
 
 
 def test_a_heartbeat_is_due_after_its_time_and_may_be_left_out(log: MemoryLog):
     assert not Registration(log, ME, 60.0).due()
-    entry = Registration(log, ME, 0.0)
-    assert entry.due()
-    entry.skip()
+    registered = Registration(log, ME, 0.0)
+    assert registered.due()
+    registered.skip()
     assert len(records(log)) == 2, "one of each, and none for the one that was left out"
 
 
-def test_a_version_that_passes_its_probe_is_served(log: MemoryLog):
-    entry = Registration(log, ME, 60.0)
-    assert finish_swap(loaded(1e-6), host(), entry, Meter(log, "inference-0"), 1e-3)
-    assert (entry.server.version, entry.server.state, entry.server.url) == (3, "ready", StandIn.url)
-    assert metrics(log)["inference/pull_s"] == 0.5
-
-
-def test_a_version_that_fails_its_probe_is_doubted(log: MemoryLog):
-    entry = Registration(log, ME, 60.0)
-    assert not finish_swap(loaded(0.1), host(), entry, Meter(log, "inference-0"), 1e-3)
-    assert (entry.server.version, entry.server.state, entry.server.doubted) == (3, "error", True)
-    assert "differ from the learner's by up to 0.1" in entry.server.error
-
-
-def test_a_bad_copy_changes_nothing_but_the_error(log: MemoryLog):
-    failed: Future[LoadResult] = Future()
-    failed.set_exception(WeightError("damaged"))
-    entry = Registration(log, ME, 60.0)
-    assert not finish_swap(failed, host(), entry, Meter(log, "inference-0"), 1e-3)
-    assert (entry.server.version, entry.server.state, entry.server.error) == (
-        -1,
-        "starting",
-        "damaged",
-    )
-
-
 def test_a_heartbeat_has_the_load(log: MemoryLog):
-    entry = Registration(log, ME, 60.0)
-    heartbeat(host(Load(3, 77, {"idle_s": 1.5})), entry, Meter(log, "inference-0"), 0.0)
-    assert entry.server.in_flight == 3
+    registered = Registration(log, ME, 60.0)
+    heartbeat(host(Load(3, 77, {"idle_s": 1.5})), registered, Meter(log, "inference-0"), 0.0)
+    assert registered.server.in_flight == 3
     assert metrics(log) == {
         "inference/idle_s": 1.5,
         "inference/in_flight": 3.0,
@@ -116,20 +83,20 @@ def test_a_heartbeat_has_the_load(log: MemoryLog):
 
 
 def test_before_vllm_is_up_there_is_a_heartbeat_without_a_load(log: MemoryLog):
-    entry = Registration(log, ME, 60.0)
-    heartbeat(host(), entry, Meter(log, "inference-0"), 0.0)
+    registered = Registration(log, ME, 60.0)
+    heartbeat(host(), registered, Meter(log, "inference-0"), 0.0)
     assert len(records(log)) == 2 and metrics(log) == {}
 
 
 def test_a_server_that_does_not_answer_is_silent_and_then_ended(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ):
-    entry = Registration(log, ME, 60.0)
+    registered = Registration(log, ME, 60.0)
     silent = host(InferenceError("vLLM does not answer"))
     meter = Meter(log, "inference-0")
     monkeypatch.setattr(registration, "UNRESPONSIVE_S", float("inf"))
-    assert heartbeat(silent, entry, meter, 12.5) == 12.5
+    assert heartbeat(silent, registered, meter, 12.5) == 12.5
     assert len(records(log)) == 1
     monkeypatch.setattr(registration, "UNRESPONSIVE_S", -1.0)
     with pytest.raises(InferenceError, match="does not answer"):
-        heartbeat(silent, entry, meter, 12.5)
+        heartbeat(silent, registered, meter, 12.5)

@@ -13,8 +13,8 @@ import pytest
 from streamrl.config import run_file
 from streamrl.errors import WeightError
 from streamrl.inference import load_schedule
-from streamrl.inference.engine import Mismatch
 from streamrl.inference.guests import Guests
+from streamrl.inference.probe import Mismatch, probe_tolerance
 from streamrl.inference.process import serve
 from streamrl.inference.registration import Registration
 from streamrl.inference.served_run import ServedRun
@@ -63,12 +63,15 @@ def served(
     run = run_file.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})
     publish(log, *(Output("policy-versions", "lead", record) for record in announced))
     host = Told(answers, stop)
-    entry = Registration(log, Server(server_id="inference-0", url=""), 0.01)
+    registration = Registration(log, Server(server_id="inference-0", url=""), 0.01)
     with ThreadPoolExecutor(1) as worker:
         own = ServedRun(
-            announced=VersionFollower(log, "lead"), entry=entry, meter=Meter(log, "inference-0")
+            announced=VersionFollower(log, "lead"),
+            registration=registration,
+            meter=Meter(log, "inference-0"),
+            tolerance=probe_tolerance(run),
         )
-        serve(run, own, Guests(run, entry.server, None), cast(VllmHost, host), worker, stop)
+        serve(run, own, Guests(run, registration.server, None), cast(VllmHost, host), worker, stop)
     return host, published(log, "servers", Server)
 
 

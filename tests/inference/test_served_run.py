@@ -1,22 +1,42 @@
-"""Whose version a server loads next."""
+"""Whose version a server loads next, and what it says once the version is loaded."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
+import pytest
+
+from streamrl.errors import WeightError
+from streamrl.inference.probe import Mismatch, ProbeTolerance
+from streamrl.inference.registration import Registration
 from streamrl.inference.served_run import ServedRun, load_next
-from streamrl.records import PolicyVersion
+from streamrl.inference.vllm_host import LoadResult
+from streamrl.log.memory import MemoryLog
+from streamrl.log.meter import Meter
+from streamrl.records import Metric, PolicyVersion, Server
+from tests.support.data_path import found
 
 
 class Host:
+    url = "http://127.0.0.1:1"
+
     def load_version(self, version: PolicyVersion, guest: str) -> Any:
         return guest, version.version
 
 
-def served(guest: str, version: int | None) -> ServedRun:
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog({"servers": 1, "metrics": 1})
+
+
+def served(log: MemoryLog, guest: str = "", version: int | None = None) -> ServedRun:
     made = ServedRun(
-        guest=guest, announced=cast(Any, None), entry=cast(Any, None), meter=cast(Any, None)
+        guest=guest,
+        announced=cast(Any, None),
+        registration=Registration(log, Server(server_id="inference-0", url=""), 60.0),
+        meter=Meter(log, "inference-0"),
+        tolerance=ProbeTolerance(1e-3),
     )
     if version is not None:
         made.newest = PolicyVersion(
@@ -25,16 +45,59 @@ def served(guest: str, version: int | None) -> ServedRun:
     return made
 
 
-def test_the_run_that_has_waited_longest_is_next():
-    runs = [served("", 3), served("b", 5), served("c", None)]
+def test_the_run_that_has_waited_longest_is_next(log: MemoryLog):
+    runs = [served(log, "", 3), served(log, "b", 5), served(log, "c", None)]
     loaded: list[Any] = []
     with ThreadPoolExecutor(1) as worker:
         for time_s in (10.0, 11.0, 12.0):
             loading = load_next(runs, cast(Any, Host()), worker, time_s)
             loaded.append(loading.job.result() if loading else None)
         # Both have a newer version: the one that was loaded less recently comes first.
-        runs[0].newest = served("", 4).newest
-        runs[1].newest = served("b", 6).newest
+        runs[0].newest = served(log, "", 4).newest
+        runs[1].newest = served(log, "b", 6).newest
         again = load_next(runs, cast(Any, Host()), worker, 13.0)
         assert again is not None and again.job.result() == ("", 4)
     assert loaded == [("", 3), ("b", 5), None]
+
+
+def after_load(run: ServedRun, outcome: float | Exception) -> Server:
+    """What the server says after version 3 has been loaded, with a probe that is off by so much, or
+    has not been.
+    """
+    assert run.newest is not None
+    run.schedule.on_attempt(run.newest)
+    job: Future[LoadResult] = Future()
+    if isinstance(outcome, Exception):
+        job.set_exception(outcome)
+    else:
+        job.set_result(LoadResult(3, Mismatch(outcome, 7), 0.5, None, 0.0))
+    run.finish_load(job, cast(Any, Host()))
+    return run.registration.server
+
+
+def will_be_loaded_again(run: ServedRun) -> bool:
+    return run.is_due(1e18)
+
+
+def test_a_version_that_passes_its_probe_is_served(log: MemoryLog):
+    run = served(log, version=3)
+    server = after_load(run, 1e-6)
+    assert (server.version, server.state, server.url) == (3, "ready", Host.url)
+    (metric,) = cast(list[Metric], found(log, "metrics", "metric"))
+    assert metric.values["inference/pull_s"] == 0.5
+    assert not will_be_loaded_again(run)
+
+
+def test_a_version_that_fails_its_probe_is_doubted(log: MemoryLog):
+    run = served(log, version=3)
+    server = after_load(run, 0.1)
+    assert (server.version, server.state, server.doubted) == (3, "error", True)
+    assert "differ from the learner's by up to 0.1" in server.error
+    assert will_be_loaded_again(run)
+
+
+def test_a_bad_copy_changes_nothing_but_the_error(log: MemoryLog):
+    run = served(log, version=3)
+    server = after_load(run, WeightError("damaged"))
+    assert (server.version, server.state, server.error) == (-1, "starting", "damaged")
+    assert will_be_loaded_again(run)

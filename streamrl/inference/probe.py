@@ -1,0 +1,66 @@
+"""How far a server's logprobs are from the learner's: by that it is decided whether the two compute
+the same model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from streamrl.config.run_file import RunFile
+
+# In low precision, at most one token in TOKENS_PER_OUTLIER may be off by more than OUTLIER_FACTOR
+# tolerances (docs/models.md has what was measured).
+TOKENS_PER_OUTLIER = 20
+OUTLIER_FACTOR = 4.0
+
+
+class Mismatch(NamedTuple):
+    """The distance between two sets of logprobs."""
+
+    max_abs: float  # the largest absolute difference
+    tokens: int  # the number of tokens that were compared
+    mean_abs: float = 0.0  # the mean absolute difference
+    # The absolute difference that at most one token in TOKENS_PER_OUTLIER exceeds.
+    common_abs: float = 0.0
+
+
+class ProbeTolerance(NamedTuple):
+    """How far apart logprobs of the same model may be."""
+
+    value: float  # inference.probe_tolerance
+    low_precision: bool = False  # learner or server compute with fewer bits than float32
+
+    def accepts(self, mismatch: Mismatch) -> bool:
+        """Whether the two compute the same. In float32 no token may be off by more than the
+        tolerance. In low precision a few tokens are far off, and many a little, so it bounds the
+        mean, and most tokens.
+        """
+        if not self.low_precision:
+            return mismatch.max_abs <= self.value
+        most_abs = OUTLIER_FACTOR * self.value
+        return mismatch.mean_abs <= self.value and mismatch.common_abs <= most_abs
+
+
+def probe_tolerance(run: RunFile) -> ProbeTolerance:
+    """The tolerance for the servers of a run."""
+    precisions = (run.learner.precision, run.inference.dtype)
+    is_low = any(precision != "float32" for precision in precisions)
+    return ProbeTolerance(run.inference.probe_tolerance, is_low)
+
+
+def compare_logprobs(expected: np.ndarray, measured: np.ndarray) -> Mismatch:
+    """|expected - measured| over the tokens that both have: a server's context may be shorter than
+    the probe. `expected`: (n,) float32; `measured`: (m,) float32.
+
+    The distance of a value that is NaN is infinite. Raises ValueError if there is nothing to
+    compare.
+    """
+    tokens = min(len(expected), len(measured))
+    if tokens == 0:
+        raise ValueError("no logprobs to compare")
+    distance = np.abs(expected[:tokens].astype(np.float64) - measured[:tokens])
+    ordered = np.sort(np.nan_to_num(distance, nan=np.inf))
+    common = ordered[-1 - tokens // TOKENS_PER_OUTLIER]
+    return Mismatch(float(ordered[-1]), tokens, float(ordered.mean()), float(common))
