@@ -35,7 +35,7 @@ from bench.memory import fill_page_cache
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.inference.version_follower import VersionFollower
-from streamrl.inference.vllm_server import MODEL
+from streamrl.inference.vllm_launch import MODEL
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.trainer import open_trainer
 from streamrl.local_kafka import broker

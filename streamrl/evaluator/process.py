@@ -21,7 +21,7 @@ from streamrl.evaluator.messages import deleted_line, result_line
 from streamrl.evaluator.runner import EvalRunner, Stopped
 from streamrl.evaluator.schedule import EvalSchedule
 from streamrl.inference.vllm_host import VLLM, open_host
-from streamrl.inference.vllm_server import check
+from streamrl.inference.vllm_launch import check_vllm
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 from streamrl.records import PolicyVersion
@@ -44,7 +44,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         raise ConfigError(
             "the run file asks for no evaluation: give eval.envs, and eval.every above 0"
         )
-    check(run.inference)
+    check_vllm(run.inference)
     with (
         open_part(log, PART, log.writer(PART, topology.EVALS)) as part,
         open_host(run, PART, sum(run.inference.sizes.values()), stop) as host,

@@ -31,7 +31,7 @@ from streamrl.evaluator.suite import (
 from streamrl.inference.client import Client
 from streamrl.inference.probe import probe_tolerance
 from streamrl.inference.vllm_host import VllmHost, check_alive
-from streamrl.inference.vllm_server import MODEL
+from streamrl.inference.vllm_launch import MODEL
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Message, Output, Writer

@@ -20,7 +20,7 @@ from streamrl.errors import ConfigError
 from streamrl.evaluator.history import posed_fingerprints, read_evaluations
 from streamrl.evaluator.runner import EvalRunner, Stopped
 from streamrl.inference.vllm_host import open_host
-from streamrl.inference.vllm_server import check
+from streamrl.inference.vllm_launch import check_vllm
 from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import quoted
 from streamrl.processor.part import open_part
@@ -48,7 +48,7 @@ def show_eval(
     """
     run = with_evaluations(run, names)
     chosen = choose(run, log, asked, everything)
-    check(run.inference)
+    check_vllm(run.inference)
 
     def say(text: str) -> None:
         console.print(text, style="dim", highlight=False)

@@ -15,7 +15,7 @@ from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
 from streamrl.inference.engine import Engine
 from streamrl.inference.probe import ProbeTolerance, compare_logprobs
-from streamrl.inference.vllm_server import MODEL
+from streamrl.inference.vllm_launch import MODEL
 from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
 from streamrl.weights.manifest import ADAPTER_CONFIG
 

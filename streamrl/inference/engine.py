@@ -24,6 +24,7 @@ from streamrl.errors import InferenceError, one_line
 from streamrl.inference.vllm_api import logprob_request
 from streamrl.inference.vllm_server import MODEL
 from streamrl.text import one_line
+from streamrl.inference.vllm_launch import MODEL
 
 SWAP_TIMEOUT_S = 600.0
 METRICS_TIMEOUT_S = 5.0

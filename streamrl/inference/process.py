@@ -26,7 +26,7 @@ from streamrl.inference.registration import Registration, heartbeat
 from streamrl.inference.served_run import Loading, ServedRun, load_next
 from streamrl.inference.version_follower import POLL_S, VersionFollower
 from streamrl.inference.vllm_host import STOP_TIMEOUT_S, VLLM, VllmHost, check_alive, open_host
-from streamrl.inference.vllm_server import check
+from streamrl.inference.vllm_launch import check_vllm
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 from streamrl.records import Server
@@ -49,13 +49,15 @@ def main(
     A server beyond those of the run file may join at any time, under an index of its own.
 
     Raises InferenceError if vLLM cannot be started or dies, and ModelError or PortTaken as
-    `vllm_server.start` does.
+    `vllm_process.start` does.
     """
     identity = topology.inference_part(pool, index)
     place = run.inference.place(pool, index)
     run = run.of_pool(pool)
     own_model = run.inference.own_model(pool)
-    check(run.inference)  # What is missing is reported now, not after the first version has come.
+    check_vllm(
+        run.inference
+    )  # What is missing is reported now, not after the first version has come.
     server = Server(
         server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError
-from streamrl.inference import vllm_server
+from streamrl.inference import vllm_process
 from streamrl.inference.adapters import (
     LoadedAdapters,
     arguments,
@@ -25,7 +25,7 @@ from streamrl.inference.adapters import (
 )
 from streamrl.inference.engine import Engine, Load, Swap
 from streamrl.inference.probe import Mismatch, ProbeTolerance, compare_logprobs, probe_tolerance
-from streamrl.inference.vllm_server import MODEL
+from streamrl.inference.vllm_launch import MODEL, VllmLaunch
 from streamrl.records import AdapterBase, PolicyVersion
 from streamrl.weights.pull import pull
 
@@ -88,7 +88,7 @@ class VllmHost:
         self._stop = stop
         self._directory = run.directory / "inference" / identity  # has the copies of the weights
         self._log_path = run.directory / "logs" / f"{identity}-vllm.log"
-        self._process: vllm_server.Process | None = None
+        self._process: vllm_process.VllmProcess | None = None
         self._engine: Engine | None = None
         self._base: AdapterBase | None = None  # that vLLM stands on
         self._adapters: LoadedAdapters | None = None  # beside the base
@@ -185,16 +185,16 @@ class VllmHost:
         self, directory: Path, adapter_arguments: Sequence[str] = (), name: str = MODEL
     ) -> Engine:
         """Start vLLM on the model in `directory`."""
-        self._process = vllm_server.start(
-            self._run.inference,
-            directory,
-            self._log_path,
-            self._stop,
-            self._index,
-            self._run.max_samples,
-            adapter_arguments,
-            name,
+        launch = VllmLaunch(
+            settings=self._run.inference,
+            model=directory,
+            log_path=self._log_path,
+            name=name,
+            index=self._index,
+            max_samples=self._run.max_samples,
+            adapter_arguments=adapter_arguments,
         )
+        self._process = vllm_process.start(launch, self._stop)
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")
         return Engine(self._process.url, self._process.key)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from streamrl.config.run_file import parse
 from streamrl.errors import StreamrlError
-from streamrl.inference import vllm_server
+from streamrl.inference.vllm_launch import Installation, Keys, VllmLaunch
 from streamrl.local_kafka import distribution
 from streamrl.log.codec import to_message
 from streamrl.log.dead_letters import PREFIX
@@ -164,11 +164,8 @@ def secrets_of_vllm(directory: Path) -> str:
         "HF_TOKEN",
         "STREAMRL_KAFKA_PASSWORD",
     )
-    given = vllm_server.environment(
-        RUN.inference,
-        vllm_server.Installation("python", cuda=False),
-        vllm_server.Keys("agent", ""),
-        dict.fromkeys(names, SECRET),
+    given = VllmLaunch(RUN.inference, directory, directory / "log").environment(
+        Installation("python", cuda=False), Keys("agent", ""), dict.fromkeys(names, SECRET)
     )
     return (
         f"vLLM is given {', '.join(n for n in names if n in given)}"
@@ -242,7 +239,7 @@ ATTACKS = (
     Attack("S7", "an export has an endless gap", "log/parquet.py", endless_gap),
     Attack("S7", "a setting of Kafka loads a library", "config/checks/operation.py", library),
     Attack("S12", "a secret stands in a run file", "config/secrets.py", secrets_in_a_run_file),
-    Attack("S13", "vLLM reads the user's secrets", "inference/vllm_server.py", secrets_of_vllm),
+    Attack("S13", "vLLM reads the user's secrets", "inference/vllm_launch.py", secrets_of_vllm),
     Attack(
         "S15",
         "a letter is put back into another topic",

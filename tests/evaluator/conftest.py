@@ -26,7 +26,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "Client", FakeClient)
     monkeypatch.setattr(vllm_host, "VllmHost", FakeHost)
     for module in (process, show):
-        monkeypatch.setattr(module, "check", lambda settings: None)
+        monkeypatch.setattr(module, "check_vllm", lambda settings: None)
 
 
 @pytest.fixture

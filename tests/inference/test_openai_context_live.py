@@ -15,11 +15,12 @@ import pytest
 from streamrl.config.sections.envs import Env
 from streamrl.config.sections.learner import TinyModel
 from streamrl.config.sections.serving import Inference
-from streamrl.inference import vllm_server
+from streamrl.inference import vllm_process
 from streamrl.inference.client import Client
 from streamrl.inference.engine import Engine
 from streamrl.inference.openai_context import InferenceContext
 from streamrl.inference.prefix import Prefix
+from streamrl.inference.vllm_launch import MODEL, VllmLaunch
 from streamrl.records import Server
 from streamrl.sessions.tool_calls import function_tool
 from tests.support.bpe import bpe, byte_tokens
@@ -34,13 +35,10 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[openai.O
 
     directory = tmp_path_factory.mktemp("bpe")
     write_llama(directory / "model", bpe(), TinyModel(), 256)
-    process = vllm_server.start(
-        Inference(max_model_len=256, max_num_seqs=8),
-        directory / "model",
-        directory / "log",
-        threading.Event(),
-    )
-    Engine(process.url, process.key).label(0)
+    settings = Inference(max_model_len=256, max_num_seqs=8)
+    launch = VllmLaunch(settings, directory / "model", directory / "log")
+    process = vllm_process.start(launch, threading.Event())
+    Engine(process.url, process.key).set_version(0)
     try:
         yield openai.OpenAI(base_url=f"{process.url}/v1", api_key="none"), directory / "model"
     finally:
@@ -51,7 +49,7 @@ def ask(client: openai.OpenAI, prompt: str, **options: Any) -> Any:
     messages: Any = [{"role": "user", "content": prompt}]
     sampling = {"logprobs": True, "top_logprobs": 0, "max_tokens": 60, "temperature": 1.0, "n": 2}
     return client.chat.completions.create(
-        model=vllm_server.MODEL,
+        model=MODEL,
         messages=messages,
         **sampling,
         extra_body={"skip_special_tokens": False, **options},

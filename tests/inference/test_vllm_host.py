@@ -13,8 +13,9 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.errors import InferenceError, WeightError
-from streamrl.inference import vllm_server
+from streamrl.inference import vllm_process
 from streamrl.inference.vllm_host import VllmHost
+from streamrl.inference.vllm_launch import VllmLaunch
 from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
 from streamrl.weights.bases import BASE, CHECK, base_store
 from streamrl.weights.store import Store
@@ -34,7 +35,7 @@ def test_weights_from_outside_the_store_never_get_to_vllm(
     claim = outside.put(1, lambda directory: directory.joinpath("config.json").write_text("{}"))
     (run.directory / "weights").mkdir()
     (run.directory / "weights" / "linked").symlink_to(claim.uri.removeprefix("file://"))
-    monkeypatch.setattr(vllm_server, "start", lambda *arguments: pytest.fail("vLLM was started"))
+    monkeypatch.setattr(vllm_process, "start", lambda *arguments: pytest.fail("vLLM was started"))
     host = VllmHost(run, "inference-0", 0, threading.Event())
     with pytest.raises(WeightError, match="refused"):
         host.load_version(
@@ -105,11 +106,11 @@ def test_the_adapters_of_two_runs_stand_on_one_base(
 
     with AdapterStub() as stub:
 
-        def start(settings: object, model: Path, *others: object) -> Started:
-            started.append(model.joinpath("adapter_model.safetensors").read_text())
+        def start(launch: VllmLaunch, stop: threading.Event) -> Started:
+            started.append(launch.model.joinpath("adapter_model.safetensors").read_text())
             return Started(stub.url)
 
-        monkeypatch.setattr(vllm_server, "start", start)
+        monkeypatch.setattr(vllm_process, "start", start)
         host = VllmHost(run, "inference-0", 0, threading.Event())
         own = host.load_version(adapter(run, 7))
         other = host.load_version(adapter(second, 7), "second")

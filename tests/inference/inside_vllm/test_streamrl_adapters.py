@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from streamrl.inference.inside_vllm import streamrl_adapters
-from streamrl.inference.vllm_server import INSIDE
+from streamrl.inference.vllm_launch import INSIDE
 
 WHERE = "vllm.v1.engine"
 

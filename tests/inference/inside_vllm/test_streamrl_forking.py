@@ -15,7 +15,7 @@ import pytest
 
 from streamrl.inference.inside_vllm import streamrl_forking
 from streamrl.inference.inside_vllm.streamrl_forking import METHOD
-from streamrl.inference.vllm_server import INSIDE
+from streamrl.inference.vllm_launch import INSIDE
 
 
 class CpuPlatform:

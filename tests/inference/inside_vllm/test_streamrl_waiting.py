@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from streamrl.inference.inside_vllm import streamrl_waiting
-from streamrl.inference.vllm_server import INSIDE
+from streamrl.inference.vllm_launch import INSIDE
 
 WHERE = "vllm.distributed.device_communicators"
 

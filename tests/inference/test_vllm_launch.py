@@ -1,33 +1,42 @@
-"""How vLLM is started, what is said when it cannot be."""
+"""What vLLM is started with, and what is said when it cannot be."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamrl.config.engine_settings import NUMBERS, SWITCHES, WORDS, problems
 from streamrl.config.run_file import parse
 from streamrl.config.sections.serving import Inference
-from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
-from streamrl.inference import vllm_server
-from streamrl.inference.vllm_server import Installation, Keys
-from tests.support.waiting import until
+from streamrl.errors import ConfigError, InferenceError
+from streamrl.inference.vllm_launch import (
+    INSIDE,
+    Installation,
+    Keys,
+    VllmLaunch,
+    address,
+    api_key,
+    check_vllm,
+    find_vllm,
+)
 
 VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
-DOCKERFILE = Path(__file__).parents[2] / "deploy" / "docker" / "Dockerfile"
 NONE = Keys("", "")
 CPU = Installation("/env/bin/python", cuda=False)
 GPU = Installation("/env/bin/python", cuda=True)
 
 
+def launch(settings: Inference, **more: Any) -> VllmLaunch:
+    return VllmLaunch(settings, Path("/models/7"), Path("/log"), **more)
+
+
 def test_the_command_line():
     settings = Inference(max_model_len=64, max_num_seqs=32, extra_args=["--block-size", "32"])
-    line = vllm_server.command(settings, CPU, Path("/models/7"), "127.0.0.1", 8000, index=2)
+    line = launch(settings, index=2).command(CPU, "127.0.0.1", 8000)
     text = " ".join(line)
     assert line[0] == "/env/bin/python"
     for part in (
@@ -40,9 +49,10 @@ def test_the_command_line():
         "--enable-scale-out --enforce-eager --block-size 32",
     ):
         assert part in text
-    assert "--enforce-eager" not in vllm_server.command(
-        settings, GPU, Path("/models/7"), "127.0.0.1", 8000
-    )
+    assert "--enforce-eager" not in launch(settings).command(GPU, "127.0.0.1", 8000)
+    adapters = launch(settings, adapter_arguments=["--enable-lora"])
+    assert adapters.command(CPU, "127.0.0.1", 8000)[-1] == "--enable-lora"
+    assert adapters.environment(CPU, NONE, {})["STREAMRL_ADAPTERS"] == "1"
 
 
 CHECKED = """
@@ -88,7 +98,7 @@ def test_vllms_own_parser_takes_every_setting():
     off = Inference(engine=dict.fromkeys(SWITCHES, False))
     lines = list[list[str]]()
     for settings in (full, off):
-        line = vllm_server.command(settings, GPU, Path("/m"), "127.0.0.1", 8000, name="judges")
+        line = launch(settings, name="judges").command(GPU, "127.0.0.1", 8000)
         lines.append(line[line.index("--model") :])
     answer = subprocess.run(
         [VLLM, "-I", "-c", CHECKED], input=json.dumps(lines), capture_output=True, text=True
@@ -107,7 +117,7 @@ WISHES = {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "STREAMRL_NAP_S": "0", "H
 
 
 def test_the_environment():
-    on_cpu = vllm_server.environment(Inference(kv_cache_gib=2), CPU, NONE, WISHES, cores=4)
+    on_cpu = launch(Inference(kv_cache_gib=2)).environment(CPU, NONE, WISHES, cores=4)
     assert (
         on_cpu["VLLM_SERVER_DEV_MODE"] == "1"
         and on_cpu["HF_HUB_OFFLINE"] == "1"
@@ -120,24 +130,23 @@ def test_the_environment():
     )
     # the user's own wish
     assert on_cpu["OMP_WAIT_POLICY"] == "active" and on_cpu["STREAMRL_NAP_S"] == "0"
-    unasked = vllm_server.environment(Inference(), CPU, NONE, {})
+    unasked = launch(Inference()).environment(CPU, NONE, {})
     assert float(unasked["STREAMRL_NAP_S"]) > 0 and unasked["STREAMRL_FORK"] == "1"
     # s: clients drop an idle connection long before
     assert float(on_cpu["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) >= 10 * 5.0
     assert not any(
         any(word in name for word in ("CPU", "OMP", "NAP", "FORK"))
-        for name in vllm_server.environment(Inference(), GPU, NONE, {})
+        for name in launch(Inference()).environment(GPU, NONE, {})
     )
 
 
 def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMRL_TEST_KEY", "hunter2")
     settings = Inference(api_key="env:STREAMRL_TEST_KEY")
-    line = vllm_server.command(settings, GPU, Path("/models/7"), "127.0.0.1", 8000)
-    given = vllm_server.environment(
-        settings,
+    line = launch(settings).command(GPU, "127.0.0.1", 8000)
+    given = launch(settings).environment(
         GPU,
-        Keys("the agent's", vllm_server.api_key(settings)),
+        Keys("the agent's", api_key(settings)),
         {"PYTHONPATH": "/mine", "VLLM_API_KEY": "x"},
     )
     assert line[line.index("--middleware") + 1] == "streamrl_guard.Guard" and not any(
@@ -145,11 +154,11 @@ def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: py
     )
     assert given["STREAMRL_AGENT_KEY"] == "the agent's" and given["STREAMRL_API_KEY"] == "hunter2"
     assert given["STREAMRL_MAX_SAMPLES"] == str(settings.max_num_seqs)
-    more = vllm_server.environment(settings, GPU, NONE, {}, max_samples=1_000)
+    more = launch(settings, max_samples=1_000).environment(GPU, NONE, {})
     assert more["STREAMRL_MAX_SAMPLES"] == "1000"
     assert "VLLM_API_KEY" not in given, "vLLM's own check knows one key only, and guards less"
-    assert given["PYTHONPATH"] == f"{vllm_server.INSIDE}{os.pathsep}/mine"
-    there = sorted(path.name for path in vllm_server.INSIDE.glob("*.*"))
+    assert given["PYTHONPATH"] == f"{INSIDE}{os.pathsep}/mine"
+    there = sorted(path.name for path in INSIDE.glob("*.*"))
     assert there == [
         "streamrl_adapters-1.dist-info",
         "streamrl_adapters.py",
@@ -166,8 +175,8 @@ def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: p
     with pytest.raises(
         ConfigError, match="VLLM_API_KEY is set, but .*: write env:VLLM_API_KEY there, or unset it"
     ):
-        vllm_server.api_key(Inference())
-    assert vllm_server.api_key(Inference(api_key="env:VLLM_API_KEY")) == "hunter2"
+        api_key(Inference())
+    assert api_key(Inference(api_key="env:VLLM_API_KEY")) == "hunter2"
 
 
 def test_the_brokers_credentials_are_not_handed_on():
@@ -182,7 +191,7 @@ def test_the_brokers_credentials_are_not_handed_on():
         "MY_SASL_PASSWORD": "hunter2",
     }
     for installation in (CPU, GPU):
-        given = vllm_server.environment(Inference(), installation, NONE, base)
+        given = launch(Inference()).environment(installation, NONE, base)
         assert (
             not any("hunter2" in value for value in given.values())
             and given["STREAMRL_HOME"] == "/h"
@@ -199,9 +208,9 @@ def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(
     monkeypatch.setenv("STREAMRL_TEST_KEY", "hunter2")
     monkeypatch.setenv("STREAMRL_TEST_ANY", "0.0.0.0")
     key = {"api_key": "env:STREAMRL_TEST_KEY"}
-    assert vllm_server.address(run_file()) == "127.0.0.1" and vllm_server.api_key(run_file()) == ""
-    assert vllm_server.address(run_file(host="::1")) == "::1"
-    assert vllm_server.address(run_file(host="env:STREAMRL_TEST_HOST", **key)) == "10.1.2.3"
+    assert address(run_file()) == "127.0.0.1" and api_key(run_file()) == ""
+    assert address(run_file(host="::1")) == "::1"
+    assert address(run_file(host="env:STREAMRL_TEST_HOST", **key)) == "10.1.2.3"
     for host in ("10.1.2.3", "0.0.0.0", "env:STREAMRL_TEST_HOST"):
         with pytest.raises(
             ConfigError,
@@ -212,74 +221,16 @@ def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(
             run_file(host=host)
     for host in ("0.0.0.0", "::", "env:STREAMRL_TEST_ANY"):
         with pytest.raises(ConfigError, match="which nobody can be told to call"):
-            vllm_server.address(run_file(host=host, **key))
+            address(run_file(host=host, **key))
     with pytest.raises(
         ConfigError,
         match="inference.api_key is env:NOT_SET, but the environment variable 'NOT_SET' is not set",
     ):
-        vllm_server.check(run_file(api_key="env:NOT_SET").model_copy(update={"python": str(VLLM)}))
-    with pytest.raises(
-        ConfigError, match="inference.host 192.0.2.1 is not an address of this machine"
-    ):
-        vllm_server.take_port("192.0.2.1", 0)
-
-
-def test_the_line_of_the_log_that_says_why():
-    log = """(APIServer pid=7) INFO 11-21 05:35:59 [api_utils.py:286] non-default args
-(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750] Traceback (most recent call last):
-(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750]     raise ValueError(
-(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750] ValueError: Not enough memory for the cache.
-(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}
-"""
-    assert vllm_server.last_error(log) == "ValueError: Not enough memory for the cache."
-    assert vllm_server.last_error("a line\n\nKilled\n") == "Killed"
-    assert vllm_server.last_error("") == "nothing was logged"
-
-
-def test_a_port_that_is_taken():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(PortTaken, match="set inference.port"):
-            vllm_server.take_port("127.0.0.1", other.getsockname()[1], wait_s=0.1)
-    assert vllm_server.take_port("127.0.0.1", 0) > 0 and vllm_server.take_port("::1", 0) > 0
-
-
-def test_a_directory_that_is_no_model(tmp_path: Path):
-    with pytest.raises(ModelError, match="no config.json"):
-        vllm_server.start(Inference(), tmp_path, tmp_path / "log", threading.Event())
+        check_vllm(run_file(api_key="env:NOT_SET").model_copy(update={"python": str(VLLM)}))
 
 
 def test_a_python_without_vllm_or_none_at_all():
     with pytest.raises(InferenceError, match="has no vllm; run `make setup`"):
-        vllm_server.find_vllm(Inference(python=sys.executable))
+        find_vllm(Inference(python=sys.executable))
     with pytest.raises(InferenceError, match="does not run.*No such file"):
-        vllm_server.find_vllm(Inference(python="/nowhere/python"))
-
-
-def test_a_server_that_ends_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(vllm_server, "find_vllm", lambda settings: CPU)
-    monkeypatch.setattr(
-        vllm_server,
-        "command",
-        lambda *args: [sys.executable, "-c", "raise ValueError('no such architecture')"],
-    )
-    with pytest.raises(
-        InferenceError, match=r"vLLM ended after \d+ s: ValueError: no such architecture"
-    ):
-        vllm_server.start(Inference(), tmp_path, tmp_path / "logs" / "log", threading.Event())
-
-
-@pytest.mark.parametrize("shown", ["", "stdout"])
-def test_what_vllm_says_is_kept_and_in_a_container_shown(
-    shown: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("STREAMRL_VLLM_LOG", shown)
-    command = [sys.executable, "-c", "print('RuntimeError: no room')"]
-    process = vllm_server.Process(command, os.environ, tmp_path / "logs" / "vllm.log", "", "")
-    until(lambda: not process.alive())
-    process.stop()
-    assert process.cause() == "RuntimeError: no room"
-    assert capfd.readouterr().out == ("RuntimeError: no room\n" if shown else "")
-    assert "ENV STREAMRL_VLLM_LOG=stdout" in DOCKERFILE.read_text()
+        find_vllm(Inference(python="/nowhere/python"))
