@@ -21,19 +21,19 @@ def read_evaluations(log: Log) -> list[Evaluation]:
 
 def posed_fingerprints(log: Log, env: str) -> frozenset[bytes]:
     """The fingerprints of all problems that the env has posed in training, by its rollouts."""
-    found: set[bytes] = set()
+    fingerprints: set[bytes] = set()
     for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
         if rollout.turns:
-            found.update(possible_fingerprints(rollout.turns[0]))
-    return frozenset(found)
+            fingerprints.update(possible_fingerprints(rollout.turns[0]))
+    return frozenset(fingerprints)
 
 
 def evaluated_versions(run: RunFile, log: Log) -> dict[int, None]:
     """The versions for which all evaluations of the run file have been made."""
     names_by_version: dict[int, dict[str, None]] = {}
-    for found in read_evaluations(log):
-        if found.learner == run.learner.name:
-            names_by_version.setdefault(found.version, {})[found.name] = None
+    for evaluation in read_evaluations(log):
+        if evaluation.learner == run.learner.name:
+            names_by_version.setdefault(evaluation.version, {})[evaluation.name] = None
     wanted = run.eval.envs.keys()
     return {version: None for version, names in names_by_version.items() if wanted <= names.keys()}
 

@@ -20,9 +20,9 @@ def deleted_line(versions: Sequence[int]) -> str:
     )
 
 
-def result_line(found: Evaluation) -> str:
+def result_line(evaluation: Evaluation) -> str:
     """Says what an evaluation has found, and how long it took."""
     shown = ", ".join(
-        f"pass@{at.k} {at.value:.3f} [{at.low:.3f}, {at.high:.3f}]" for at in found.pass_at
+        f"pass@{at.k} {at.value:.3f} [{at.low:.3f}, {at.high:.3f}]" for at in evaluation.pass_at
     )
-    return f"version {found.version}, {found.name}: {shown} in {found.seconds:.1f} s"
+    return f"version {evaluation.version}, {evaluation.name}: {shown} in {evaluation.seconds:.1f} s"

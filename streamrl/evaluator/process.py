@@ -98,8 +98,8 @@ async def _follow(runner: EvalRunner, announced: Announcements, log: Log) -> Non
 async def _evaluate(runner: EvalRunner, version: PolicyVersion) -> None:
     """Evaluate a version, and log the results."""
     try:
-        for found in await runner.evaluate(version):
-            logger.info("%s", result_line(found))
+        for evaluation in await runner.evaluate(version):
+            logger.info("%s", result_line(evaluation))
     except WeightError as error:
         # The weights have just been deleted, or are not what was announced.
         logger.warning("version %d is not evaluated: %s", version.version, error)

@@ -98,11 +98,11 @@ class EvalRunner:
         started = time.time()
         semaphore = asyncio.Semaphore(max(1, self.run.inference.max_num_seqs // suite.own.samples))
         answers = await sample_answers(suite, version.version, semaphore)
-        found = to_evaluation(suite, version, answers, time.time(), time.time() - started)
-        for some in transactions(found, answers):
+        evaluation = to_evaluation(suite, version, answers, time.time(), time.time() - started)
+        for some in transactions(evaluation, answers):
             await asyncio.to_thread(self.writer.commit, some)
-        self.meter.publish(metrics(found), step=version.version)
-        return found
+        self.meter.publish(metrics(evaluation), step=version.version)
+        return evaluation
 
     def announce_server(self) -> None:
         """Tell the client of the server, as the topic `servers` does for the run's servers. The
@@ -161,11 +161,15 @@ class EvalRunner:
         raise Stopped
 
 
-def transactions(found: Evaluation, answers: Sequence[ProblemAnswers]) -> Iterator[list[Message]]:
+def transactions(
+    evaluation: Evaluation, answers: Sequence[ProblemAnswers]
+) -> Iterator[list[Message]]:
     """The messages of an evaluation, one transaction at a time: all answers, and then the
     evaluation itself. Answers without an evaluation after them are from one that was interrupted.
     """
     rollouts = [rollout for problem in answers for rollout in problem.rollouts]
-    written = [to_message(Output(TOPIC, found.name, record)) for record in (*rollouts, found)]
+    written = [
+        to_message(Output(TOPIC, evaluation.name, record)) for record in (*rollouts, evaluation)
+    ]
     for start in range(0, len(written), TRANSACTION_RECORDS):
         yield written[start : start + TRANSACTION_RECORDS]

@@ -55,15 +55,19 @@ def show_eval(
 
     named = ", ".join(str(version.version) for version in chosen)
     say(f"evaluating version {named} of {run.run}: starting a server, which takes a minute or so")
-    found = evaluate(run, log, chosen, stop, lambda version: say(f"version {version} is done"))
-    console.print(table(found))
+    evaluations = evaluate(
+        run, log, chosen, stop, lambda version: say(f"version {version} is done")
+    )
+    console.print(table(evaluations))
 
 
 def show_recorded(run: RunFile, log: Log, names: Sequence[str], console: Console) -> None:
     """Print the results of all evaluations that have been made, or of those with these names."""
-    found = [made for made in read_evaluations(log) if not names or made.name in names]
-    if found:
-        console.print(table(found))
+    evaluations = [
+        evaluation for evaluation in read_evaluations(log) if not names or evaluation.name in names
+    ]
+    if evaluations:
+        console.print(table(evaluations))
     else:
         console.print(f"run {run.run} has no evaluations; make some with `streamrl eval {run.run}`")
 
@@ -73,14 +77,14 @@ def with_evaluations(run: RunFile, names: Sequence[str]) -> RunFile:
     without evaluations in its file gets one for each env that has replicas, with the defaults.
     Raises ConfigError for an unknown name.
     """
-    there = run.eval.envs or {name: EvalEnv() for name, env in run.envs.items() if env.producers}
+    known = run.eval.envs or {name: EvalEnv() for name, env in run.envs.items() if env.producers}
     for name in names:
-        if name not in there:
+        if name not in known:
             raise ConfigError(
                 f"--env {name}: the run has no such evaluation; it has"
-                f" {', '.join(there) or 'none'} (eval.envs in the run file)"
+                f" {', '.join(known) or 'none'} (eval.envs in the run file)"
             )
-    envs = {name: own for name, own in there.items() if not names or name in names}
+    envs = {name: own for name, own in known.items() if not names or name in names}
     return run.model_copy(update={"eval": Eval(envs=envs, every=run.eval.every)})
 
 
@@ -125,11 +129,11 @@ def evaluate(
     `on_done` is called with each version that is complete. What is complete when `stop` is set is
     returned.
     """
-    found = list[Evaluation]()
+    evaluations = list[Evaluation]()
 
     async def evaluate_all(runner: EvalRunner) -> None:
         for version in chosen:
-            found.extend(await runner.evaluate(version))
+            evaluations.extend(await runner.evaluate(version))
             on_done(version.version)
 
     async def run_until_stopped(runner: EvalRunner) -> None:
@@ -149,14 +153,14 @@ def evaluate(
                 list(run.eval.envs), {source: posed_fingerprints(log, source) for source in sources}
             )
             asyncio.run(run_until_stopped(runner))
-    return found
+    return evaluations
 
 
-def table(found: Iterable[Evaluation]) -> Table:
+def table(evaluations: Iterable[Evaluation]) -> Table:
     """A table with a row for each evaluation and version. Of several results the last counts."""
-    last = {(evaluation.name, evaluation.version): evaluation for evaluation in found}
+    last = {(evaluation.name, evaluation.version): evaluation for evaluation in evaluations}
     ks = sorted({p.k for evaluation in last.values() for p in evaluation.pass_at})
-    made = Table(
+    shown = Table(
         "evaluation",
         "version",
         *(f"pass@{k} (95 %)" for k in ks),
@@ -167,20 +171,20 @@ def table(found: Iterable[Evaluation]) -> Table:
         box=None,
         header_style="bold",
     )
-    for column in made.columns[1:]:
+    for column in shown.columns[1:]:
         column.justify = "right"
     for (name, version), evaluation in sorted(last.items()):
         values = {p.k: interval(p.value, p.low, p.high) for p in evaluation.pass_at}
         reward = interval(evaluation.reward_mean, evaluation.reward_low, evaluation.reward_high)
         counts = (len(evaluation.problems), int(evaluation.samples.sum()), evaluation.repeated)
-        made.add_row(
+        shown.add_row(
             quoted(name),
             str(version),
             *(values.get(k, "-") for k in ks),
             reward,
             *(f"{count:,}" for count in counts),
         )
-    return made
+    return shown
 
 
 def interval(value: float, low: float, high: float) -> str:

@@ -183,13 +183,13 @@ def to_evaluation(
     )
 
 
-def metrics(found: Evaluation) -> Mapping[str, float]:
+def metrics(evaluation: Evaluation) -> Mapping[str, float]:
     """The metrics of an evaluation, by the names in `metric_names.py`."""
-    values = {f"evals/{found.name}/pass@{p.k}": p.value for p in found.pass_at}
+    values = {f"evals/{evaluation.name}/pass@{p.k}": p.value for p in evaluation.pass_at}
     return {
         **values,
-        f"evals/{found.name}/reward": found.reward_mean,
-        f"evals/{found.name}/repeated": float(found.repeated),
+        f"evals/{evaluation.name}/reward": evaluation.reward_mean,
+        f"evals/{evaluation.name}/repeated": float(evaluation.repeated),
     }
 
 

@@ -114,10 +114,10 @@ class Engine:
         names = ""
         for line in self.metrics().decode().splitlines():
             # One line for each set of names that there ever was; its value is when it was last so.
-            found = ADAPTERS_LINE.match(line)
-            if found and float(found["time_s"]) > newest_s:
-                newest_s = float(found["time_s"])
-                names = ",".join(NAMES_LABEL.findall(found["labels"]))
+            match = ADAPTERS_LINE.match(line)
+            if match and float(match["time_s"]) > newest_s:
+                newest_s = float(match["time_s"])
+                names = ",".join(NAMES_LABEL.findall(match["labels"]))
         return {name for name in names.split(",") if name}
 
     def probe(self, tokens: np.ndarray, model: str = MODEL) -> np.ndarray:

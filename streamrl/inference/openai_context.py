@@ -237,15 +237,15 @@ class InferenceContext:
     def _id_of(self, token: str) -> int:
         if token.startswith(ID_PREFIX) and token.removeprefix(ID_PREFIX).isdecimal():
             return int(token.removeprefix(ID_PREFIX))
-        found = self.tokenizer.convert_tokens_to_ids(token)
-        if found is None or (
-            found == self.tokenizer.unk_token_id and token != self.tokenizer.unk_token
+        token_id = self.tokenizer.convert_tokens_to_ids(token)
+        if token_id is None or (
+            token_id == self.tokenizer.unk_token_id and token != self.tokenizer.unk_token
         ):
             raise ValueError(
                 f"{token!r} is no token of the vocabulary: the server prints decoded text; ask it"
                 " for ids with return_token_ids"
             )
-        return int(found)
+        return int(token_id)
 
     def _note(self, example: str, tokens: int, cause: str, doubts: Mapping[str, str]) -> None:
         self.counts["rollouts"] += 1
@@ -292,9 +292,9 @@ def _how_sampled(choice: Any, temperature: float | None) -> tuple[InferenceMetad
         VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
         for span in getattr(choice, "weight_versions", None) or ()
     ]
-    said = getattr(choice, "temperature", None)
-    if said is not None:
-        temperature = float(said)
+    reported = getattr(choice, "temperature", None)
+    if reported is not None:
+        temperature = float(reported)
     unsaid = ""
     if temperature is None:
         unsaid = NO_TEMPERATURE

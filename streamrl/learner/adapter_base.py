@@ -64,10 +64,10 @@ def random_adapter(
     effect = max(MIN_EFFECT, TOLERANCES * tolerance)
     for doubling in range(MAX_DOUBLINGS):
         changed = adapters.randomized(adapted, seed, FIRST_SCALE * 2**doubling)
-        found = probe(changed)
-        change = np.abs(found.logprobs - plain)
+        result = probe(changed)
+        change = np.abs(result.logprobs - plain)
         if change.max() >= effect and change.mean() >= MEAN_TOLERANCES * tolerance:
-            return RandomAdapter(adapters.state_dict(changed), found)
+            return RandomAdapter(adapters.state_dict(changed), result)
     raise ModelError(
         f"adapters of {', '.join(settings.targets)} change no logprob by {effect:g}: servers"
         " could not be checked for whether they apply them; give learner.lora.targets more layers"
@@ -132,5 +132,5 @@ def base_manifest(origin: Path) -> Manifest:
     """The manifest of what `write_base` writes. Raises OSError."""
     files = served_files(origin)
     config = WeightFile(CONFIG, len(files.config), hashlib.sha256(files.config).hexdigest())
-    found = [config, *parallel_map(hash_file, files.copied)]
-    return Manifest(tuple(sorted(found, key=lambda file: file.name)))
+    served = [config, *parallel_map(hash_file, files.copied)]
+    return Manifest(tuple(sorted(served, key=lambda file: file.name)))

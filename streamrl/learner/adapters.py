@@ -95,8 +95,8 @@ def local_weights(model: Any) -> LocalWeights:
     """The adapters, in the one file that rank zero writes, as `export.local_weights` gives a whole
     model.
     """
-    found = export.named_tensors(filter_lora_params(model), PREFIX)
-    return weight_shards.local_weights(found, {ADAPTER: sorted(found)})
+    tensors = export.named_tensors(filter_lora_params(model), PREFIX)
+    return weight_shards.local_weights(tensors, {ADAPTER: sorted(tensors)})
 
 
 def save(tensors: Mapping[str, np.ndarray], form: AdapterFormat, directory: Path) -> None:

@@ -59,7 +59,7 @@ def reference(
     named_k = hax.named(k, ("rows", "keys", "kv_head", "head_size"))
     named_v = hax.named(v, ("rows", "keys", "kv_head", "head_size"))
     mask = AttentionMask.causal().with_segment_ids(hax.named(segment_ids, rows))
-    found = levanter.dot_product_attention(
+    attended = levanter.dot_product_attention(
         "position",
         "keys",
         "head_size",
@@ -70,7 +70,7 @@ def reference(
         attn_backend=AttentionBackend.JAX_FLASH,
         scaling_factor=scale,
     )
-    return found.rearrange(named_q.axes).array.astype(q.dtype)
+    return attended.rearrange(named_q.axes).array.astype(q.dtype)
 
 
 def pallas(
@@ -81,7 +81,7 @@ def pallas(
     """
     rows, tokens, kv_heads, queries, size = q.shape
     wide = (rows, tokens, kv_heads * queries, size)
-    found: Any = mha(
+    attended: Any = mha(
         q.reshape(wide),
         jnp.repeat(k, queries, axis=2),
         jnp.repeat(v, queries, axis=2),
@@ -90,7 +90,7 @@ def pallas(
         causal=True,
         interpret=jax.default_backend() != "gpu",
     )
-    return found.reshape(q.shape)
+    return attended.reshape(q.shape)
 
 
 def cudnn(
@@ -102,7 +102,7 @@ def cudnn(
     offsets, lengths, fits = segment_table(segment_ids, CUDNN_SEGMENTS)
 
     def fused() -> jax.Array:
-        found: Any = jax_cudnn.dot_product_attention(
+        attended: Any = jax_cudnn.dot_product_attention(
             q.reshape(wide),
             k,
             v,
@@ -113,7 +113,7 @@ def cudnn(
             scale=scale,
             mask_type=jax_cudnn.MaskType.PADDING_CAUSAL,
         )
-        return found.reshape(q.shape)
+        return attended.reshape(q.shape)
 
     return jax.lax.cond(fits, fused, lambda: reference(q, k, v, segment_ids, scale))
 
@@ -166,8 +166,8 @@ class KernelAttention(Attention):
             in_specs=tuple(pspec_for_axis(array.axes) for array in inputs),
             out_specs=pspec_for_axis(q.axes),
         )
-        found = hax.named(call(*(array.array for array in inputs)), q.axes)
-        flat = found.flatten_axes(("kv_head", "q_heads_per_group"), "heads")
+        attended = hax.named(call(*(array.array for array in inputs)), q.axes)
+        flat = attended.flatten_axes(("kv_head", "q_heads_per_group"), "heads")
         return self.o_proj(flat.astype(x.dtype), key=None)
 
 
@@ -283,13 +283,14 @@ def compare(kernel: Kernel, heads: Heads) -> tuple[float, float]:
     first = jnp.asarray(segments == 1)[..., None, None]
 
     def result(computed: Kernel, *inputs: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        """What the second segment says, and the gradients of that."""
+        """The outputs of the second segment, and the gradients of their weighted sum."""
 
-        def said(*inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def weighted_sum(*inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
             out = computed(*inputs, jnp.asarray(segments), heads.scale) * second
             return (out * weights).astype(jnp.float32).sum(), out
 
-        (_, out), gradients = jax.value_and_grad(said, argnums=(0, 1, 2), has_aux=True)(*inputs)
+        gradients_of = jax.value_and_grad(weighted_sum, argnums=(0, 1, 2), has_aux=True)
+        (_, out), gradients = gradients_of(*inputs)
         return out, list(gradients)
 
     run = jax.jit(result, static_argnums=0)
@@ -297,8 +298,8 @@ def compare(kernel: Kernel, heads: Heads) -> tuple[float, float]:
     expected, expected_gradients = run(reference, q, k, v)
     changed, _ = run(kernel, q, jnp.where(first, other, k), jnp.where(first, other, v))
     difference = max(
-        _distance(found, wanted) / float(jnp.abs(wanted).max())
-        for found, wanted in zip([out, *gradients], [expected, *expected_gradients], strict=True)
+        _distance(value, wanted) / float(jnp.abs(wanted).max())
+        for value, wanted in zip([out, *gradients], [expected, *expected_gradients], strict=True)
     )
     leaked = [float(jnp.abs(array * first).max()) for array in gradients[1:]]
     return difference, max(_distance(out, changed), *leaked)

@@ -70,13 +70,13 @@ class CheckpointCopies:
         """Bring the newest copy of an announced version into `directory`, unless that has a
         checkpoint as new. Raises CheckpointError.
         """
-        there = [version for version in self.versions() if version <= announced]
-        here = [version for version in checkpoints.versions(directory) if version <= announced]
-        if not there or (here and here[-1] >= there[-1]):
+        copied = [version for version in self.versions() if version <= announced]
+        own = [version for version in checkpoints.versions(directory) if version <= announced]
+        if not copied or (own and own[-1] >= copied[-1]):
             return
-        final = checkpoints.path_of(directory, there[-1])
+        final = checkpoints.path_of(directory, copied[-1])
         temporary = directory / FETCHED
-        with self._errors(f"cannot give version {there[-1]}"):
+        with self._errors(f"cannot give version {copied[-1]}"):
             files, root = self._open()
             shutil.rmtree(temporary, ignore_errors=True)
             source = f"{root}/{final.name}"
@@ -87,7 +87,7 @@ class CheckpointCopies:
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 files.get_file(place, str(temporary / name))
             temporary.rename(final)
-        logger.info("checkpoint of version %d: taken from %s", there[-1], self.uri)
+        logger.info("checkpoint of version %d: taken from %s", copied[-1], self.uri)
 
     def _open(self) -> tuple[Any, str]:
         """The file system, and the path of the copies in it."""

@@ -250,10 +250,10 @@ def load(
     path = path_of(directory, position.version)
     arrays = eqx.filter(state.saveable_state, is_jax_array_like)
     try:
-        found = tree_deserialize_leaves_tensorstore(
+        loaded = tree_deserialize_leaves_tensorstore(
             str(path), arrays, manager=UncachedCheckpointManager()
         )
-        return cast(TrainerState[Any], eqx.combine(found, state))
+        return cast(TrainerState[Any], eqx.combine(loaded, state))
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded ({describe_error(error, 1_000)}); delete {path} to"

@@ -54,11 +54,11 @@ def initialize(rank: ProcessRank) -> None:
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
         )
     except (RuntimeError, ValueError) as error:
-        said = one_line(error)
+        cause = one_line(error)
         hint = "start every --index of it, with the same --coordinator and --processes"
         raise ConfigError(
-            f"the learner's {rank.processes} processes did not meet at {rank.coordinator} ({said});"
-            f" {hint}"
+            f"the learner's {rank.processes} processes did not meet at {rank.coordinator}"
+            f" ({cause}); {hint}"
         ) from None
 
 
@@ -82,13 +82,13 @@ def barrier(what: str) -> None:
         sync_global_devices(what)
 
 
-def report(what: str, said: str) -> None:
+def report(what: str, outcome: str) -> None:
     """Tell the other processes how something ended in this one. `what` names it, and is used once.
 
     Unlike a barrier this is no computation on the devices, so any thread may call it while another
     one trains.
     """
-    _client().key_value_set(f"{what}/{jax.process_index()}", said)
+    _client().key_value_set(f"{what}/{jax.process_index()}", outcome)
 
 
 def wait_for_report(what: str, process: int, timeout_s: float) -> str:
@@ -117,20 +117,20 @@ def _client() -> Any:
 def rank_zero_first(make: Callable[[], T]) -> T:
     """Call `make` in rank zero, and then in the other processes, which find what it made."""
     if is_rank_zero():
-        made = make()
+        result = make()
         barrier("made")
-        return made
+        return result
     barrier("made")
     return make()
 
 
-def synchronized(found: Iterator[T | None], stop: threading.Event) -> Iterator[T]:
+def synchronized(items: Iterator[T | None], stop: threading.Event) -> Iterator[T]:
     """Yield each item once all processes have it, and end as soon as one of them is told to stop.
-    `found` yields the same items in every process, and None while there is nothing.
+    `items` yields the same items in every process, and None while there is nothing.
     """
     mine: T | None = None
     while True:
-        mine = next(found) if mine is None else mine
+        mine = next(items) if mine is None else mine
         # (processes, 2) bool
         everyone = np.asarray(process_allgather(np.array([mine is not None, stop.is_set()])))
         if everyone[:, 1].any():

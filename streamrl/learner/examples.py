@@ -176,13 +176,13 @@ def rollout_numbers(batch: Batch) -> np.ndarray | None:
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(batch.uids), 1)}
     if len(numbers) == len(batch.uids):
         return None
-    found = np.zeros((batch.row_count, batch.max_seq_len), np.int32)
-    flat = found.reshape(-1)
+    dense = np.zeros((batch.row_count, batch.max_seq_len), np.int32)
+    flat = dense.reshape(-1)
     sizes = batch.prompt_lengths[batch.groups] + batch.lengths
     per_sequence = zip(batch.uids, sequence_starts(batch), sizes.tolist(), strict=True)
     for uid, start, size in per_sequence:
         flat[start : start + size] = numbers[uid]
-    return found
+    return dense
 
 
 def target_positions(batch: Batch) -> np.ndarray:

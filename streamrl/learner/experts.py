@@ -212,8 +212,8 @@ def compute(
     is_sent = jnp.arange(len(order)) < jnp.sum(sizes)
     sent = jnp.where(is_sent[:, None], tokens[order // k], 0)
     hidden = activation(ragged_dot(sent, gate, sizes)) * ragged_dot(sent, up, sizes)
-    made = ragged_dot(hidden, down, sizes)
-    by_token = made[jnp.argsort(order)].reshape(-1, k, made.shape[-1])
+    outputs = ragged_dot(hidden, down, sizes)
+    by_token = outputs[jnp.argsort(order)].reshape(-1, k, outputs.shape[-1])
     weighted = jnp.where(is_here[..., None], by_token, 0)
     return jnp.einsum("tk,tkw->tw", routing.weights.astype(tokens.dtype), weighted)
 

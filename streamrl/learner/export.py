@@ -54,23 +54,25 @@ def state_dict(model: Any, prefix: str | None = None) -> dict[str, np.ndarray]:
     or has one process. All processes of a learner call this together. Rank zero gets the tensors;
     the others get none, and hold one at a time. `prefix` is put before each name.
     """
-    found = dict[str, np.ndarray]()
+    tensors = dict[str, np.ndarray]()
     for name, tensor in named_tensors(model, prefix).items():
         whole = process_allgather(tensor, tiled=True)
         if is_rank_zero():
-            found[name] = np.asarray(whole).astype(np.float32, copy=False)
-    return found
+            tensors[name] = np.asarray(whole).astype(np.float32, copy=False)
+    return tensors
 
 
 def local_weights(model: Any, head: bool = True) -> LocalWeights:
     """The weights of a model, of which this process has copied its shards. All processes of a
     learner call this together. `head`: as for `save_weights`.
     """
-    found = named_tensors(model)
-    sources = {HEAD: EMBEDDING} if head and HEAD not in found else {}
-    sizes = {name: found[sources.get(name, name)].size * ITEM_BYTES for name in [*found, *sources]}
+    tensors = named_tensors(model)
+    sources = {HEAD: EMBEDDING} if head and HEAD not in tensors else {}
+    sizes = {
+        name: tensors[sources.get(name, name)].size * ITEM_BYTES for name in [*tensors, *sources]
+    }
     files = split_into_files({name: sizes[name] for name in sorted(sizes)})
-    return weight_shards.local_weights(found, files, sources)
+    return weight_shards.local_weights(tensors, files, sources)
 
 
 def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> None:

@@ -78,5 +78,5 @@ def in_chunks(
         return from_logits(soft_cap(logits, bound), wanted, divisors)
 
     parts = (cut(hidden), cut(targets), cut(temperatures))
-    found = jax.lax.map(lambda part: of_chunk(head, part), parts)
-    return Predictions(join(found.logprobs), join(found.entropy))
+    predictions = jax.lax.map(lambda part: of_chunk(head, part), parts)
+    return Predictions(join(predictions.logprobs), join(predictions.entropy))

@@ -93,11 +93,11 @@ def predict(model: Model, example: RlExample, chunk: int = 0) -> Predictions:
 def logits(model: Model, example: RlExample) -> jax.Array:
     """(rows, max_seq_len, vocabulary) float32. Each segment attends only to itself."""
     if experts.has_experts(model):
-        said = hax.dot(_hidden(model, example), model.get_lm_head(), axis="embed")
+        named_scores = hax.dot(_hidden(model, example), model.get_lm_head(), axis="embed")
     else:
         tokens, mask = _tokens_and_mask(example)
-        said = model(tokens, attn_mask=mask, pos_ids=with_axes(example.position_ids))
-    scores = said.rearrange((BATCH, POSITION, "vocab")).array.astype(jnp.float32)
+        named_scores = model(tokens, attn_mask=mask, pos_ids=with_axes(example.position_ids))
+    scores = named_scores.rearrange((BATCH, POSITION, "vocab")).array.astype(jnp.float32)
     return head.soft_cap(scores, _logit_bound(model))
 
 
@@ -212,10 +212,10 @@ def load(
         config = levanter_config(settings, max_seq_len, **compute_options(compute))
         kernel = attention.choose(compute, config)
         family = FAMILIES[settings.model_type]
-        made: Any = HFCheckpointConverter(
+        converter: Any = HFCheckpointConverter(
             family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer
         )
-        loaded = made.load_pretrained(
+        loaded = converter.load_pretrained(
             config.model_type, ref=RepoRef(str(directory.absolute())), config=config
         )
         loaded = attention.with_kernel(loaded, kernel)

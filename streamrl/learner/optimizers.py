@@ -71,7 +71,7 @@ def levanter(kind: type[OptimizerConfig], **own: Any) -> Build:
     """
 
     def build(config: Learner) -> tuple[optax.GradientTransformation, ...]:
-        made = cast(Any, kind)(
+        optimizer = cast(Any, kind)(
             learning_rate=config.learning_rate,
             lr_schedule=RunSchedule(learning_rate(config)),
             warmup=0,
@@ -81,7 +81,7 @@ def levanter(kind: type[OptimizerConfig], **own: Any) -> Build:
             max_grad_norm=config.max_grad_norm,
             **own,
         )
-        return (made.build(STEPS),)
+        return (optimizer.build(STEPS),)
 
     return build
 

@@ -25,14 +25,14 @@ def batch_tokens(batch: Batch, seed: int, count: int, below: int) -> np.ndarray:
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)
     completions = split_ragged(batch.tokens, batch.lengths)
     first = int(np.random.default_rng(seed).integers(len(completions)))
-    found = np.empty(0, np.int64)
+    tokens = np.empty(0, np.int64)
     for step in range(len(completions)):
         index = (first + step) % len(completions)
         sequence = np.concatenate((prompts[batch.groups[index]], completions[index]))
-        found = np.concatenate((found, sequence[sequence < below]))
-        if len(found) >= count:
+        tokens = np.concatenate((tokens, sequence[sequence < below]))
+        if len(tokens) >= count:
             break
-    return found[:count].astype(token_dtype(below))
+    return tokens[:count].astype(token_dtype(below))
 
 
 def training_row(tokens: np.ndarray, row_length: int) -> RlExample:

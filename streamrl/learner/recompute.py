@@ -66,8 +66,8 @@ def recompute_version(
             f" {run.fork.run}: ask that one"
         )
     directory = checkpoint_directory(run, learner)
-    found = checkpoints.latest(directory, version)
-    with open_trainer(run, ResumePoint(directory, found) if found else None) as policy:
+    checkpoint = checkpoints.latest(directory, version)
+    with open_trainer(run, ResumePoint(directory, checkpoint) if checkpoint else None) as policy:
         begun = policy.version
         for taken in recorded_inputs(log, policy):
             if policy.version == version:
@@ -85,10 +85,10 @@ def recompute_version(
 
 def recorded_inputs(log: Log, policy: PolicyTrainer) -> Iterator[TrainingInput]:
     """The recorded inputs that the policy has not been trained on yet."""
-    there = read_existing(
+    inputs = read_existing(
         log, policy.run.learner.uses_scorer_pool, policy.position.offset, policy.position.scores
     )
-    return (taken for taken in there if policy.is_due(taken.batch))
+    return (taken for taken in inputs if policy.is_due(taken.batch))
 
 
 def seed_fork(
@@ -129,10 +129,11 @@ def _resume_point(run: RunFile, first: int | None) -> ResumePoint | None:
     if first is None or first == begins:
         return fork_checkpoint(run)
     directory = checkpoint_directory(run, run.learner.name)
-    found = checkpoints.latest(directory, first)
-    if found is None or found.version != first:
-        there = ", ".join(map(str, sorted({begins, *checkpoints.versions(directory)})))
+    checkpoint = checkpoints.latest(directory, first)
+    if checkpoint is None or checkpoint.version != first:
+        existing = ", ".join(map(str, sorted({begins, *checkpoints.versions(directory)})))
         raise ConfigError(
-            f"--from {first}: there is no checkpoint of that version in {directory}; there: {there}"
+            f"--from {first}: there is no checkpoint of that version in {directory}; there:"
+            f" {existing}"
         )
-    return ResumePoint(directory, found)
+    return ResumePoint(directory, checkpoint)

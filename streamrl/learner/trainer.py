@@ -73,14 +73,14 @@ def fork_checkpoint(run: RunFile) -> ResumePoint | None:
     """
     if run.fork is None:
         return None
-    found = checkpoints.latest(run.directory / "start", run.fork.version)
-    if found is None or found.version != run.fork.version:
+    checkpoint = checkpoints.latest(run.directory / "start", run.fork.version)
+    if checkpoint is None or checkpoint.version != run.fork.version:
         where = (
             f"version {run.fork.version} of {run.fork.run}, and its checkpoint in"
             f" {run.directory / 'start'} is gone"
         )
         raise CheckpointError(f"run {run.run} begins with {where}; fork again, under another name")
-    return ResumePoint(run.directory / "start", found)
+    return ResumePoint(run.directory / "start", checkpoint)
 
 
 @contextmanager

@@ -108,8 +108,8 @@ class Updater:
         `named`: an example with named arrays.
         """
         with hax.axis_mapping(self.trainer.compute_axis_mapping):
-            found = self._predict_logprobs(model, unnamed(named))
-            return hax.auto_sharded(with_axes(found)).array
+            logprobs = self._predict_logprobs(model, unnamed(named))
+            return hax.auto_sharded(with_axes(logprobs)).array
 
     def _layout(self, rows: int) -> RowLayout:
         """The layout for this number of rows. It is made when the first such batch arrives."""

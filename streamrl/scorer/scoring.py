@@ -64,8 +64,8 @@ def score_all(
     updater: Updater, models: ScoringModels, batch: Batch, scorer: str
 ) -> tuple[Scores, int]:
     """The scores of a batch under all models, and how many logprobs were not finite."""
-    found = [score(updater, one, batch) if one else None for one in models]
-    reference, teacher = found
+    results = [score(updater, one, batch) if one else None for one in models]
+    reference, teacher = results
     version = models.reference.version if models.reference else NO_REFERENCE
     assert version is not None, "loaded before"
     count = len(batch.tokens)
@@ -77,7 +77,7 @@ def score_all(
         logprobs=reference.logprobs if reference else np.zeros(count, np.float32),
         teacher_logprobs=teacher.logprobs if teacher else None,
     )
-    return scores, sum(one.not_finite for one in found if one)
+    return scores, sum(one.not_finite for one in results if one)
 
 
 def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLogprobs:
@@ -93,14 +93,14 @@ def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLog
     except ValueError as error:
         logger.warning("nothing is scored: %s", error)
         return BatchLogprobs(np.zeros(len(batch.tokens), np.float32), 0)
-    found = to_ragged(known, updater.scores(reference.model, expand(known)))
-    finite = np.isfinite(found)
-    if len(found) and not finite.any():
+    logprobs = to_ragged(known, updater.scores(reference.model, expand(known)))
+    finite = np.isfinite(logprobs)
+    if len(logprobs) and not finite.any():
         raise ModelError(
             f"batch {batch.number}: logprobs under the {reference.role}"
             f" (version {reference.version}) are not finite; look at its weights"
         )
-    return BatchLogprobs(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
+    return BatchLogprobs(np.where(finite, logprobs, batch.policy_logprobs), int((~finite).sum()))
 
 
 def to_metrics(

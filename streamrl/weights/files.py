@@ -96,11 +96,11 @@ def files_in(
     A file that is larger than the manifest says is read up to the first excess byte only. With
     `link`, files are linked instead of copied where `_try_link` can.
     """
-    found = parallel_map(
+    files = parallel_map(
         lambda file: _read(fs, f"{path}/{file.name}", file.size_bytes, copy_to, link),
         manifest.files,
     )
-    return [file for file in found if file is not None]
+    return [file for file in files if file is not None]
 
 
 def _read(
@@ -150,11 +150,11 @@ def _try_link(source: Path, destination: Path) -> bool:
     except (OSError, NotImplementedError):
         # another file system, or one that has no links, or somebody else's file
         return False
-    found = destination.lstat()
+    status = destination.lstat()
     if (
-        stat.S_ISREG(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ):
         return True
     destination.unlink()

@@ -153,10 +153,10 @@ def is_plain_filename(name: str) -> bool:
 
 def differences(expected: Iterable[WeightFile], found: Iterable[WeightFile]) -> list[str]:
     """The differences between a copy and what is expected, by file. Empty if there are none."""
-    there = {file.name: file for file in found}
+    copies = {file.name: file for file in found}
     problems: list[str] = []
     for file in expected:
-        copy = there.get(file.name)
+        copy = copies.get(file.name)
         if copy is None:
             problems.append(f"{file.name} is missing")
         elif copy != file:

@@ -39,9 +39,9 @@ def pull(version: StoredWeights, store_root: str, destination: Path, link: bool 
         _refuse_links(Path(path), Path(open_store(store_root)[1]), where)
     manifest = read_manifest(fs, path)
     if (manifest.size_bytes, manifest.sha256) != (version.size_bytes, version.sha256):
-        found = f"{manifest.size_bytes} bytes with sha256 {manifest.sha256}"
+        actual = f"{manifest.size_bytes} bytes with sha256 {manifest.sha256}"
         raise WeightError(
-            f"{where}: its {MANIFEST} stands for {found}, announced are {version.size_bytes} bytes"
+            f"{where}: its {MANIFEST} stands for {actual}, announced are {version.size_bytes} bytes"
             f" with sha256 {version.sha256}"
         )
     check_names(manifest, where)
@@ -96,12 +96,12 @@ def _refuse_links(path: Path, root: Path, where: str) -> None:
     """
     steps = (*path.relative_to(root).parents, path.relative_to(root))
     links = [
-        found
-        for found in (
+        entry
+        for entry in (
             *(root / step for step in steps if step.name),
             *(path.iterdir() if path.is_dir() else ()),
         )
-        if found.is_symlink()
+        if entry.is_symlink()
     ]
     if links:
         raise WeightError(f"{where}: {links[0]} is a symbolic link; it is refused")

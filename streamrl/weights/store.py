@@ -137,12 +137,12 @@ class Store:
         def listed() -> list[str]:
             return self._fs.ls(self._path, detail=False) if self._fs.exists(self._path) else []
 
-        found = dict[int, list[str]]()
+        by_version = dict[int, list[str]]()
         for path in as_weight_error(listed, f"the weight store {self.root} cannot be listed"):
             name = str(path).rstrip("/").rpartition("/")[2]
             if match := VERSION_NAME.fullmatch(name):
-                found.setdefault(int(match[1]), []).append(name)
-        return found
+                by_version.setdefault(int(match[1]), []).append(name)
+        return by_version
 
     def prune(self, newest: int, keep: int, keep_also: Container[int] = ()) -> None:
         """Delete all versions up to `newest` except the last `keep` and those in `keep_also`. Later
