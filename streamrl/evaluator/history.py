@@ -1,4 +1,4 @@
-"""What the log has of earlier evaluations, and of the problems that training has posed."""
+"""Reads earlier evaluations from the log, and the problems that training has posed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model behind any OpenAI endpoint, asked one question at a time, and again where it fails."""
+"""Asks a model behind any OpenAI endpoint one question at a time, and asks again if it fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ChatEndpoint:
     _client: openai.AsyncOpenAI | None = field(default=None, init=False)
 
     async def ask(self, question: str, read: Callable[[str], T]) -> T:
-        """What `read` makes of the model's answer.
+        """Ask the model a question, and return what `read` makes of its answer.
 
         An answer for which it raises ValueError counts as none. Raises NoUsableAnswer once all
         attempts have failed.

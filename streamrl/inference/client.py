@@ -1,10 +1,10 @@
-"""What envs call: n samples of a prompt from a live server of their pool (`registry.py`), with
-everything the learner has to know about each token.
+"""The client that envs sample with. It asks a live server of their pool (`registry.py`) for n
+answers to a prompt, with everything that the learner has to know about each token.
 
-Two requests a call: `/v1/chat/completions/render` turns messages into the server's own prompt
-tokens, and vLLM's token-in token-out `/inference/v1/generate` samples. The plain chat completion
-answers token ids and logprobs too, but not which policy version made which token; this is the only
-route that does. A conversation goes on from the tokens it has (`prefix.py`).
+A call makes two requests: `/v1/chat/completions/render` turns messages into the server's own prompt
+tokens, and vLLM's token-in token-out `/inference/v1/generate` samples. A plain chat completion has
+token ids and logprobs too, but does not say which policy version made which token. A conversation
+goes on from the tokens that it has (`prefix.py`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw:
-docs/design/inference-context.md.
+"""Makes a rollout, with the very tokens that the policy saw, of what an OpenAI-compatible server
+answered: docs/design/inference-context.md.
 
-For envs that call chat completions themselves, such as examples/chat_env.py. Ask for
-`logprobs=True` and `return_token_ids=True`: the ids that a server sends decide. Without them the
-prompt is tokenised here, with the template that the server applies, and the answer's BPE tokens are
-looked up (`Ġhello`, not ` hello`; vLLM prints decoded text, so it has to send ids).
+It is for envs that call chat completions themselves, such as examples/chat_env.py. They have to ask
+for `logprobs=True` and `return_token_ids=True`, because the ids that a server sends decide. Without
+them the prompt is tokenised here, with the template that the server applies, and the answer's BPE
+tokens are looked up (`Ġhello`, not ` hello`; vLLM prints decoded text, so it has to send ids).
 
 The gateway's answers say which policy version sampled each token, and at which temperature. vLLM's
 chat completions do not, so the context is told both: the temperature that the env asks for, and the
@@ -40,7 +40,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Tokenizer(Protocol):
-    """What is needed of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that is used here."""
 
     unk_token: Any
     unk_token_id: Any
@@ -81,7 +81,7 @@ class InferenceContext:
         temperature: float | None = None,
         policy_version: int | None = None,
     ) -> InferenceContext:
-        """With the tokenizer of a Hugging Face directory. Raises ModelError."""
+        """A context with the tokenizer of a Hugging Face directory. Raises ModelError."""
         from transformers import AutoTokenizer  # takes seconds
 
         try:
@@ -96,11 +96,11 @@ class InferenceContext:
             ) from None
 
     def tokenize_prompt(self, prompt: str | Messages) -> np.ndarray:
-        """What the server makes of a user's message, or of a conversation: its chat template with
-        the generation prompt.
+        """The tokens of the prompt that the server makes of a user's message, or of a conversation,
+        by its chat template with the generation prompt.
 
-        Returns (p,) int32. Where the template fails: `role: content` lines, with a warning. Raises
-        ValueError when nothing comes of it.
+        Returns (p,) int32. If the template fails, `role: content` lines are tokenised instead, with
+        a warning. Raises ValueError if there are no tokens.
         """
         messages: Messages = [{"role": "user", "content": prompt}]
         if not isinstance(prompt, str):
@@ -138,8 +138,8 @@ class InferenceContext:
         return np.array(tokens, np.int32)
 
     def logprobs_from_choice(self, choice: Choice) -> np.ndarray:
-        """Of the sampled tokens, in the distribution that the server reports. Returns (n,) float32.
-        Raises ValueError for missing logprobs.
+        """The logprobs of the sampled tokens, in the distribution that the server reports: (n,)
+        float32. Raises ValueError for missing logprobs.
         """
         return np.array([entry.logprob for entry in self._content(choice)], np.float32)
 
@@ -222,8 +222,8 @@ class InferenceContext:
         )
 
     def metrics(self) -> dict[str, float]:
-        """How many rollouts were made, how many of them are misaligned or short, and how often the
-        template failed.
+        """Counts of the rollouts that were made, of those that are misaligned or short, and of
+        failures of the template.
         """
         return {f"inference_context/{name}": float(count) for name, count in self.counts.items()}
 
@@ -269,9 +269,7 @@ class InferenceContext:
 
 
 def suspicious(logprobs: np.ndarray) -> str:
-    """Why these can hardly be what a softmax gave for what was sampled, in a line; empty when they
-    may be.
-    """
+    """Why these can hardly be the logprobs of sampled tokens, in a line. Empty if they can."""
     if len(logprobs) > 1 and not logprobs.any():
         return f"all {len(logprobs)} are 0; was it sampled greedily, or were they left out?"
     above = np.flatnonzero(logprobs > 0)
@@ -284,9 +282,9 @@ def suspicious(logprobs: np.ndarray) -> str:
 
 
 def _how_sampled(choice: Any, temperature: float | None) -> tuple[InferenceMetadata, str]:
-    """How an answer was sampled, as far as the server says it, and what nobody says, in a line.
+    """How an answer was sampled, as far as the server says it; and, in a line, what is missing.
 
-    `temperature`: counts where the server does not say.
+    `temperature`: that of the answer if the server does not say it.
     """
     spans = [
         VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
@@ -316,9 +314,9 @@ def _shown(prompt: str | Messages) -> str:
 
 
 def misalignment(own: np.ndarray, sent: np.ndarray, tokens: int, logprobs: int) -> str:
-    """Why prompt and answer cannot be what the policy saw, in a line; empty when they can.
+    """Why prompt and answer cannot be what the policy saw, in a line. Empty if they can.
 
-    `own`: (p,) ids of the prompt as tokenised here; `sent`: (q,) as the server says.
+    `own`: (p,) ids of the prompt as tokenised here; `sent`: (q,) ids that the server has sent.
     """
     if tokens != logprobs:
         return f"{tokens} sampled tokens with {logprobs} logprobs"

@@ -1,4 +1,4 @@
-"""A model that a pool of the run serves, asked one question at a time, and again where it fails."""
+"""Asks a model that a pool of the run serves one question at a time, and asks again if it fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PoolEndpoint:
     client: Client | None = None
 
     async def ask(self, question: str, read: Callable[[str], T]) -> T:
-        """What `read` makes of the model's answer.
+        """Ask the model a question, and return what `read` makes of its answer.
 
         An answer for which it raises ValueError counts as none. Raises NoUsableAnswer once all
         attempts have failed.
@@ -55,7 +55,7 @@ class PoolEndpoint:
         return sampled.text
 
     def _settings(self) -> Env:
-        """How an answer is sampled. At temperature 0 it is the likeliest token each time."""
+        """The settings of sampling. At temperature 0 the likeliest token is taken each time."""
         is_greedy = self.temperature == 0
         return Env(
             temperature=1.0 if is_greedy else self.temperature,

@@ -36,7 +36,7 @@ class Prefix:
 
 
 NO_PREFIX = Prefix()
-"""Of a request that begins a conversation."""
+"""The prefix of a request that begins a conversation."""
 
 
 def continuation_index(history: Sequence[int], rendered: Sequence[int]) -> int | None:

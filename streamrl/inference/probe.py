@@ -1,6 +1,4 @@
-"""How far a server's logprobs are from the learner's: by that it is decided whether the two compute
-the same model.
-"""
+"""Decides by a server's logprobs and the learner's whether both compute the same model."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TWO_TEXTS = ("a", "1")
 
 
 class Conversation(NamedTuple):
-    """What the policy is asked to go on with."""
+    """A conversation that the policy is asked to continue."""
 
     messages: list[dict[str, Any]]
     prefix: Prefix
@@ -71,8 +71,8 @@ async def render(connection: ServerConnection, body: Mapping[str, Any]) -> list[
 async def _after_answer(
     connection: ServerConnection, body: Mapping[str, Any], answer: int, end_of_turn: int
 ) -> list[int] | None:
-    """What the template writes behind message number `answer` once `end_of_turn` has closed it.
-    None if it is closed in another way, or if the template refuses such an answer.
+    """The tokens that the template writes behind message number `answer` once `end_of_turn` has
+    closed it. None if it is closed in another way, or if the template refuses such an answer.
     """
     bodies = [
         {**body, "messages": with_answer(body["messages"], answer, text)} for text in TWO_TEXTS

@@ -1,4 +1,4 @@
-"""What a server says of itself: its record on `servers`, and its metrics."""
+"""What a server publishes of itself: its record on `servers`, and its load."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class ServedRun:
-    """What a server reads of one run, and says in it."""
+    """A run that a server serves: the versions that it reads there, and its own record there."""
 
     guest: str = ""  # name of the run; empty: the server's own
     announced: VersionFollower

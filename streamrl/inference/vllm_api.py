@@ -1,6 +1,4 @@
-"""What vLLM is asked and answers on the routes that the client uses. Other fields of an answer are
-ignored.
-"""
+"""Requests and responses of the vLLM routes that are used here. Other fields are ignored."""
 
 from __future__ import annotations
 

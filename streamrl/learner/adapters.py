@@ -39,7 +39,7 @@ B = ".lora_B.weight"
 
 
 class AdapterFormat(NamedTuple):
-    """What the adapter's config says."""
+    """What is written into the config of an adapter."""
 
     settings: Lora
     base: Manifest  # files of the base (`adapter_base.py`)

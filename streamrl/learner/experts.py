@@ -38,7 +38,7 @@ POSITION = "position"
 
 
 class Routing(NamedTuple):
-    """Where tokens are sent to. Both arrays are (tokens, k)."""
+    """The experts of each token. Both arrays are (tokens, k)."""
 
     weights: jax.Array  # float32: of the experts' outputs
     experts: jax.Array  # int32, from 0
@@ -96,7 +96,7 @@ def _through_layer(
     mask: AttentionMask,
     pos_ids: NamedArray,
 ) -> NamedArray:
-    """As `Qwen3MoeDecoderLayer.__call__`."""
+    """Computes what `Qwen3MoeDecoderLayer.__call__` does, with these experts."""
     normal = layer.input_layernorm(hidden)
     hidden = hidden + layer.self_attn(x=normal, mask=mask, key=None, pos_ids=pos_ids)
     return hidden + mix(layer.mlp, layer.post_attention_layernorm(hidden), chosen)
@@ -172,7 +172,7 @@ def mix(block: Qwen3MoeSparseMoeBlock, x: NamedArray, chosen: NamedArray | None)
 
 
 def route(logits: jax.Array, given: jax.Array | None, config: Qwen3MoeConfig) -> Routing:
-    """Where each token is sent to: its k experts, and the softmax of the router's logits at them.
+    """Choose the k experts of each token, weighted by the softmax of the router's logits at them.
 
     `logits`: (tokens, experts). `given`: (tokens, k) int, experts counted from 1 that are taken
     instead of the likeliest ones; 0: not known.

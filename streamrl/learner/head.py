@@ -46,8 +46,8 @@ def in_chunks(
     chunk: int,
     bound: float | None = None,
 ) -> Predictions:
-    """As `from_logits` of soft_cap(hidden @ head), with the logits of `chunk` tokens of each row at
-    a time.
+    """`from_logits` of soft_cap(hidden @ head), computed so that only the logits of `chunk` tokens
+    of each row exist at a time.
 
     `hidden`: (rows, tokens, width) in the format that the model computes in; `head`: (width,
     vocabulary). Products are summed in float32, and so is the head's gradient over the chunks.

@@ -28,7 +28,7 @@ class RunSchedule(LrSchedule):
         return self.schedule
 
 
-# What a run file's settings become. The first of these sees the gradient.
+# Builds the transformations that the settings ask for. The first of them sees the gradient.
 Build = Callable[[Learner], tuple[optax.GradientTransformation, ...]]
 STEPS = 2**31 - 1  # Levanter asks for a number of steps; the schedule does not depend on it.
 
@@ -48,7 +48,8 @@ def adamw(config: Learner) -> tuple[optax.GradientTransformation, ...]:
 def scale_by_adam(
     beta1: float, beta2: float, epsilon: float = 1e-8
 ) -> optax.GradientTransformation:
-    """As optax.scale_by_adam, with the new moments complete before an update is computed from them.
+    """The same as optax.scale_by_adam, but the new moments are complete before an update is
+    computed from them.
 
     Otherwise XLA computes the update from the old moments too, and copies both of them before it
     writes the new ones in their place: as much memory as twice the parameters.
@@ -100,7 +101,7 @@ OPTIMIZERS: dict[str, Build] = {
     "cautious": levanter(CautiousConfig),
     "muon": muon,
 }
-"""By the names of `learner.optimizer`."""
+"""The optimizers by the names of `learner.optimizer`."""
 
 
 class GradientNorm(NamedTuple):

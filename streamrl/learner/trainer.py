@@ -62,7 +62,7 @@ def checkpoint_directory(run: RunFile, learner: str) -> Path:
 
 
 def copies_of(run: RunFile, learner: str) -> CheckpointCopies | None:
-    """Where a learner's checkpoints are copied to, if anywhere."""
+    """The copies of a learner's checkpoints, or None if the run file asks for none."""
     root = run.learner.checkpoint_copies.rstrip("/")
     return CheckpointCopies(f"{root}/{run.run}/checkpoints/{learner}") if root else None
 

@@ -176,5 +176,5 @@ def shard_file(holder: int, file: str) -> str:
 
 
 def key(name: str, number: int) -> str:
-    """What a shard of a tensor is called in such a file."""
+    """The name of a tensor's shard in such a file."""
     return f"{name}:{number}"

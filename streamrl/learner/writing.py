@@ -1,4 +1,4 @@
-"""Who writes for a learner: of its JAX processes, rank zero alone."""
+"""Of the JAX processes of a learner, only rank zero writes to the log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_publisher(
     announced: dict[int, PolicyVersion],
     part: OpenPart[RetryingWriter] | None,
 ) -> VersionPublisher:
-    """What publishes the policy's versions. It only trains in a process that does not write."""
+    """The publisher of the policy's versions. In a process that does not write, it only trains."""
     if part is None:
         return VersionPublisher(learner, policy, announced, writer=None)
     return VersionPublisher(

@@ -1,4 +1,4 @@
-"""The logprobs of a batch under the reference and the teacher, by the learner's own function."""
+"""Computes the logprobs of a batch under the reference and the teacher, as the learner does."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_models(run: RunFile) -> ScoringModels:
 
 @contextmanager
 def open_updater(run: RunFile) -> Iterator[Updater]:
-    """What computes logprobs, on the mesh of the devices that it uses."""
+    """An Updater that can compute logprobs within the block: the mesh of its devices is set."""
     prepare_process(run.directory)
     updater = Updater(run.learner, run.batcher.rows)
     with updater.use_mesh():
