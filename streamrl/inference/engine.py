@@ -20,11 +20,9 @@ import httpx
 import numpy as np
 
 from streamrl.errors import InferenceError
-from streamrl.errors import InferenceError, one_line
 from streamrl.inference.vllm_api import logprob_request
-from streamrl.inference.vllm_server import MODEL
-from streamrl.text import one_line
 from streamrl.inference.vllm_launch import MODEL
+from streamrl.text import one_line
 
 SWAP_TIMEOUT_S = 600.0
 METRICS_TIMEOUT_S = 5.0

@@ -12,11 +12,6 @@ from typing import NamedTuple, TypeVar
 
 from streamrl.config import topology
 from streamrl.learner.scores import ScoreAssembler
-from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message, beginning_offset
-from streamrl.log.reading import read
-from streamrl.log.records_of import SCHEMA_OF
-from streamrl.records import Batch, PolicyVersion, Record, Scores
 from streamrl.log.protocol import Log
 from streamrl.log.records_of import follow_records, read_records
 from streamrl.records import Batch, Scores

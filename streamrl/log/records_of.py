@@ -8,9 +8,8 @@ from contextlib import closing
 from typing import TypeVar
 
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message
+from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset
 from streamrl.log.reading import read
-from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset, read
 from streamrl.records import RECORDS, Record
 
 logger = logging.getLogger(__name__)

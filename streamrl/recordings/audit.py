@@ -20,7 +20,6 @@ import numpy as np
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.learner.inputs import newest_lineages
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Event, Log, Message, TopicPartition, beginning_offset, end_offset
 from streamrl.log.reading import read

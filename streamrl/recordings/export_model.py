@@ -16,13 +16,10 @@ from rich.console import Console
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, WeightError
-from streamrl.learner.inputs import newest_lineages, read_announcements
-from streamrl.errors import ConfigError, ExportError, WeightError
 from streamrl.log.protocol import Log
 from streamrl.recordings.output_directory import new_directory
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
 from streamrl.records import AdapterBase, PolicyVersion
-from streamrl.records import AdapterBase
 from streamrl.weights.announcements import newest_lineages, read_announcements
 from streamrl.weights.manifest import MANIFEST
 from streamrl.weights.pull import pull

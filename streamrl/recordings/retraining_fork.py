@@ -226,7 +226,12 @@ class RetrainingFork:
         """Make these steps of a processor that follows the parent's versions."""
         config = replace(processor.config, learner=recorded_learner(self.parent))
         first_version = min(versions.values(), default=0)
-        run_steps(self.new, replace(processor, config=config), steps, {POLICY_VERSIONS_PARTITION: first_version})
+        run_steps(
+            self.new,
+            replace(processor, config=config),
+            steps,
+            {POLICY_VERSIONS_PARTITION: first_version},
+        )
 
     def groups_of_producers(self) -> Counter[str]:
         return Counter(self.producers.values())

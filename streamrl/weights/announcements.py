@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from streamrl.config.topology import POLICY_VERSIONS_PARTITION
-from streamrl.log.protocol import Log, Message, beginning_offset, read
+from streamrl.log.protocol import Log, Message, beginning_offset
+from streamrl.log.reading import read
 from streamrl.log.records_of import record_in
 from streamrl.records import PolicyVersion
 

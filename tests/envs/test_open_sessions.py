@@ -22,8 +22,6 @@ from streamrl.envs.api import (
     Problem,
 )
 from streamrl.envs.open_sessions import ResumeOffsets, recorded_calls, session_names
-from streamrl.inference.client import Sampled
-from streamrl.envs.open_sessions import OpenSince, recorded_calls, session_names
 from streamrl.inference.client import SampledCompletion
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog, MemoryWriter

@@ -15,7 +15,7 @@ from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.records import Metric, PolicyVersion, Server
-from tests.support.data_path import found
+from tests.support.data_path import published
 
 
 class Host:
@@ -83,7 +83,7 @@ def test_a_version_that_passes_its_probe_is_served(log: MemoryLog):
     run = served(log, version=3)
     server = after_load(run, 1e-6)
     assert (server.version, server.state, server.url) == (3, "ready", Host.url)
-    (metric,) = cast(list[Metric], found(log, "metrics", "metric"))
+    (metric,) = published(log, "metrics", Metric)
     assert metric.values["inference/pull_s"] == 0.5
     assert not will_be_loaded_again(run)
 

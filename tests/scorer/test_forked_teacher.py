@@ -14,7 +14,6 @@ from streamrl.learner.recompute import seed_fork
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.fork import child_run_file
 from streamrl.recordings.fork_topics import copy_for_retraining
-from streamrl.recordings.fork_topics import copy_recorded
 from streamrl.weights.announcements import announced_hashes
 from tests.learner.conftest import CONTEXT, TINY
 from tests.learner.test_forked_rewards import begun, run_of, trained
