@@ -56,9 +56,10 @@ class KafkaReader:
         )
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
-        if self._ended:
-            self._consumer.resume(self._ended)
-            self._ended = []
+        ended = [tp for tp in self._ended if self._topics[tp.topic] not in self._paused]
+        if ended:
+            self._consumer.resume(ended)
+        self._ended = []
         messages: list[Message] = []
         raw: Any  # the stubs say that each of its parts may be missing
         for raw in self._consumer.consume(max_messages, timeout_s):

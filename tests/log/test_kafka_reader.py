@@ -64,3 +64,29 @@ def test_a_bounded_reader_that_has_reached_the_end_asks_again_only_when_it_is_po
     until(lambda: has(2))
     assert [message.value for message in found] == [b"1", b"2"]
     reader.close()
+
+
+def test_a_topic_that_is_paused_at_its_end_stays_paused(broker: str, run_name: str):
+    make_topics(broker, {f"{run_name}.in": 1, f"{run_name}.other": 1})
+    log = KafkaLog({"bootstrap.servers": broker}, run_name)
+    reader = KafkaReader(
+        {"bootstrap.servers": broker},
+        f"{run_name}.",
+        {("in", 0): 0, ("other", 0): 0},
+        bounded=True,
+    )
+    found: list[str] = []
+
+    def poll() -> list[str]:
+        found.extend(message.topic for message in reader.poll(10, 0.05))
+        return found
+
+    until(lambda: not poll() and len(reader._ended) == 2)
+    reader.set_paused({"in"})
+    log.writer("one").commit([Message("in", b"k", b"1"), Message("other", b"k", b"2")])
+    until(lambda: "other" in poll())
+    assert found == ["other"]
+    reader.set_paused(())
+    until(lambda: "in" in poll())
+    assert found == ["other", "in"]
+    reader.close()
