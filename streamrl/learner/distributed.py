@@ -28,6 +28,7 @@ from streamrl.text import one_line
 T = TypeVar("T")
 INITIALIZATION_TIMEOUT_S = 120  # All processes have to connect within this time.
 HEARTBEAT_TIMEOUT_S = 60  # A process that is silent for this long is taken for dead.
+SHUTDOWN_TIMEOUT_S = 15  # A process that failed does not wait longer for the others to end, too.
 
 
 class ProcessRank(NamedTuple):
@@ -52,6 +53,7 @@ def initialize(rank: ProcessRank) -> None:
             coordinator_bind_address=rank.coordinator if rank.process == 0 else None,
             initialization_timeout=INITIALIZATION_TIMEOUT_S,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_S,
         )
     except (RuntimeError, ValueError) as error:
         cause = one_line(error)

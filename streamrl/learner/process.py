@@ -26,7 +26,7 @@ from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
 from streamrl.learner.mesh import check_division, prepare_process
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.start import find_start, learner_settings
-from streamrl.learner.trainer import open_trainer
+from streamrl.learner.trainer import checkpoint_directory, open_trainer
 from streamrl.learner.writing import open_publisher, open_writing_part
 from streamrl.log.protocol import Log
 
@@ -63,7 +63,7 @@ def main(
         distributed.barrier("alone")
         start = find_start(run, log, learner, at)
         with (
-            open_trainer(own, start.resume_from) as policy,
+            open_trainer(own, start.resume_from, checkpoint_directory(run, learner)) as policy,
             open_publisher(learner, policy, start.announced, part) as publisher,
         ):
             publisher.announce_start(start.checkpoint)

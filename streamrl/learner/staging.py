@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,12 +50,8 @@ class StagedFiles(NamedTuple):
         if self.weights.processes == 1:
             return
         name = f"{self._name}/shards"
-        try:
+        with self._reported(name):
             self.weights.write_shards(self.shards)
-        except OSError as error:
-            report(name, self._failure(error))
-            raise WeightError(self._failure(error)) from None
-        report(name, DONE)
         for holder in self.weights.holders_for(self.weights.process):
             _wait_for(name, holder)
 
@@ -73,17 +71,9 @@ class StagedFiles(NamedTuple):
         """Write the files of this process, which is not rank zero, to the directory, and tell rank
         zero. Raises WeightError.
         """
-        name = f"{self._name}/files"
-        try:
+        with self._reported(f"{self._name}/files"):
             self.exchange_shards()
             self.weights.write_files(self.directory, self.shards)
-        except WeightError as error:
-            report(name, str(error))
-            raise
-        except OSError as error:
-            report(name, self._failure(error))
-            raise WeightError(self._failure(error)) from None
-        report(name, DONE)
 
     def gather_files(self, into: Path) -> None:
         """Wait in rank zero for the files of all others, and put them into another directory.
@@ -110,11 +100,25 @@ class StagedFiles(NamedTuple):
         if self.weights.processes > 1:
             forget_reports(self._name)
 
-    def _failure(self, error: OSError) -> str:
-        return (
-            f"{self.directory} cannot be written ({describe_error(error)}); free some space in the"
-            " directory of the run"
-        )
+    @contextmanager
+    def _reported(self, name: str) -> Iterator[None]:
+        """Report to the other processes how the block ended, whatever it raises: they wait for it.
+        Raises WeightError.
+        """
+        try:
+            yield
+        except WeightError as error:
+            report(name, str(error))
+            raise
+        except Exception as error:  # Such as MemoryError, or an error of safetensors.
+            failure = self._failure(error)
+            report(name, failure)
+            raise WeightError(failure) from None
+        report(name, DONE)
+
+    def _failure(self, error: Exception) -> str:
+        hint = "; free some space in the directory of the run" if isinstance(error, OSError) else ""
+        return f"{self.directory} cannot be written ({describe_error(error)}){hint}"
 
 
 def _wait_for(what: str, process: int) -> None:

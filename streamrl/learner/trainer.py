@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from levanter.trainer_state import TrainerState
 
@@ -84,9 +83,14 @@ def fork_checkpoint(run: RunFile) -> ResumePoint | None:
 
 
 @contextmanager
-def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[PolicyTrainer]:
+def open_trainer(
+    run: RunFile, start: ResumePoint | None = None, temporary_dir: Path | None = None
+) -> Generator[PolicyTrainer]:
     """The policy that the run begins with, or that of the checkpoint `start`. It can be trained
     while the block lasts.
+
+    `temporary_dir`: the directory for weights that are written and read at once. All processes of
+    a learner have to see it. None, for one process alone: this machine's.
 
     Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
     """
@@ -104,6 +108,7 @@ def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[Po
             updater=updater,
             state=updater.initial_state(initial),
             position=TrainingPosition(0, 0, ""),
+            temporary_dir=temporary_dir or Path(tempfile.gettempdir()),
             adapter=AdapterFormat(lora, base_manifest(directory)) if lora else None,
         )
         start = start or fork_checkpoint(run)
@@ -122,6 +127,7 @@ class PolicyTrainer:
     updater: Updater
     state: TrainerState[Any]
     position: TrainingPosition  # sha256 is empty until the weights have been exported
+    temporary_dir: Path  # all processes see it
     # How versions are written if adapters are trained. None: the whole model is trained.
     adapter: AdapterFormat | None = None
     vocab_size: int = field(init=False)  # token ids that can be trained on are below it
@@ -129,6 +135,7 @@ class PolicyTrainer:
     tokenizer_ids: int = field(init=False)
     skipped: bool = False  # nothing was trained in the last step
     _skipped_in_a_row: int = 0
+    _exports: int = 0  # of the weights to a temporary directory, so far
     _trained_tokens: np.ndarray | None = None  # some of the last batch, for the probe
     # None where the learner does not ask it itself
     reference: ReferenceModel | None = field(init=False)
@@ -243,11 +250,13 @@ class PolicyTrainer:
     @contextmanager
     def _exported(self) -> Iterator[Path]:
         """The current weights in a directory for the time of the block. All processes of a learner
-        write it together, and all may read it: they share the run's directory.
+        write it together, and all may read it: they share the run's directory. Rank zero may still
+        delete one such directory when the next is written, so each has a name of its own.
         """
         snapshot = self.snapshot()
-        root = Path(tempfile.gettempdir()) if jax.process_count() == 1 else self.run.directory
-        directory = root / f".exported-{shared_token()}"
+        self._exports += 1
+        name = f"{checkpoints.TEMPORARY}exported-{shared_token()}-{self._exports}"
+        directory = self.temporary_dir / name
         shards = shards_beside(directory)
         try:
             snapshot.weights.write_shards(shards)

@@ -174,25 +174,34 @@ def test_a_process_without_files_hands_over_its_shards(
     assert numbers_in(tmp_path / "model") == EXPECTED[:1]
 
 
+@pytest.mark.parametrize(
+    ("raised", "hint"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "; free some space in"),
+        (MemoryError("no 3 GB"), "(MemoryError: no 3 GB)"),
+    ],
+)
 @pytest.mark.parametrize("failing", ["write_files", "write_shards"])
 def test_what_one_process_could_not_write_is_said_by_all_that_wait_for_it(
     processes: Callable[[Callable[[int], None]], list[object]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     failing: str,
+    raised: Exception,
+    hint: str,
 ):
     """The last process has shards for both of the others."""
     write = getattr(LocalWeights, failing)
 
-    def on_a_full_disk(weights: LocalWeights, *directories: Path) -> None:
+    def on_a_bad_day(weights: LocalWeights, *directories: Path) -> None:
         if weights.process == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise raised
         write(weights, *directories)
 
-    monkeypatch.setattr(LocalWeights, failing, on_a_full_disk)
+    monkeypatch.setattr(LocalWeights, failing, on_a_bad_day)
     zero, one, two = processes(lambda _: staged_in(tmp_path, at="model").write_all_files())
     assert isinstance(two, WeightError) and str(zero) == str(two)
-    assert "/model cannot be written (" in str(two) and "free some space" in str(two)
+    assert "/model cannot be written (" in str(two) and hint in str(two)
     assert str(one) == str(two) if failing == "write_shards" else one is None
 
 

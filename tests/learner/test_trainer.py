@@ -10,7 +10,7 @@ import pytest
 
 from streamrl.batcher.assemble import assemble
 from streamrl.config.run_file import RunFile, parse
-from streamrl.learner import model, trainer
+from streamrl.learner import checkpoints, model, trainer
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.update import Updater
 from tests.support.build import group
@@ -65,3 +65,20 @@ def test_without_a_coefficient_no_reference_is_loaded_or_asked(
             policy.step(TrainingInput(batch, 1))
         assert (policy.reference is None) == (loads == 1)
     assert len(loaded) == loads and len(passes) == loads - 1
+
+
+def test_weights_that_are_read_at_once_have_a_directory_each_which_a_start_removes(
+    tmp_path: Path, tiny: Path
+):
+    """Rank zero may still delete the one before while the others write the next."""
+    run = run_of(tmp_path, tiny)
+    directory = trainer.checkpoint_directory(run, "lead")
+    with trainer.open_trainer(run, None, directory) as policy:
+        with policy._exported() as first, policy._exported() as second:
+            assert first != second and {first.parent, second.parent} == {directory}
+        assert not list(directory.iterdir())
+        with policy._exported() as left:
+            copy = left.with_name(f"{left.name}-of-one-that-was-killed")
+            left.rename(copy)
+    checkpoints.remove_leftovers(directory, 0)
+    assert not list(directory.iterdir())
