@@ -46,6 +46,8 @@ async def score_demonstration(
             raise ValueError(f"no logprob of token {token}")
         logprobs.append(entry[str(token)].logprob)
     (choice,) = answer.choices
+    if not choice.weight_versions:
+        raise ValueError("an answer without the version of its weights")
     version = int(choice.weight_versions[0].version)
     return ScoredDemonstration(tokens, text, logprobs, version)
 

@@ -40,6 +40,16 @@ class Trimming(SamplingStub):
         return super().answer(path, body)
 
 
+class Versionless(SamplingStub):
+    """Does not say which weights it has."""
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        status, answer = super().answer(path, body)
+        if path.endswith("/generate"):
+            answer["choices"][0]["weight_versions"] = []
+        return status, answer
+
+
 class Spaced(SamplingStub):
     """Its template writes a space before the end of each message."""
 
@@ -130,3 +140,20 @@ def test_a_context_that_has_no_room_for_the_answer_is_full():
         demonstrated(stub, QUESTION, answer, max_model_len=13)
     assert not stub.sampled
     assert len(demonstrated(SamplingStub(), QUESTION, answer, max_model_len=14).tokens) == 6
+
+
+def test_an_answer_without_the_version_of_its_weights_is_asked_for_elsewhere():
+    async def play(one: SamplingStub, other: SamplingStub) -> SampledCompletion:
+        client = Client()
+        client.on_server("one", one.record(server_id="one"))
+        client.on_server("other", other.record(server_id="other"))
+        try:
+            answer = {"role": "assistant", "content": "12"}
+            (scored,) = await client.sample(QUESTION, 1, Env(), (), NO_PREFIX, answer)
+            return scored
+        finally:
+            await client.close()
+
+    with Versionless() as one, SamplingStub() as other:
+        assert asyncio.run(play(one, other)).text == "12"
+        assert one.asked, "it was the first"

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
     from streamrl.config.sections.envs import Env
 
+# The shipped env that samples nothing, and its class, by either of which a run file may name it.
+DEMONSTRATIONS = ("demonstrations", "streamrl.envs.shipped.demonstrations:Demonstrations")
+
 
 def env_problems(run: RunFile) -> Iterator[str]:
     if not run.envs:
@@ -26,7 +29,7 @@ def env_problems(run: RunFile) -> Iterator[str]:
         if problem := template_problem(env.chat_template_kwargs):
             yield f"envs.{name}.chat_template_kwargs: {problem}"
         imitates = env.loss.cross_entropy or env.loss.teacher_kl
-        shows = (env.kind or name) == "demonstrations" and env.replicas
+        shows = (env.kind or name) in DEMONSTRATIONS and env.replicas
         if shows and (env.loss.policy_gradient or not imitates):
             yield (
                 f"envs.{name}.loss: demonstrations are imitated, nothing in them is sampled; set"

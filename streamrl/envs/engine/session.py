@@ -35,7 +35,7 @@ from streamrl.inference.client import (
     SamplingTimeout,
 )
 from streamrl.sessions.call_tree import Continuation
-from streamrl.sessions.messages import canonical_if_possible
+from streamrl.sessions.messages import canonical, canonical_if_possible
 from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call, to_sampled
 
 MAX_STATE_BYTES = 65_536
@@ -156,7 +156,10 @@ class RolloutSession:
     async def _answer(
         self, messages: list[Message], tools: list[Tool], demonstration: Message | None
     ) -> SampledCompletion:
-        """The answer to a conversation: the recorded one, or else a new one."""
+        """The answer to a conversation: the recorded one, or else a new one. Raises ValueError for
+        a demonstration that is not text.
+        """
+        demonstrated = _demonstrated_fields(demonstration)
         tree = self.transcript.tree
         conversation = [canonical_if_possible(message) for message in messages]
         request = self._name_request(conversation, tools)
@@ -187,7 +190,7 @@ class RolloutSession:
             locate_answer(tree, conversation, continuation, sampled),
             sampled,
             state=state,
-            **_demonstrated_fields(demonstration),
+            **demonstrated,
         )
         self.recording.add(call)
         self.transcript.append(messages, call)
@@ -259,12 +262,13 @@ class RolloutSession:
 
 def _demonstrated_fields(demonstration: Message | None) -> dict[str, Any]:
     """The fields of a call by which a demonstrated answer is found again in the next request. The
-    env sends the message, and not the text that the chat template makes of it.
+    env sends the message, and not the text that the chat template makes of it. Raises ValueError
+    for a message that a record cannot have.
     """
     if demonstration is None:
         return {}
-    message = canonical_if_possible(demonstration)
-    return {"content": message.get("content"), "tool_calls": message.get("tool_calls") or []}
+    message = canonical(demonstration)
+    return {"content": message["content"], "tool_calls": message.get("tool_calls", [])}
 
 
 def _check_messages(messages: Sequence[Any]) -> list[Message]:

@@ -15,6 +15,9 @@ import msgspec
 from streamrl.envs.api import AgentLoopEnv, Message, PolicyClient, Problem, RewardResult
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.shipped.samples import rows, unusable
+from streamrl.sessions.messages import canonical
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Conversation(NamedTuple):
@@ -79,7 +82,11 @@ def read(path: Path) -> list[Conversation]:
     bad: list[tuple[int, str]] = []
     for line, row in rows(path):
         try:
+            if path.suffix == ".parquet":
+                row = _without_nulls(row)
             conversations.append(conversation(line, row))
+        except RecursionError:
+            bad.append((line, "nested too deeply"))
         except ValueError as error:
             bad.append((line, str(error)))
     if bad:
@@ -90,15 +97,16 @@ def read(path: Path) -> list[Conversation]:
 
 
 def conversation(line: int, row: Any) -> Conversation:
-    """The conversation of a row. Raises ValueError if it is none; the text goes after file and
-    line.
+    """The conversation of a row. Raises ValueError if it is none, or if no server and no record
+    could have it; the text goes after file and line.
     """
+    if isinstance(row, RecursionError):
+        raise row
     if isinstance(row, Exception):
         raise ValueError(f"not JSON ({row})")
-    row = _without_nulls(row)
     if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list):
         raise ValueError("no list of 'messages'")
-    tools = row.get("tools", [])
+    tools = row.get("tools") or []
     if not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
         raise ValueError("'tools' is no list of tools")
     messages = [_message(index, message) for index, message in enumerate(row["messages"])]
@@ -118,14 +126,29 @@ def _message(index: int, message: Any) -> Message:
     """A message of the file as a chat completion has it. Raises ValueError for what is none."""
     if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
         raise ValueError(f"'messages' has one without a role: {str(message)[:60]}")
-    calls = message.get("tool_calls")
-    if not calls:
-        return {"content": "", **message}
-    named = [
-        {"id": f"call-{index}-{number}", "type": "function", **call, "function": _function(call)}
-        for number, call in enumerate(calls)
-    ]
-    return {"content": "", **message, "tool_calls": named}
+    fields = {name: value for name, value in message.items() if value is not None}
+    if fields["role"] not in ROLES:
+        raise ValueError(f"{fields['role'][:60]!r} is no role; there are {', '.join(ROLES)}")
+    if not isinstance(fields.setdefault("content", ""), str):
+        raise ValueError(f"the content of a message is no text: {str(fields['content'])[:60]}")
+    if "function_call" in fields:
+        raise ValueError("a function_call, the form before tool_calls; write it as tool_calls")
+    calls = fields.pop("tool_calls", [])
+    if not isinstance(calls, list):
+        raise ValueError(f"'tool_calls' is no list of calls: {str(calls)[:60]}")
+    if calls:
+        fields["tool_calls"] = [
+            _call(f"call-{index}-{number}", call) for number, call in enumerate(calls)
+        ]
+    canonical(fields)  # As a record has it. What the policy imitates keeps its spelling.
+    return fields
+
+
+def _call(identity: str, call: Any) -> dict[str, Any]:
+    """A call of a tool. `identity`: its id, if the file gives it none. Raises ValueError."""
+    function = _function(call)
+    fields = {name: value for name, value in call.items() if value is not None}
+    return {"id": identity, "type": "function", **fields, "function": function}
 
 
 def _function(call: Any) -> dict[str, Any]:
@@ -133,11 +156,11 @@ def _function(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not (isinstance(function, Mapping) and isinstance(function.get("name"), str)):
         raise ValueError(f"a tool call without a function's name: {str(call)[:60]}")
-    arguments = function.get("arguments", "{}")
+    arguments = function.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     try:
-        is_object = isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
+        is_object = isinstance(msgspec.json.decode(text), dict)
+    except ValueError:  # also NaN, and half of a surrogate pair: no record has them
         is_object = False
     if not is_object:
         raise ValueError(f"the arguments of a tool call are no JSON object: {text[:60]}")

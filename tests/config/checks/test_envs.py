@@ -37,6 +37,10 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             r"copy-digits\.loss: demonstrations are imitated, .*; set policy_gradient: 0 and",
         ),
         (
+            "envs.copy-digits={kind: 'streamrl.envs.shipped.demonstrations:Demonstrations'}",
+            r"copy-digits\.loss: demonstrations are imitated",
+        ),
+        (
             "envs.copy-digits={kind: demonstrations, loss: {policy_gradient: 0, cross_entropy: 1}}",
             r"copy-digits\.buffer: nothing in demonstrations is compared; set {group_size: 1,",
         ),

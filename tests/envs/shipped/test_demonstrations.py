@@ -27,6 +27,12 @@ HEARS = {"role": "tool", "content": "12"}
 SAYS = {"role": "assistant", "content": "12"}
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
 BAD = {"name": "calculator", "arguments": "{bad"}
+
+
+def call(argument: str) -> dict[str, str]:
+    return {"name": "calculator", "arguments": f'{{"a": {argument}}}'}
+
+
 SHOWN = [
     {"messages": [ASKED, CALLS, HEARS, SAYS], "tools": [TOOL]},
     {"messages": [{"role": "system", "content": "Be brief."}, ASKED, SAYS]},
@@ -126,8 +132,54 @@ def test_a_parquet_file_is_read_as_well(tmp_path: Path):
             "the arguments of a tool call are no JSON object: {bad",
         ),
         ([{**SHOWN[0], "tools": ["calculator"]}], r"jsonl:1: 'tools' is no list of tools"),
+        *[
+            ([SHOWN[0], {"messages": [ASKED, {**SAYS, "tool_calls": calls}]}], f"jsonl:2: {says}")
+            for calls, says in (
+                ("calculator", "'tool_calls' is no list of calls: calculator"),
+                (3, "'tool_calls' is no list of calls: 3"),
+                ({"function": {}}, "'tool_calls' is no list of calls: {'function'"),
+                ([None], "a tool call without a function's name: None"),
+                ([{"function": call("NaN")}], "the arguments of a tool call are no JSON object"),
+                ([{"function": call('"\\ud800"')}], "the arguments of a tool call are no JSON"),
+                ([{"id": 7, "function": call("1")}], "a tool call has an id and a function"),
+            )
+        ],
+        ([{"messages": [ASKED, {**SAYS, "content": ["12"]}]}], "content of a message is no text"),
+        ([{"messages": [{**ASKED, "content": 12}, SAYS]}], "content of a message is no text: 12"),
+        ([{"messages": [{**ASKED, "role": "human"}, SAYS]}], "jsonl:1: 'human' is no role; there"),
+        (
+            [{"messages": [ASKED, {**SAYS, "function_call": call("1")}]}],
+            "a function_call, the form before tool_calls",
+        ),
     ],
 )
 def test_a_file_without_conversations_is_named(tmp_path: Path, rows: list[Any], says: str):
     with pytest.raises(ConfigError, match=says):
         make_env("demonstrations", 1, {"file": written(tmp_path, rows)}, "envs.x")
+
+
+@pytest.mark.parametrize("where", ["messages", "tools"])
+def test_what_is_nested_too_deeply_is_named(tmp_path: Path, where: str):
+    path = tmp_path / "shown.jsonl"
+    deep = "[" * 100_000 + "]" * 100_000
+    good = json.dumps(SHOWN[1])
+    path.write_text(f"{good}\n" + good[:-1] + f', "{where}": {deep}}}\n')
+    with pytest.raises(ConfigError, match="jsonl:2: nested too deeply"):
+        make_env("demonstrations", 1, {"file": str(path)}, "envs.x")
+
+
+def test_a_null_that_a_tool_is_called_with_or_that_its_schema_allows_is_kept(tmp_path: Path):
+    """In JSON Lines it was written, and in Parquet it may stand for what other rows have."""
+    calls = {**CALLS, "name": None, "tool_calls": [{"function": {**call("null"), "x": None}}]}
+    schema = {"enum": ["a", None]}
+    tool = {"type": "function", "function": {"name": "calculator", "parameters": schema}}
+    row = {"messages": [ASKED, calls, HEARS, SAYS], "tools": [tool]}
+    env: Any = make_env("demonstrations", 1, {"file": written(tmp_path, [row])}, "envs.x")
+    shown = env.problem(0).answer
+    (called,) = shown.messages[1]["tool_calls"]
+    assert called["function"]["arguments"] == '{"a": null}' and "name" not in shown.messages[1]
+    assert shown.tools == [tool]
+
+
+def test_without_tools_a_row_may_say_null(tmp_path: Path):
+    assert len(imitated(written(tmp_path, [{**SHOWN[1], "tools": None}]), 1)) == 1
