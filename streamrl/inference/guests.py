@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import msgspec
@@ -19,7 +20,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError, TopicMissing, describe_error
 from streamrl.inference.probe import probe_tolerance
 from streamrl.inference.registration import Registration
-from streamrl.inference.served_run import Loading, ServedRun
+from streamrl.inference.served_run import ServedRun
 from streamrl.inference.version_follower import VersionFollower
 from streamrl.inference.vllm_host import VllmHost
 from streamrl.log.meter import Meter
@@ -44,11 +45,7 @@ class Guests:
         self._resources: dict[str, ExitStack] = {}  # by guest: what is closed when it is left
         self._look_s = dict.fromkeys(run.inference.also_serves, 0.0)  # when it is looked for next
         self._causes: dict[str, str] = {}  # why a guest is not there, as logged last
-
-    @property
-    def present(self) -> list[ServedRun]:
-        """Those that are there."""
-        return list(self._present.values())
+        self._worker = ThreadPoolExecutor(max(1, len(self._look_s)), "guest")
 
     def follow(self) -> None:
         """Read what the guests have announced, and look for those that are not there."""
@@ -63,14 +60,16 @@ class Guests:
         for guest, served in list(self._present.items()):
             self._try(guest, lambda to=served.registration: to.update(in_flight=in_flight))
 
-    def finish_load(self, loading: Loading, host: VllmHost) -> None:
-        """Publish the outcome of loading a guest's version. It is loaded again if that failed."""
-        served = loading.run
-        if self._present.get(served.guest) is served:
-            self._try(served.guest, lambda: self._finish_load(loading, host))
+    def load_newest(self, host: VllmHost) -> None:
+        """Begin to load the newest version of each guest, and publish the outcome of those that
+        have been loaded. One whose weights come slowly keeps no other waiting.
+        """
+        for guest, served in list(self._present.items()):
+            self._try(guest, lambda served=served: self._load_newest(served, host))
 
     def close(self) -> None:
         """Leave all guests, with a tombstone in each."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
         for guest, served in list(self._present.items()):
             self._try(guest, served.registration.remove)
             self._leave(guest)
@@ -86,10 +85,9 @@ class Guests:
                 )
             )
 
-    def _finish_load(self, loading: Loading, host: VllmHost) -> None:
-        served = loading.run
+    def _load_newest(self, served: ServedRun, host: VllmHost) -> None:
         try:
-            served.finish_load(loading.job, host)
+            served.load_newest(host, self._worker)
         except Exception as error:  # whatever its records lead to, the others are served on
             cause = str(error) if isinstance(error, StreamrlError) else describe_error(error)
             logger.error("%s%s", served.registration.prefix, cause)

@@ -2,8 +2,8 @@
 newest version and publishes its state on `servers`. With adapters it may do the same for other runs
 on the same base (`guests.py`).
 
-Slow work (pulling, starting, swapping) runs on a background thread, one version at a time and
-always the newest, so the heartbeat never stops. If a copy is not what was announced, the server
+Slow work (pulling, starting, swapping) runs on background threads, always on the newest version of
+a run, so the heartbeat never stops. If a copy is not what was announced, the server
 stays on its version. If vLLM dies, the agent ends and its supervisor starts it again.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from streamrl.inference.guests import Guests, OpenLog
 from streamrl.inference.own_model import serve_own_model
 from streamrl.inference.probe import probe_tolerance
 from streamrl.inference.registration import Registration, heartbeat
-from streamrl.inference.served_run import Loading, ServedRun, load_next
+from streamrl.inference.served_run import ServedRun
 from streamrl.inference.version_follower import POLL_S, VersionFollower
 from streamrl.inference.vllm_host import STOP_TIMEOUT_S, VLLM, VllmHost, check_alive, open_host
 from streamrl.inference.vllm_launch import check_vllm
@@ -101,27 +101,19 @@ def serve(
     """The loop: follow announcements, load the newest version in the background, and send
     heartbeats. Guests are served on the base of this run, so its own first version comes first.
     """
-    loading: Loading | None = None
     answered_s = time.monotonic()
     logger.info("waiting for policy versions of learner %r", run.learner.name)
     while not stop.is_set():
         own.follow(POLL_S)
-        guests.follow()
-        if loading is not None and loading.job.done() and not stop.is_set():
-            if loading.run is own:
-                own.finish_load(loading.job, host)
-            else:
-                guests.finish_load(loading, host)
-            loading = None
+        own.load_newest(host, worker)
         server = own.registration.server
-        if loading is None:
-            runs = [own, *guests.present] if server.version >= 0 else [own]
-            loading = load_next(runs, host, worker, time.monotonic())
+        guests.follow()
+        if server.version >= 0:
+            guests.load_newest(host)
         check_alive(host, server.server_id, f"version {server.version}")
         if own.registration.due():
             before_s = answered_s
             answered_s = heartbeat(host, own.registration, own.meter, before_s)
             if answered_s != before_s:
                 guests.send_heartbeats(own.registration.server.in_flight)
-    if loading is not None:
-        wait([loading.job], STOP_TIMEOUT_S)
+    own.wait_for_load(STOP_TIMEOUT_S)

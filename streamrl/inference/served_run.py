@@ -5,12 +5,9 @@ another run on the same base (inference.also_serves).
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from streamrl.errors import WeightError
 from streamrl.inference.load_schedule import LoadSchedule
@@ -35,20 +32,34 @@ class ServedRun:
     tolerance: ProbeTolerance
     schedule: LoadSchedule = field(default_factory=LoadSchedule)
     newest: PolicyVersion | None = None  # the last that was read
-    attempted_s: float = -math.inf  # when a version was last loaded, monotonic
+    _loading: Future[LoadResult] | None = None
 
     def follow(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for an announcement."""
         self.newest = self.announced.newest(timeout_s)
 
-    def is_due(self, time_s: float) -> bool:
-        return self.newest is not None and self.schedule.is_due(self.newest, time_s)
+    def load_newest(self, host: VllmHost, worker: ThreadPoolExecutor) -> None:
+        """Begin to load the newest version in the background, if it is due and none is loaded just
+        now; and publish the outcome of one that has been loaded.
 
-    def finish_load(self, job: Future[LoadResult], host: VllmHost) -> None:
-        """Publish the outcome of loading a version. It is loaded again later if the copy was bad,
-        so that the server stays on its version, or if the probe failed. Raises any other
-        StreamrlError of the load.
+        A version is loaded again later if the copy was bad, so that the server stays on its
+        version, or if the probe failed. Raises any other StreamrlError of the load.
         """
+        if self._loading is not None and self._loading.done():
+            loaded = self._loading
+            self._loading = None
+            self._finish_load(loaded, host)
+        time_s = time.monotonic()
+        if self._loading is None and self.newest and self.schedule.is_due(self.newest, time_s):
+            self.schedule.on_attempt(self.newest)
+            self._loading = worker.submit(host.load_version, self.newest, self.guest)
+
+    def wait_for_load(self, timeout_s: float) -> None:
+        """Wait for the version that is being loaded, if there is one."""
+        if self._loading is not None:
+            wait([self._loading], timeout_s)
+
+    def _finish_load(self, job: Future[LoadResult], host: VllmHost) -> None:
         if self._publish_outcome(job, host):
             self.schedule.on_success()
         else:
@@ -91,26 +102,3 @@ class ServedRun:
             served.mismatch.tokens,
         )
         return True
-
-
-class Loading(NamedTuple):
-    """A version that is being loaded in the background."""
-
-    run: ServedRun
-    job: Future[LoadResult]
-
-
-def load_next(
-    runs: Iterable[ServedRun], host: VllmHost, worker: ThreadPoolExecutor, time_s: float
-) -> Loading | None:
-    """Begin to load a version. Of the runs that have one to be loaded, the one that has waited
-    longest since its last is served. None if there is none.
-    """
-    due = [run for run in runs if run.is_due(time_s)]
-    if not due:
-        return None
-    run = min(due, key=lambda run: run.attempted_s)
-    assert run.newest is not None
-    run.attempted_s = time_s
-    run.schedule.on_attempt(run.newest)
-    return Loading(run, worker.submit(host.load_version, run.newest, run.guest))

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,7 +81,10 @@ class LoadResult(NamedTuple):
 
 
 class VllmHost:
-    """Owns one vLLM. One thread calls `load_version`; another one may call the other methods."""
+    """Owns one vLLM. One thread calls `load_version` for this run, and another one for each guest:
+    they copy weights at the same time, and load them one after the other. Any thread may call the
+    other methods.
+    """
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self._run = run
@@ -93,7 +97,8 @@ class VllmHost:
         self._base: AdapterBase | None = None  # that vLLM stands on
         self._adapters: LoadedAdapters | None = None  # beside the base
         self._checked = set[str]()  # sha256 of the random adapters that vLLM has applied
-        self._copies = 0  # of adapters, so far
+        self._copies = count(1)  # numbers the copies of adapters
+        self._loading = threading.Lock()
         # An earlier process of this identity may have left copies.
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -115,21 +120,23 @@ class VllmHost:
             assert self._base is not None, "this run's own version comes first"
             refuse_other_base(version, self._base)
         directory = pull(version, self._store_of(guest), self._copy_of(version, guest), link=True)
+        check_directory = self._pull_check(version, guest)
         pulled_s = time.monotonic()
-        if version.base is None:
-            model = MODEL
-            swap = self._swap_or_start(directory, version.version)
-        else:
-            is_first = self._adapters is None
-            adapters = self._on_base(version.base, guest)
-            model = adapters.load(version.version, directory, guest)
-            swap = None if is_first else self._without_pause(pulled_s)
-        loaded_s = time.monotonic()
-        mismatch = self._probe(version, model)
-        if self._adapters is None:
-            self._delete_copies_but(directory)
-        else:
-            self._adapters.unload_unused()
+        with self._loading:
+            if version.base is None:
+                model = MODEL
+                swap = self._swap_or_start(directory, version.version)
+            else:
+                is_first = self._adapters is None
+                adapters = self._on_base(version.base, check_directory, guest)
+                model = adapters.load(version.version, directory, guest)
+                swap = None if is_first else self._without_pause(pulled_s)
+            loaded_s = time.monotonic()
+            mismatch = self._probe(version, model)
+            if self._adapters is None:
+                self._delete_copies_but(directory)
+            else:
+                self._adapters.unload_unused()
         return LoadResult(
             version=version.version,
             mismatch=mismatch,
@@ -199,19 +206,29 @@ class VllmHost:
             raise InferenceError("asked to stop while vLLM was starting")
         return Engine(self._process.url, self._process.key)
 
-    def _on_base(self, base: AdapterBase, guest: str) -> LoadedAdapters:
-        """The adapters of a vLLM that stands on the base. Before the first one of a run it is
-        checked that vLLM applies adapters of that run's shape.
+    def _pull_check(self, version: PolicyVersion, guest: str) -> Path | None:
+        """A copy of the adapter that vLLM is checked with before the version, or None if that has
+        been done.
         """
-        check = base.check
-        if self._adapters is not None and check.sha256 in self._checked:
+        if version.base is None or version.base.check.sha256 in self._checked:
+            return None
+        copy = self._copies_of(guest) / "check"
+        return pull(version.base.check, self._store_of(guest), copy, link=True)
+
+    def _on_base(
+        self, base: AdapterBase, check_directory: Path | None, guest: str
+    ) -> LoadedAdapters:
+        """The adapters of a vLLM that stands on the base. Before the first one of a run it is
+        checked that vLLM applies adapters of that run's shape, with the one in `check_directory`.
+        """
+        if self._adapters is not None and check_directory is None:
             return self._adapters
-        directory = pull(check, self._store_of(guest), self._directory / guest / "check", link=True)
+        assert check_directory is not None, "vLLM is checked when it starts"
         if guest and self._run.learner.lora:
-            refuse_other_shape(directory, self._run.learner.lora)
+            refuse_other_shape(check_directory, self._run.learner.lora)
         adapters = self._adapters or self._start_on_base(base)
-        adapters.check(check, directory, probe_tolerance(self._run))
-        self._checked.add(check.sha256)
+        adapters.check(base.check, check_directory, probe_tolerance(self._run))
+        self._checked.add(base.check.sha256)
         return adapters
 
     def _start_on_base(self, base: AdapterBase) -> LoadedAdapters:
@@ -220,7 +237,7 @@ class VllmHost:
             raise InferenceError(
                 "an adapter is announced, and this server's run file has no learner.lora"
             )
-        directory = pull(base, self._run.store, self._directory / "base", link=True)
+        directory = pull(base, self._run.store, self._copies_of("") / "base", link=True)
         engine = self._start(directory, arguments(settings, self._run.inference.max_adapters))
         engine.warm_up()
         self._engine = engine
@@ -242,10 +259,16 @@ class VllmHost:
         """The directory that a version is copied to. vLLM may still read an earlier copy of an
         adapter, so each has a directory of its own.
         """
+        copies = self._copies_of(guest)
         if version.base is None:
-            return self._directory / str(version.version)
-        self._copies += 1
-        return self._directory / guest / f"{version.version}-{self._copies}"
+            return copies / str(version.version)
+        return copies / f"{version.version}-{next(self._copies)}"
+
+    def _copies_of(self, guest: str) -> Path:
+        """The directory of the copies of a guest's weights, or of this run's: a run may have any
+        name.
+        """
+        return self._directory / "guests" / guest if guest else self._directory / "own"
 
     def _probe(self, version: PolicyVersion, model: str) -> Mismatch:
         """Compare the server's logprobs of the probe with the learner's. The probe is cut to the
@@ -261,7 +284,7 @@ class VllmHost:
         """Delete all copies of weights but `directory` and the oldest, which vLLM was started on:
         it reads its tokenizer from there.
         """
-        copies = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime)
+        copies = sorted(self._copies_of("").iterdir(), key=lambda path: path.stat().st_mtime)
         for copy in copies[1:]:
             if copy != directory:
                 shutil.rmtree(copy, ignore_errors=True)

@@ -37,12 +37,16 @@ RUN = run_file.parse(
 
 
 class Host:
-    """Loads every version, unless `refuses` has an error for its run."""
+    """Loads every version, unless `refuses` has an error for its run. It has the weights of a run
+    in `waits` once that event is set.
+    """
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self.url = ""
 
     def load_version(self, version: PolicyVersion, guest: str) -> LoadResult:
+        if guest in Agent.waits:
+            assert Agent.waits[guest].wait(patience(30))
         if guest in Agent.refuses:
             raise Agent.refuses[guest]
         Agent.loaded.append((guest, version.version))
@@ -68,6 +72,7 @@ class Agent:
     """The agent in a thread, and the logs of all runs. A run that has none has not begun."""
 
     refuses: dict[str, Exception]
+    waits: dict[str, threading.Event]
     loaded: list[tuple[str, int]]
     is_silent: bool
 
@@ -77,6 +82,7 @@ class Agent:
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._main)
         Agent.refuses = {}
+        Agent.waits = {}
         Agent.loaded = []
         Agent.is_silent = False
 
@@ -172,6 +178,21 @@ def test_a_guest_that_has_not_begun_is_served_once_it_has(server: Agent):
     server.logs["third"] = MemoryLog(TOPICS)
     server.announce("third", 1)
     server.serving("third", 1)
+
+
+def test_a_guest_whose_weights_come_slowly_keeps_nobody_waiting(server: Agent):
+    server.waits["second"] = threading.Event()
+    server.logs["third"] = MemoryLog(TOPICS)
+    server.announce("own", 0)
+    server.announce("second", 7)
+    server.announce("third", 1)
+    server.thread.start()
+    server.serving("third", 1)
+    server.announce("own", 1)
+    server.serving("own", 1)
+    assert {run for run, _ in server.loaded} == {"", "third"}
+    server.waits["second"].set()
+    server.serving("second", 7)
 
 
 def test_a_guest_whose_learner_has_another_name_hears_so(server: Agent):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
@@ -10,19 +11,17 @@ import pytest
 from streamrl.errors import WeightError
 from streamrl.inference.probe import Mismatch, ProbeTolerance
 from streamrl.inference.registration import Registration
-from streamrl.inference.served_run import ServedRun, load_next
+from streamrl.inference.served_run import ServedRun
 from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.records import Metric, PolicyVersion, Server
 from tests.support.data_path import published
+from tests.support.waiting import patience
 
 
 class Host:
     url = "http://127.0.0.1:1"
-
-    def load_version(self, version: PolicyVersion, guest: str) -> Any:
-        return guest, version.version
 
 
 @pytest.fixture
@@ -45,19 +44,30 @@ def served(log: MemoryLog, guest: str = "", version: int | None = None) -> Serve
     return made
 
 
-def test_the_run_that_has_waited_longest_is_next(log: MemoryLog):
-    runs = [served(log, "", 3), served(log, "b", 5), served(log, "c", None)]
-    loaded: list[Any] = []
-    with ThreadPoolExecutor(1) as worker:
-        for time_s in (10.0, 11.0, 12.0):
-            loading = load_next(runs, cast(Any, Host()), worker, time_s)
-            loaded.append(loading.job.result() if loading else None)
-        # Both have a newer version: the one that was loaded less recently comes first.
-        runs[0].newest = served(log, "", 4).newest
-        runs[1].newest = served(log, "b", 6).newest
-        again = load_next(runs, cast(Any, Host()), worker, 13.0)
-        assert again is not None and again.job.result() == ("", 4)
-    assert loaded == [("", 3), ("b", 5), None]
+class SlowHost(Host):
+    """Has loaded a version once `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.loads = 0
+
+    def load_version(self, version: PolicyVersion, guest: str) -> LoadResult:
+        self.loads += 1
+        assert self.go.wait(patience(30))
+        return LoadResult(version.version, Mismatch(0.0, 7), 0.5, None, 0.0)
+
+
+def test_one_version_at_a_time_is_loaded_and_each_once(log: MemoryLog):
+    run = served(log, version=3)
+    host = SlowHost()
+    with ThreadPoolExecutor(2) as worker:
+        for _ in range(3):
+            run.load_newest(cast(Any, host), worker)
+        host.go.set()
+        run.wait_for_load(patience(30))
+        for _ in range(3):
+            run.load_newest(cast(Any, host), worker)
+    assert host.loads == 1 and run.registration.server.version == 3
 
 
 def after_load(run: ServedRun, outcome: float | Exception) -> Server:
@@ -71,12 +81,13 @@ def after_load(run: ServedRun, outcome: float | Exception) -> Server:
         job.set_exception(outcome)
     else:
         job.set_result(LoadResult(3, Mismatch(outcome, 7), 0.5, None, 0.0))
-    run.finish_load(job, cast(Any, Host()))
+    run._finish_load(job, cast(Any, Host()))
     return run.registration.server
 
 
 def will_be_loaded_again(run: ServedRun) -> bool:
-    return run.is_due(1e18)
+    assert run.newest is not None
+    return run.schedule.is_due(run.newest, 1e18)
 
 
 def test_a_version_that_passes_its_probe_is_served(log: MemoryLog):

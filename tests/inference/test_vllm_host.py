@@ -45,7 +45,7 @@ def test_weights_from_outside_the_store_never_get_to_vllm(
                 **{**claim._asdict(), "uri": where.format(store=run.store)},
             )
         )
-    assert host.url == "" and not (run.directory / "inference" / "inference-0" / "1").exists()
+    assert host.url == "" and not list(run.directory.glob("inference/inference-0/*/1"))
 
 
 def test_before_vllm_is_up_there_are_no_metrics_of_it(tmp_path: Path):
@@ -128,6 +128,14 @@ def test_the_adapters_of_two_runs_stand_on_one_base(
             if body and body.get("lora_name") == "check" and "lora_path" in body
         ]
         assert len(checks) == 2, "each run's adapters have a shape of their own"
+
+        # A run that has the name of a copy, which is deleted once newer versions are there.
+        like_a_copy = run.model_copy(update={"run": "7-1"})
+        host.load_version(adapter(like_a_copy, 1), "7-1")
+        for version in (8, 9, 10):
+            host.load_version(adapter(run, version))
+        assert len(stub.loaded) == 4
+        assert all(Path(path, "config.json").exists() for path in stub.loaded.values())
 
         with pytest.raises(InferenceError, match="another base"):
             host.load_version(adapter(second, 8, "another model"), "second")
