@@ -20,7 +20,7 @@ from streamrl.sessions.messages import canonical
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class Conversation(NamedTuple):
+class DemonstrationRow(NamedTuple):
     """One line of the file."""
 
     line: int  # from 1; the row of a Parquet file
@@ -61,7 +61,7 @@ class Demonstrations(AgentLoopEnv):
         )
 
     async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
-        shown: Conversation = problem.answer
+        shown: DemonstrationRow = problem.answer
         logprobs: list[float] = []
         for index in shown.answers:
             answer = await ask(shown.messages[:index], shown.tools, shown.messages[index])
@@ -74,11 +74,11 @@ class Demonstrations(AgentLoopEnv):
         return [{"likelihood": each["likelihood"]} for each in notes]
 
 
-def read(path: Path) -> list[Conversation]:
+def read(path: Path) -> list[DemonstrationRow]:
     """All conversations of a file, in order. Raises ValueError, which names the file or the lines
     that cannot be used.
     """
-    conversations: list[Conversation] = []
+    conversations: list[DemonstrationRow] = []
     bad: list[tuple[int, str]] = []
     for line, row in rows(path):
         try:
@@ -96,7 +96,7 @@ def read(path: Path) -> list[Conversation]:
     return conversations
 
 
-def conversation(line: int, row: Any) -> Conversation:
+def conversation(line: int, row: Any) -> DemonstrationRow:
     """The conversation of a row. Raises ValueError if it is none, or if no server and no record
     could have it; the text goes after file and line.
     """
@@ -110,7 +110,7 @@ def conversation(line: int, row: Any) -> Conversation:
     if not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
         raise ValueError("'tools' is no list of tools")
     messages = [_message(index, message) for index, message in enumerate(row["messages"])]
-    conversation = Conversation(line, messages, tools)
+    conversation = DemonstrationRow(line, messages, tools)
     try:
         msgspec.json.encode((messages, tools))
     except (TypeError, ValueError) as error:
