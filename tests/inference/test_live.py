@@ -304,7 +304,7 @@ def test_a_late_server_takes_the_latest_only(servers: LiveServers):
     served = [record.version for record in states if record.state == "ready"]
     assert served[0] == 1 and 0 not in served
     # vLLM was started from version 1
-    pulled = (servers.run.directory / "inference" / "inference-0").iterdir()
+    pulled = (servers.run.directory / "inference" / "inference-0" / "own").iterdir()
     assert {path.name for path in pulled} == {"1", str(servers.version)}
 
 
