@@ -55,9 +55,8 @@ def main(
     place = run.inference.place(pool, index)
     run = run.of_pool(pool)
     own_model = run.inference.own_model(pool)
-    check_vllm(
-        run.inference
-    )  # What is missing is reported now, not after the first version has come.
+    # What is missing is reported now, not after the first version has come.
+    check_vllm(run.inference)
     server = Server(
         server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len
     )

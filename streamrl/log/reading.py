@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from streamrl.errors import BrokerUnreachable
 from streamrl.log.protocol import (
@@ -15,6 +16,7 @@ from streamrl.log.protocol import (
     end_offset,
 )
 
+T = TypeVar("T")
 STALLED_S = 30.0  # a read whose end is known gives up after so long without a record
 POLL_S = 0.02
 LONGEST_POLL_S = 1.0  # one poll counts for no more: the process itself may have been stopped
@@ -60,17 +62,28 @@ def portions(messages: Iterable[Message]) -> Iterator[list[Message]]:
     """The messages in lists that each fit into a transaction: at most PORTION_MESSAGES, and little
     more than PORTION_BYTES.
     """
-    portion: list[Message] = []
+    return split_by_size(
+        messages, lambda message: len(message.value or b""), PORTION_MESSAGES, PORTION_BYTES
+    )
+
+
+def split_by_size(
+    items: Iterable[T], size_of: Callable[[T], int], max_items: int, enough_bytes: int
+) -> Iterator[list[T]]:
+    """The items in lists of at most `max_items`. A list is complete as soon as its items have
+    `enough_bytes` together.
+    """
+    some: list[T] = []
     size = 0
-    for message in messages:
-        portion.append(message)
-        size += len(message.value or b"")
-        if len(portion) >= PORTION_MESSAGES or size >= PORTION_BYTES:
-            yield portion
-            portion = []
+    for item in items:
+        some.append(item)
+        size += size_of(item)
+        if len(some) >= max_items or size >= enough_bytes:
+            yield some
+            some = []
             size = 0
-    if portion:
-        yield portion
+    if some:
+        yield some
 
 
 class BoundedReader:

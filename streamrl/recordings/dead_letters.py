@@ -22,6 +22,7 @@ from streamrl.log.dead_letters import (
     requeued_offset,
 )
 from streamrl.log.protocol import Log, Message
+from streamrl.log.reading import split_by_size
 from streamrl.log.records_of import messages_of
 
 IDENTITY = "dead-letters"  # the transactional id of `retry`, so that only one runs at a time
@@ -162,7 +163,7 @@ def retry(log: Log, among: list[str], chosen: Callable[[DeadLetter], bool]) -> d
                 and letter.is_whole
                 and chosen(letter)
             )
-            for chunk in chunks(wanted):
+            for chunk in split_by_size(wanted, _size_of, CHUNK_LETTERS, CHUNK_BYTES):
                 writer.commit([message for letter in chunk for message in requeue(letter)])
                 counts[topic] = counts.get(topic, 0) + len(chunk)
     finally:
@@ -170,19 +171,8 @@ def retry(log: Log, among: list[str], chosen: Callable[[DeadLetter], bool]) -> d
     return counts
 
 
-def chunks(wanted: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Split letters into chunks for one transaction each."""
-    chunk = list[DeadLetter]()
-    size = 0
-    for letter in wanted:
-        chunk.append(letter)
-        size += len(letter.message.value or b"")
-        if len(chunk) >= CHUNK_LETTERS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk = []
-            size = 0
-    if chunk:
-        yield chunk
+def _size_of(letter: DeadLetter) -> int:
+    return len(letter.message.value or b"")
 
 
 def fields(value: bytes) -> Iterator[tuple[str, str]]:
