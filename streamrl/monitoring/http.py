@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -121,6 +122,12 @@ class MetricsServer(ThreadingHTTPServer):
         if ":" in address.host:
             self.address_family = AF_INET6
         super().__init__((address.host, address.port), Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log what ended a request. A client that has gone is no error of this part."""
+        is_client_gone = isinstance(sys.exception(), ConnectionError)
+        level = logging.DEBUG if is_client_gone else logging.ERROR
+        logger.log(level, "a request of %s ended", client_address, exc_info=True)
 
     @property
     def address(self) -> Address:

@@ -5,6 +5,7 @@ can be told to misbehave.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -59,6 +60,11 @@ class Stub(ThreadingHTTPServer):
     ) -> None:
         self.shutdown()
         self.server_close()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that have been killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def kill(self) -> None:
         """It answers nobody any more; whoever waits for an answer sees the end of its

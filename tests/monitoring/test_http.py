@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -75,6 +78,23 @@ def test_a_web_page_whose_name_points_here_reads_nothing(run: RunFile, host: str
         (url,) = metrics_urls(run, "buffer")
         request = urllib.request.Request(url.replace("/metrics", "/livez"), headers={"Host": host})
         assert get(request)[0] == status
+
+
+def test_a_client_that_resets_its_connection_leaves_no_traceback(
+    run: RunFile, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    caplog.set_level(logging.DEBUG, logger="streamrl.monitoring.http")
+    with serving(run, MemoryLog(TOPICS), "buffer"):
+        (url,) = metrics_urls(run, "buffer")
+        address = urlsplit(url)
+        client = socket.create_connection((address.hostname, address.port))
+        # a close that lingers for 0 s sends a reset
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        until(lambda: "ended" in caplog.text)
+    levels = {record.levelno for record in caplog.records if "ended" in record.message}
+    assert levels == {logging.DEBUG}
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_command_line_says_where(run: RunFile):
