@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +89,10 @@ class Run:
         self.log = KafkaLog(kafka, self.run.run)
         self.stub = stack.enter_context(SamplingStub())
         self.over = threading.Event()
+        # The URL of the replica of each call that was answered, and how many there were of a victim
+        # when it was killed last.
+        self.answers: list[str] = []
+        self._answers_at_kill: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for work in (self._beat, self._supervise):
             thread = threading.Thread(target=work)
@@ -97,6 +101,7 @@ class Run:
         stack.callback(self.over.set)
 
     def kill(self, victim: str) -> None:
+        self._answers_at_kill[victim] = self._answers_through(victim)
         if victim == "server":
             self.stub.mode = "broken"
             time.sleep(GONE_S)
@@ -111,14 +116,17 @@ class Run:
             self._processes[victim].send_signal(signal.SIGKILL)
 
     def is_back(self, victim: str) -> bool:
-        """Has it done something since it was killed last? A replica answers."""
-        if not victim.startswith("gateway"):
-            return self._processes["assembler"].poll() is None
-        url = self.urls[int(victim.rpartition("-")[2])]
-        try:
-            return httpx.get(f"{url}/health", timeout=2).status_code == 200
-        except httpx.HTTPError:
-            return False
+        """Has a call been answered with its help since it was killed last? An answer needs the
+        broker, the server and one replica, but not the assembler: that has to run.
+        """
+        if victim == "assembler":
+            return self._processes[victim].poll() is None
+        return self._answers_through(victim) > self._answers_at_kill.get(victim, 0)
+
+    def _answers_through(self, victim: str) -> int:
+        if victim.startswith("gateway"):
+            return self.answers.count(self.urls[int(victim.rpartition("-")[2])])
+        return len(self.answers)
 
     def _settings(self, port: int) -> dict[str, Any]:
         sessions = {"idle_s": 600, "reward_wait_s": 600}
@@ -208,6 +216,7 @@ class Agent:
             try:
                 found = self._http.post(url + path, json=body, headers=headers)
                 if found.status_code == 200:
+                    self._run.answers.append(url)
                     return found.json()
                 if found.status_code < 500 and found.status_code != 429:
                     raise SystemExit(f"{path}: {found.status_code} {found.text}")
@@ -215,7 +224,8 @@ class Agent:
             except httpx.HTTPError as error:
                 said = repr(error)
             if time.monotonic() > deadline:
-                raise SystemExit(f"{path}: no replica has answered for {ANSWER_S:g} s: {said}")
+                limit_s = patience(ANSWER_S)
+                raise SystemExit(f"{path}: no replica has answered for {limit_s:g} s: {said}")
             time.sleep(0.05)
 
 
@@ -236,13 +246,15 @@ def expected(session: str) -> list[int]:
     return tokens
 
 
-def hurt(run: Run, agents: list[Agent], kills: int, seed: int) -> Counter[str]:
-    """Kill so many times, at random moments. A part is killed again once it is back: a run in which
-    nothing ever comes up shows nothing.
+def hurt(
+    run: Run, agents: list[Agent], working: list[Future[None]], kills: int, seed: int
+) -> Counter[str]:
+    """Kill so many times, at random moments, or until an agent has failed: none ends otherwise. A
+    part is killed again once it is back: a run in which nothing ever comes up shows nothing.
     """
     draw = random.Random(seed)
     struck = Counter[str]()
-    while struck.total() < kills:
+    while struck.total() < kills and not any(agent.done() for agent in working):
         time.sleep(draw.expovariate(1 / PAUSE_S))
         victim = draw.choice(VICTIMS)
         if not run.is_back(victim):
@@ -303,7 +315,7 @@ def killed(directory: Path, kills: int, seed: int) -> Result:
         with ThreadPoolExecutor(AGENTS) as pool:
             working = [pool.submit(keep_on, agent, n) for n, agent in enumerate(agents)]
             try:
-                struck = hurt(run, agents, kills, seed)
+                struck = hurt(run, agents, working, kills, seed)
             finally:
                 over.set()
             for each in working:
