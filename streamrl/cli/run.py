@@ -172,7 +172,7 @@ def evaluate(
     """
     from streamrl.evaluator.show import show_eval, show_recorded
     from streamrl.log.kafka import KafkaLog
-    from streamrl.monitoring.show_status import PIPE_COLUMNS
+    from streamrl.monitoring.show_status import output_width
 
     if everything and asked:
         raise click.UsageError("--version and --all exclude each other.")
@@ -181,7 +181,7 @@ def evaluate(
         connect(load_run(run, overrides)) as (settings, kafka),
     ):
         log = KafkaLog(kafka, settings.run)
-        wide = console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+        wide = console(width=output_width())
         if listed:
             show_recorded(settings, log, names, wide)
         else:

@@ -34,9 +34,14 @@ MISSING = "-"  # a value that is not known
 PIPE_COLUMNS = 160  # the width of the output if it is not a terminal
 
 
+def output_width() -> int | None:
+    """The width of what is printed to the standard output: None for that of its terminal."""
+    return None if sys.stdout.isatty() else PIPE_COLUMNS
+
+
 def show_status(run: RunFile, console: Console | None = None) -> None:
     """Print the status of a run. The broker of a stopped run is started meanwhile."""
-    console = console or Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = console or Console(width=output_width())
     address = connect.cluster_settings(run).get("bootstrap.servers")
     directory = connect.broker_dir(run)
     if not address and not broker.running_address(directory) and directory.exists():

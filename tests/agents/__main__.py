@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from streamrl.monitoring.show_status import PIPE_COLUMNS
+from streamrl.monitoring.show_status import output_width
 from tests.agents.account import Account
 from tests.agents.practice import AGENTS, MISMATCH, trained
 
@@ -21,7 +21,7 @@ from tests.agents.practice import AGENTS, MISMATCH, trained
 @click.argument("agents", nargs=-1, type=click.Choice(AGENTS))
 def main(directory: Path, agents: tuple[str, ...]) -> None:
     """Train the AGENTS, all of them by default."""
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Console(width=output_width())
     rows = dict[str, Account]()
     for agent in agents or AGENTS:
         rows[agent] = trained(agent, directory / agent)

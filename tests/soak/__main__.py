@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from streamrl.monitoring.show_status import PIPE_COLUMNS
+from streamrl.monitoring.show_status import output_width
 from streamrl.recordings.progress import progress_bar
 from tests.chaos.__main__ import interrupt
 from tests.chaos.harness import Stuck
@@ -58,7 +58,7 @@ def main(minutes: float, envs: int, directory: Path) -> None:
     except Stuck as error:
         sys.exit(f"soak: {error}; see {run.directory / 'logs'}")
     (run.directory / "soak.json").write_text(json.dumps(said, indent=1) + "\n")
-    show(said, Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS))
+    show(said, Console(width=output_width()))
     sys.exit(0 if said["passed"] else 1)
 
 
