@@ -6,12 +6,10 @@ blocks, so the agent runs it on a background thread.
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +25,8 @@ from streamrl.inference.adapters import (
 from streamrl.inference.engine import Engine, Load, Swap
 from streamrl.inference.probe import Mismatch, ProbeTolerance, compare_logprobs, probe_tolerance
 from streamrl.inference.vllm_launch import MODEL, VllmLaunch
+from streamrl.inference.weight_copies import VersionCopies, WeightCopies
 from streamrl.records import AdapterBase, PolicyVersion
-from streamrl.weights.pull import pull
 
 VLLM = "/metrics/vllm"  # The HTTP path under which the part shows vLLM's own metrics.
 STOP_TIMEOUT_S = 10.0  # An agent that stops waits this long for a pull, a start or a swap.
@@ -90,17 +88,14 @@ class VllmHost:
         self._run = run
         self._index = index
         self._stop = stop
-        self._directory = run.directory / "inference" / identity  # has the copies of the weights
+        self._copies = WeightCopies(run, run.directory / "inference" / identity)
         self._log_path = run.directory / "logs" / f"{identity}-vllm.log"
         self._process: vllm_process.VllmProcess | None = None
         self._engine: Engine | None = None
         self._base: AdapterBase | None = None  # that vLLM stands on
         self._adapters: LoadedAdapters | None = None  # beside the base
         self._checked = set[str]()  # sha256 of the random adapters that vLLM has applied
-        self._copies = count(1)  # numbers the copies of adapters
         self._loading = threading.Lock()
-        # An earlier process of this identity may have left copies.
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
     def url(self) -> str:
@@ -119,22 +114,27 @@ class VllmHost:
         if guest:
             assert self._base is not None, "this run's own version comes first"
             refuse_other_base(version, self._base)
-        directory = pull(version, self._store_of(guest), self._copy_of(version, guest), link=True)
-        check_directory = self._pull_check(version, guest)
+        copies = self._copies.pull_version(
+            version,
+            guest,
+            with_base=self._engine is None,
+            with_check=version.base is not None and version.base.check.sha256 not in self._checked,
+        )
         pulled_s = time.monotonic()
         with self._loading:
-            if version.base is None:
-                model = MODEL
-                swap = self._swap_or_start(directory, version.version)
-            else:
-                is_first = self._adapters is None
-                adapters = self._on_base(version.base, check_directory, guest)
-                model = adapters.load(version.version, directory, guest)
+            is_first = self._engine is None
+            engine = self._engine or self._start_on(version, copies)
+            model = MODEL
+            swap = None
+            if version.base is not None:
+                model = self._load_adapter(version, version.base, copies, guest)
                 swap = None if is_first else self._without_pause(pulled_s)
+            elif not is_first:
+                swap = engine.swap(copies.version, version.version)
             loaded_s = time.monotonic()
             mismatch = self._probe(version, model)
             if self._adapters is None:
-                self._delete_copies_but(directory)
+                self._copies.delete_all_but(copies.version)
             else:
                 self._adapters.unload_unused()
         return LoadResult(
@@ -178,15 +178,42 @@ class VllmHost:
         if self._engine:
             self._engine.close()
 
-    def _swap_or_start(self, directory: Path, version: int) -> Swap | None:
-        """Swap the weights of a running vLLM, or start one with them. None if it was started."""
-        if self._engine is not None:
-            return self._engine.swap(directory, version)
-        engine = self._start(directory)
-        engine.set_version(version)
+    def _start_on(self, version: PolicyVersion, copies: VersionCopies) -> Engine:
+        """Start vLLM on a version or, if it is an adapter, on its base."""
+        adapter_arguments: list[str] = []
+        if version.base is not None:
+            settings = self._run.learner.lora
+            if settings is None:
+                raise InferenceError(
+                    "an adapter is announced, and this server's run file has no learner.lora"
+                )
+            adapter_arguments = arguments(settings, self._run.inference.max_adapters)
+        engine = self._start(copies.base or copies.version, adapter_arguments)
+        if version.base is None:
+            engine.set_version(version.version)
         engine.warm_up()
         self._engine = engine
-        return None
+        self._base = version.base
+        self._adapters = LoadedAdapters(engine) if version.base else None
+        return engine
+
+    def _load_adapter(
+        self, version: PolicyVersion, base: AdapterBase, copies: VersionCopies, guest: str
+    ) -> str:
+        """Load an adapter beside the others. Before the first one of a run it is checked that vLLM
+        applies adapters of that run's shape. Returns the name that requests give for it.
+        """
+        if self._adapters is None:
+            raise InferenceError(
+                "an adapter is announced, and vLLM was started on a whole model; it has to be"
+                " started again"
+            )
+        if copies.check is not None:
+            if guest and self._run.learner.lora:
+                refuse_other_shape(copies.check, self._run.learner.lora)
+            self._adapters.check(base.check, copies.check, probe_tolerance(self._run))
+            self._checked.add(base.check.sha256)
+        return self._adapters.load(version.version, copies.version, guest)
 
     def _start(
         self, directory: Path, adapter_arguments: Sequence[str] = (), name: str = MODEL
@@ -206,69 +233,11 @@ class VllmHost:
             raise InferenceError("asked to stop while vLLM was starting")
         return Engine(self._process.url, self._process.key)
 
-    def _pull_check(self, version: PolicyVersion, guest: str) -> Path | None:
-        """A copy of the adapter that vLLM is checked with before the version, or None if that has
-        been done.
-        """
-        if version.base is None or version.base.check.sha256 in self._checked:
-            return None
-        copy = self._copies_of(guest) / "check"
-        return pull(version.base.check, self._store_of(guest), copy, link=True)
-
-    def _on_base(
-        self, base: AdapterBase, check_directory: Path | None, guest: str
-    ) -> LoadedAdapters:
-        """The adapters of a vLLM that stands on the base. Before the first one of a run it is
-        checked that vLLM applies adapters of that run's shape, with the one in `check_directory`.
-        """
-        if self._adapters is not None and check_directory is None:
-            return self._adapters
-        assert check_directory is not None, "vLLM is checked when it starts"
-        if guest and self._run.learner.lora:
-            refuse_other_shape(check_directory, self._run.learner.lora)
-        adapters = self._adapters or self._start_on_base(base)
-        adapters.check(base.check, check_directory, probe_tolerance(self._run))
-        self._checked.add(base.check.sha256)
-        return adapters
-
-    def _start_on_base(self, base: AdapterBase) -> LoadedAdapters:
-        settings = self._run.learner.lora
-        if settings is None:
-            raise InferenceError(
-                "an adapter is announced, and this server's run file has no learner.lora"
-            )
-        directory = pull(base, self._run.store, self._copies_of("") / "base", link=True)
-        engine = self._start(directory, arguments(settings, self._run.inference.max_adapters))
-        engine.warm_up()
-        self._engine = engine
-        self._base = base
-        self._adapters = LoadedAdapters(engine)
-        return self._adapters
-
-    def _store_of(self, guest: str) -> str:
-        """The store of this run, or of the guest: they differ in the run's name alone."""
-        return self._run.model_copy(update={"run": guest}).store if guest else self._run.store
-
     @staticmethod
     def _without_pause(began_s: float) -> Swap:
         """The durations of loading an adapter, which pauses nothing."""
         seconds = time.monotonic() - began_s
         return Swap(pause_s=0.0, reload_s=seconds, total_s=seconds)
-
-    def _copy_of(self, version: PolicyVersion, guest: str) -> Path:
-        """The directory that a version is copied to. vLLM may still read an earlier copy of an
-        adapter, so each has a directory of its own.
-        """
-        copies = self._copies_of(guest)
-        if version.base is None:
-            return copies / str(version.version)
-        return copies / f"{version.version}-{next(self._copies)}"
-
-    def _copies_of(self, guest: str) -> Path:
-        """The directory of the copies of a guest's weights, or of this run's: a run may have any
-        name.
-        """
-        return self._directory / "guests" / guest if guest else self._directory / "own"
 
     def _probe(self, version: PolicyVersion, model: str) -> Mismatch:
         """Compare the server's logprobs of the probe with the learner's. The probe is cut to the
@@ -279,15 +248,6 @@ class VllmHost:
         most = self._run.inference.max_model_len - 1
         measured = self._engine.probe(version.probe.tokens[:most], model)
         return compare_logprobs(version.probe.logprobs, measured)
-
-    def _delete_copies_but(self, directory: Path) -> None:
-        """Delete all copies of weights but `directory` and the oldest, which vLLM was started on:
-        it reads its tokenizer from there.
-        """
-        copies = sorted(self._copies_of("").iterdir(), key=lambda path: path.stat().st_mtime)
-        for copy in copies[1:]:
-            if copy != directory:
-                shutil.rmtree(copy, ignore_errors=True)
 
 
 def check_alive(host: VllmHost, server_id: str, what: str) -> None:

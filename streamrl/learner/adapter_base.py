@@ -26,6 +26,7 @@ from streamrl.learner.adapters import AdapterFormat
 from streamrl.learner.mesh import use_mesh
 from streamrl.records import AdapterBase, AdapterCheck, Probe
 from streamrl.weights.bases import BASE, CHECK, base_store
+from streamrl.weights.files import hash_file, parallel_map
 from streamrl.weights.manifest import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -33,8 +34,6 @@ from streamrl.weights.manifest import (
     CONFIG,
     Manifest,
     WeightFile,
-    hash_file,
-    parallel_map,
 )
 
 MIN_EFFECT = 0.1  # nats, of the largest change of a logprob in the probe

@@ -22,7 +22,8 @@ from streamrl.learner import weight_shards
 from streamrl.learner.distributed import is_rank_zero
 from streamrl.learner.tensor_files import ITEM_BYTES, write_tensors
 from streamrl.learner.weight_shards import LocalWeights
-from streamrl.weights.manifest import CONFIG, INDEX, TOKENIZER_FILES, parallel_map
+from streamrl.weights.files import parallel_map
+from streamrl.weights.manifest import CONFIG, INDEX, TOKENIZER_FILES
 
 WEIGHTS = "model.safetensors"
 HEAD = "lm_head.weight"

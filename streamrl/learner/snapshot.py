@@ -22,7 +22,8 @@ from streamrl.learner.checkpoints import TrainingPosition
 from streamrl.learner.distributed import is_rank_zero
 from streamrl.learner.staging import StagedFiles
 from streamrl.learner.weight_shards import LocalWeights
-from streamrl.weights.manifest import WeightRef, describe
+from streamrl.weights.files import describe
+from streamrl.weights.manifest import WeightRef
 from streamrl.weights.store import Store
 
 

@@ -42,7 +42,7 @@ from streamrl.learner.snapshot import WeightsSnapshot
 from streamrl.learner.staging import StagedFiles, shards_beside, staging_directory
 from streamrl.learner.update import Updater
 from streamrl.records import Batch, Probe, Scores
-from streamrl.weights.manifest import describe
+from streamrl.weights.files import describe
 from streamrl.weights.store import version_name
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import safe_open
 
 from streamrl.learner.tensor_files import ITEM_BYTES, write_tensors
-from streamrl.weights.manifest import parallel_map
+from streamrl.weights.files import parallel_map
 
 Bounds = tuple[tuple[int, int], ...]  # where a shard begins and ends, along each axis
 

@@ -5,13 +5,15 @@ anything; here every error of it becomes a WeightError.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import BinaryIO, Protocol, TypeVar, cast
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -21,14 +23,25 @@ from streamrl.weights.manifest import (
     MANIFEST,
     Manifest,
     WeightFile,
-    digest,
+    differences,
     from_bytes,
-    parallel_map,
+    is_plain_filename,
 )
 
-T = TypeVar("T")
-
+CHUNK_BYTES = 1 << 20
 MANIFEST_BYTES = 16 << 20  # that are read of a manifest: 100,000 files
+T = TypeVar("T")
+R = TypeVar("R")
+
+_threads = ThreadPoolExecutor(os.cpu_count(), "files")
+"""Module-level on purpose: starting a thread right after a training step, while XLA frees memory,
+took 50 ms."""
+
+
+class Readable(Protocol):
+    """An open file, on this machine or in a store."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 def open_store(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -40,6 +53,50 @@ def open_store(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
             " instance file:///data/weights"
         ) from None
     return fs, str(path).rstrip("/")
+
+
+def open_version(uri: str, store_root: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Open the store at one of its versions. Raises WeightError for a URI outside the store, and
+    for a version that has symbolic links.
+    """
+    fs, path = open_store(check_inside_store(uri, store_root))
+    if is_local(fs):
+        _refuse_links(Path(path), Path(open_store(store_root)[1]), uri)
+    return fs, path
+
+
+def check_inside_store(uri: str, store_root: str) -> str:
+    """Return the URI if it lies in the store and has only plain names. Raises WeightError
+    otherwise.
+    """
+    root = store_root.rstrip("/") + "/"
+    child = uri.removeprefix(root).rstrip("/")
+    if (
+        not uri.startswith(root)
+        or "%" in child
+        or not all(is_plain_filename(name) for name in child.split("/"))
+    ):
+        raise WeightError(
+            f"{uri} is not a version in the configured store {store_root}; it is refused"
+        )
+    return root + child
+
+
+def _refuse_links(path: Path, root: Path, uri: str) -> None:
+    """Refuse symbolic links below the root, as the version or as one of its files. A link may lead
+    anywhere, and change after the check.
+    """
+    steps = (*path.relative_to(root).parents, path.relative_to(root))
+    links = [
+        entry
+        for entry in (
+            *(root / step for step in steps if step.name),
+            *(path.iterdir() if path.is_dir() else ()),
+        )
+        if entry.is_symlink()
+    ]
+    if links:
+        raise WeightError(f"{uri}: {links[0]} is a symbolic link; it is refused")
 
 
 def is_local(fs: fsspec.AbstractFileSystem) -> bool:
@@ -83,15 +140,31 @@ def read_manifest(fs: fsspec.AbstractFileSystem, path: str) -> Manifest:
     return from_bytes(data, where)
 
 
-def files_in(
+def verify(
+    fs: fsspec.AbstractFileSystem,
+    path: str,
+    manifest: Manifest,
+    where: str,
+    copy_to: Path | None = None,
+    link: bool = False,
+) -> None:
+    """Check that the files of the manifest are at `path` and, with `copy_to`, copy them on the way.
+    Raises WeightError.
+    """
+    problems = differences_at(fs, path, manifest, copy_to, link)
+    if problems:
+        raise WeightError(f"{where} is not what was announced: {'; '.join(problems)}")
+
+
+def differences_at(
     fs: fsspec.AbstractFileSystem,
     path: str,
     manifest: Manifest,
     copy_to: Path | None = None,
     link: bool = False,
-) -> list[WeightFile]:
-    """The files of the manifest that are really there, hashed and, with `copy_to`, copied in the
-    same pass, several in parallel.
+) -> list[str]:
+    """The differences between the files at `path` and the manifest, by file. Each file is hashed
+    and, with `copy_to`, copied in the same pass, several in parallel.
 
     A file that is larger than the manifest says is read up to the first excess byte only. With
     `link`, files are linked instead of copied where `_try_link` can.
@@ -100,7 +173,7 @@ def files_in(
         lambda file: _read(fs, f"{path}/{file.name}", file.size_bytes, copy_to, link),
         manifest.files,
     )
-    return [file for file in files if file is not None]
+    return differences(manifest.files, [file for file in files if file is not None])
 
 
 def _read(
@@ -161,6 +234,41 @@ def _try_link(source: Path, destination: Path) -> bool:
     return False
 
 
-def raise_if_different(problems: list[str], where: str) -> None:
-    if problems:
-        raise WeightError(f"{where} is not what was announced: {'; '.join(problems)}")
+def describe(directory: Path) -> Manifest:
+    """The manifest of the files in a directory, without the manifest file itself."""
+    names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
+    return Manifest(tuple(parallel_map(lambda name: hash_file(directory / name), names)))
+
+
+def hash_file(path: Path) -> WeightFile:
+    with path.open("rb") as opened:
+        size_bytes, sha256 = digest(opened)
+    return WeightFile(path.name, size_bytes, sha256)
+
+
+def digest(
+    opened: Readable, copy_to: BinaryIO | None = None, limit: int | None = None
+) -> tuple[int, str]:
+    """(bytes, SHA-256) of the rest of an open file, or of its next `limit` bytes. They are written
+    to `copy_to` in the same pass.
+    """
+    state = hashlib.sha256()
+    size_bytes = 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    while read := opened.readinto(buffer if limit is None else buffer[: limit - size_bytes]):
+        state.update(buffer[:read])
+        size_bytes += read
+        if copy_to is not None:
+            copy_to.write(buffer[:read])
+    return size_bytes, state.hexdigest()
+
+
+def parallel_map(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Apply `work` to the items, in parallel on all cores, and return the results in order.
+    Hashing, reading and writing release Python's lock.
+
+    If one fails, its error is raised once all others have ended.
+    """
+    running = [_threads.submit(work, item) for item in items]
+    wait(running)
+    return [one.result() for one in running]

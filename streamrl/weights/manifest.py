@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from streamrl.errors import WeightError
 from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
@@ -37,19 +34,6 @@ ALLOWED_FILE_NAMES = (
     ADAPTER_CONFIG,
     *TOKENIZER_FILES,
 )  # of a version's files, besides *.safetensors
-CHUNK_BYTES = 1 << 20
-T = TypeVar("T")
-R = TypeVar("R")
-
-_threads = ThreadPoolExecutor(os.cpu_count(), "files")
-"""Module-level on purpose: starting a thread right after a training step, while XLA frees memory,
-took 50 ms."""
-
-
-class Readable(Protocol):
-    """An open file, on this machine or in a store."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 class WeightFile(NamedTuple):
@@ -81,46 +65,6 @@ class WeightRef(NamedTuple):
 StoredWeights = PolicyVersion | AdapterBase | AdapterCheck | WeightRef
 
 
-def describe(directory: Path) -> Manifest:
-    """The manifest of the files in a directory, without the manifest file itself."""
-    names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
-    return Manifest(tuple(parallel_map(lambda name: hash_file(directory / name), names)))
-
-
-def hash_file(path: Path) -> WeightFile:
-    with path.open("rb") as opened:
-        size_bytes, sha256 = digest(opened)
-    return WeightFile(path.name, size_bytes, sha256)
-
-
-def digest(
-    opened: Readable, copy_to: BinaryIO | None = None, limit: int | None = None
-) -> tuple[int, str]:
-    """(bytes, SHA-256) of the rest of an open file, or of its next `limit` bytes. They are written
-    to `copy_to` in the same pass.
-    """
-    state = hashlib.sha256()
-    size_bytes = 0
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    while read := opened.readinto(buffer if limit is None else buffer[: limit - size_bytes]):
-        state.update(buffer[:read])
-        size_bytes += read
-        if copy_to is not None:
-            copy_to.write(buffer[:read])
-    return size_bytes, state.hexdigest()
-
-
-def parallel_map(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Apply `work` to the items, in parallel on all cores, and return the results in order.
-    Hashing, reading and writing release Python's lock.
-
-    If one fails, its error is raised once all others have ended.
-    """
-    running = [_threads.submit(work, item) for item in items]
-    wait(running)
-    return [one.result() for one in running]
-
-
 def to_bytes(manifest: Manifest) -> bytes:
     """The manifest as JSON. The same files give the same bytes."""
     return (
@@ -131,7 +75,8 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 def from_bytes(data: bytes, where: str) -> Manifest:
     """Read a manifest. Raises WeightError for anything but a list of plain file names with sizes
-    and hashes.
+    and hashes, and for a file that is no safetensors, config or tokenizer file: vLLM would load a
+    pickle, and transformers would run a module, that lies next to them.
     """
     try:
         files = tuple(
@@ -143,6 +88,11 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     for file in files:
         if not is_plain_filename(file.name):
             raise WeightError(f"{where} names {file.name!r}, which is not a plain file name")
+        if file.name not in ALLOWED_FILE_NAMES and not file.name.endswith(".safetensors"):
+            raise WeightError(
+                f"{where} has a file {file.name!r}, and weights have none of that name; it is"
+                " refused"
+            )
     return Manifest(files)
 
 

@@ -23,19 +23,18 @@ from pathlib import Path
 from streamrl.errors import WeightError
 from streamrl.weights.files import (
     as_weight_error,
-    files_in,
+    describe,
+    differences_at,
     is_local,
     open_store,
-    raise_if_different,
     read_manifest,
+    verify,
 )
 from streamrl.weights.manifest import (
     MANIFEST,
     Manifest,
     StoredWeights,
     WeightRef,
-    describe,
-    differences,
     to_bytes,
 )
 
@@ -110,9 +109,7 @@ class Store:
             manifest = read_manifest(self._fs, path)
         except WeightError:
             return False
-        return manifest.sha256 == version.sha256 and not differences(
-            manifest.files, files_in(self._fs, path, manifest)
-        )
+        return manifest.sha256 == version.sha256 and not differences_at(self._fs, path, manifest)
 
     def clear(self) -> None:
         """Remove what processes that died have left half-written. Only the one process that writes
@@ -194,13 +191,10 @@ class Store:
     def _move(self, directory: Path, temporary: str, final: str, manifest: Manifest) -> None:
         if not is_local(self._fs):
             self._fs.put(f"{directory}/", f"{temporary}/", recursive=True)
-            raise_if_different(
-                differences(manifest.files, files_in(self._fs, temporary, manifest)), final
-            )
+            verify(self._fs, temporary, manifest, final)
         if self._fs.exists(final):
-            if not differences(
-                manifest.files, files_in(self._fs, final, manifest)
-            ) and self._fs.exists(f"{final}/{MANIFEST}"):
+            is_whole = not differences_at(self._fs, final, manifest)
+            if is_whole and self._fs.exists(f"{final}/{MANIFEST}"):
                 return  # the same bytes, written before
             self._remove(final)  # damaged
         self._fs.mv(temporary, final, recursive=True)

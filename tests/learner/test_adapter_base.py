@@ -23,7 +23,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.recordings.export_model import export_model
 from streamrl.recordings.inherited_records import inherited_versions
 from streamrl.records import PolicyVersion
-from streamrl.weights.manifest import describe
+from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
 from tests.learner import plain_llama
 from tests.learner.test_process import a_log, batch, learning, metrics, run_of, versions

@@ -35,7 +35,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, Writer
 from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
 from streamrl.weights.announcements import announced_hashes
-from streamrl.weights.manifest import describe
+from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 from tests.learner import plain_llama

@@ -24,7 +24,7 @@ from streamrl.recordings.export_model import export_model
 from streamrl.recordings.replay_weights import compare_versions
 from streamrl.records import PolicyVersion
 from streamrl.weights.announcements import announced_hashes
-from streamrl.weights.manifest import describe
+from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
 from tests.learner.test_process import a_log, batch, learning, metrics, run_of, send, versions
 from tests.support.data_path import publish

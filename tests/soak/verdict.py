@@ -20,7 +20,7 @@ from streamrl.log.reading import read
 from streamrl.processor.journal import entries
 from streamrl.recordings.dead_letters import letters
 from streamrl.records import Fate, JournalEntry, PolicyVersion, Rollout
-from streamrl.weights.manifest import describe
+from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 from tests.chaos import verdict as chaos

@@ -14,9 +14,9 @@ import pytest
 from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
 from streamrl.weights import files as file_system
-from streamrl.weights import pull as pulling
-from streamrl.weights.manifest import MANIFEST, Manifest, describe, differences, hash_file, to_bytes
-from streamrl.weights.pull import check_inside_store, pull
+from streamrl.weights.files import check_inside_store, describe, hash_file
+from streamrl.weights.manifest import MANIFEST, Manifest, differences, to_bytes
+from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 from tests.weights.test_store import SIZE, WEIGHTS, announced, mine_alone, path_of, write
 
@@ -192,7 +192,7 @@ def test_a_link_that_took_the_place_of_a_file_after_the_look_is_not_followed(
     store = Store(f"file://{tmp_path}/store")
     stored = mine_alone(store)
     link(path_of(stored))
-    monkeypatch.setattr("streamrl.weights.pull._refuse_links", lambda *_: None)
+    monkeypatch.setattr("streamrl.weights.files._refuse_links", lambda *_: None)
     with pytest.raises(
         WeightError, match="cannot be copied to .*copy: Too many levels of symbolic links"
     ):
@@ -295,7 +295,7 @@ def test_no_more_is_copied_than_was_announced(
     fs.pipe_file(f"{path}/model.safetensors", bytes(3_000_000))
     sizes: list[int] = []
     monkeypatch.setattr(
-        pulling,
+        file_system,
         "differences",
         lambda expected, found: [
             *differences(expected, found),
