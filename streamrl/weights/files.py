@@ -1,5 +1,5 @@
 """Files of a version in any fsspec file system: opened, hashed and copied. A file system may raise
-anything; here every error of it becomes a WeightError.
+anything; callers make it a WeightError (`as_weight_error`, `pull`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def open_version(uri: str, store_root: str) -> tuple[fsspec.AbstractFileSystem, 
     """
     fs, path = open_store(check_inside_store(uri, store_root))
     if is_local(fs):
-        _refuse_links(Path(path), Path(open_store(store_root)[1]), uri)
+        root = Path(open_store(store_root)[1])
+        as_weight_error(lambda: _refuse_links(Path(path), root, uri), uri)
     return fs, path
 
 
@@ -148,8 +149,8 @@ def verify(
     copy_to: Path | None = None,
     link: bool = False,
 ) -> None:
-    """Check that the files of the manifest are at `path` and, with `copy_to`, copy them on the way.
-    Raises WeightError.
+    """Compare the files at `path` with the manifest and, with `copy_to`, copy them on the way.
+    Raises WeightError if one is missing or differs. `where`: what the error calls the version.
     """
     problems = differences_at(fs, path, manifest, copy_to, link)
     if problems:

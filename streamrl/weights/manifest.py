@@ -83,15 +83,14 @@ def from_bytes(data: bytes, where: str) -> Manifest:
             WeightFile(str(f["name"]), int(f["size_bytes"]), str(f["sha256"]))
             for f in json.loads(data)["files"]
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise WeightError(f"{where} is not a manifest ({type(error).__name__}: {error})") from None
     for file in files:
         if not is_plain_filename(file.name):
             raise WeightError(f"{where} names {file.name!r}, which is not a plain file name")
         if file.name not in ALLOWED_FILE_NAMES and not file.name.endswith(".safetensors"):
             raise WeightError(
-                f"{where} has a file {file.name!r}, and weights have none of that name; it is"
-                " refused"
+                f"{where} names {file.name!r}, and weights have no file of that name; it is refused"
             )
     return Manifest(files)
 

@@ -93,8 +93,8 @@ class Store:
         )
 
     def holds(self, version: StoredWeights) -> bool:
-        """Whether the announced version is in this store, with the announced contents. All of it is
-        read.
+        """Whether the announced version is in this store, with the announced contents and nothing
+        that is no weights. All of it is read.
 
         Raises WeightError if that cannot be determined.
         """

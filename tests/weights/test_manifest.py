@@ -33,7 +33,17 @@ def test_a_name_that_leaves_the_directory_is_refused(name: str):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [{"name": "a"}]}', b"\xff\xfe", b"null"],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"files": 3}',
+        b'{"files": [{"name": "a"}]}',
+        b"\xff\xfe",
+        b"null",
+        b'{"files": [{"name": "a", "size_bytes": Infinity, "sha256": ""}]}',
+        b"[" * 200_000,
+    ],
 )
 def test_what_is_no_manifest_is_refused(data: bytes):
     with pytest.raises(WeightError, match="here is not a manifest"):
@@ -42,7 +52,7 @@ def test_what_is_no_manifest_is_refused(data: bytes):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "modeling_x.py", "model.safetensors.so"])
 def test_a_file_that_is_no_weights_is_refused(name: str):
-    with pytest.raises(WeightError, match=f"here has a file '{name}', and weights have none"):
+    with pytest.raises(WeightError, match=f"here names '{name}', and weights have no file"):
         from_bytes(to_bytes(Manifest((WeightFile(name, 1, ABC),))), "here")
 
 

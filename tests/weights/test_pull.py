@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import msgspec
 import pytest
 
 from streamrl.errors import WeightError
@@ -284,6 +285,13 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path):
         shutil.rmtree(path_of(stored))
 
 
+def test_a_name_that_no_file_system_takes_is_a_weight_error(root: str, tmp_path: Path):
+    stored = announced(write(Store(root), 1))
+    far = msgspec.structs.replace(stored, uri=f"{root}/{'x' * 300}")
+    with pytest.raises(WeightError, match="x: File name too long|does not exist"):
+        pull(far, root, tmp_path / "copy")
+
+
 def test_no_more_is_copied_than_was_announced(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -325,11 +333,11 @@ def test_a_manifest_without_end_is_refused(
     [
         (
             {**WEIGHTS, "pytorch_model.bin": b"x"},
-            "has a file 'pytorch_model.bin', and weights have none of that name; it is refused",
+            "names 'pytorch_model.bin', and weights have no file of that name; it is refused",
         ),
         (
             {**WEIGHTS, "modeling_x.py": b"x"},
-            "has a file 'modeling_x.py', and weights have none of that name; it is refused",
+            "names 'modeling_x.py', and weights have no file of that name; it is refused",
         ),
         (
             {**WEIGHTS, "config.json": b'{"auto_map": {"AutoModel": "x.Y"}}'},
