@@ -92,6 +92,7 @@ class VllmHost:
         self._log_path = run.directory / "logs" / f"{identity}-vllm.log"
         self._process: vllm_process.VllmProcess | None = None
         self._engine: Engine | None = None
+        self._started_on = Path()  # the copy that vLLM reads its tokenizer from
         self._base: AdapterBase | None = None  # that vLLM stands on
         self._adapters: LoadedAdapters | None = None  # beside the base
         self._checked = set[str]()  # sha256 of the random adapters that vLLM has applied
@@ -111,30 +112,28 @@ class VllmHost:
         """
         started_s = time.monotonic()
         announce_delay_s = time.time() - version.time_s if version.time_s else 0.0
-        if guest:
-            assert self._base is not None, "this run's own version comes first"
-            refuse_other_base(version, self._base)
+        self._refuse_unservable(version, guest)
         copies = self._copies.pull_version(
             version,
             guest,
-            with_base=self._engine is None,
             with_check=version.base is not None and version.base.check.sha256 not in self._checked,
+            with_base=self._engine is None,
         )
         pulled_s = time.monotonic()
         with self._loading:
             is_first = self._engine is None
-            engine = self._engine or self._start_on(version, copies)
+            engine = self._engine or self._start_on_version(version, copies)
             model = MODEL
             swap = None
             if version.base is not None:
                 model = self._load_adapter(version, version.base, copies, guest)
                 swap = None if is_first else self._without_pause(pulled_s)
             elif not is_first:
-                swap = engine.swap(copies.version, version.version)
+                swap = engine.swap(copies.weights, version.version)
             loaded_s = time.monotonic()
             mismatch = self._probe(version, model)
             if self._adapters is None:
-                self._copies.delete_all_but(copies.version)
+                self._copies.delete_all_but((self._started_on, copies.weights))
             else:
                 self._adapters.unload_unused()
         return LoadResult(
@@ -149,7 +148,7 @@ class VllmHost:
 
     def start_model(self, directory: Path, name: str) -> None:
         """Start vLLM on a model that is none of the run's versions. Requests give it as `name`."""
-        engine = self._start(directory, name=name)
+        engine = self._launch(directory, name=name)
         engine.set_version(0)  # A client takes no answer whose tokens have no version.
         self._engine = engine
 
@@ -178,23 +177,38 @@ class VllmHost:
         if self._engine:
             self._engine.close()
 
-    def _start_on(self, version: PolicyVersion, copies: VersionCopies) -> Engine:
+    def _refuse_unservable(self, version: PolicyVersion, guest: str) -> None:
+        """Raise InferenceError for a version that this vLLM cannot take, before it is copied."""
+        if guest:
+            assert self._base is not None, "this run's own version comes first"
+            refuse_other_base(version, self._base)
+        if version.base is not None and self._run.learner.lora is None:
+            raise InferenceError(
+                "an adapter is announced, and this server's run file has no learner.lora"
+            )
+        if self._engine is not None and (version.base is None) != (self._base is None):
+            kinds = ("a whole model", "the base of adapters")
+            raise InferenceError(
+                f"version {version.version} needs {kinds[version.base is not None]} under it, and"
+                f" vLLM was started on {kinds[self._base is not None]}: start the server again"
+            )
+
+    def _start_on_version(self, version: PolicyVersion, copies: VersionCopies) -> Engine:
         """Start vLLM on a version or, if it is an adapter, on its base."""
+        self._started_on = copies.weights
         adapter_arguments: list[str] = []
         if version.base is not None:
             settings = self._run.learner.lora
-            if settings is None:
-                raise InferenceError(
-                    "an adapter is announced, and this server's run file has no learner.lora"
-                )
+            assert copies.base and settings, "without them the version is refused, or not copied"
+            self._started_on = copies.base
             adapter_arguments = arguments(settings, self._run.inference.max_adapters)
-        engine = self._start(copies.base or copies.version, adapter_arguments)
+        engine = self._launch(self._started_on, adapter_arguments)
         if version.base is None:
             engine.set_version(version.version)
         engine.warm_up()
-        self._engine = engine
         self._base = version.base
         self._adapters = LoadedAdapters(engine) if version.base else None
+        self._engine = engine
         return engine
 
     def _load_adapter(
@@ -203,19 +217,20 @@ class VllmHost:
         """Load an adapter beside the others. Before the first one of a run it is checked that vLLM
         applies adapters of that run's shape. Returns the name that requests give for it.
         """
-        if self._adapters is None:
-            raise InferenceError(
-                "an adapter is announced, and vLLM was started on a whole model; it has to be"
-                " started again"
-            )
-        if copies.check is not None:
-            if guest and self._run.learner.lora:
-                refuse_other_shape(copies.check, self._run.learner.lora)
-            self._adapters.check(base.check, copies.check, probe_tolerance(self._run))
-            self._checked.add(base.check.sha256)
-        return self._adapters.load(version.version, copies.version, guest)
+        assert self._adapters is not None, "a vLLM without adapters refuses the version"
+        try:
+            if copies.check is not None:
+                if guest and self._run.learner.lora:
+                    refuse_other_shape(copies.check, self._run.learner.lora)
+                self._adapters.check(base.check, copies.check, probe_tolerance(self._run))
+                self._checked.add(base.check.sha256)
+            return self._adapters.load(version.version, copies.weights, guest)
+        except InferenceError:
+            # A guest's version is tried again and again, each time from a new copy.
+            self._copies.delete(copies.weights)
+            raise
 
-    def _start(
+    def _launch(
         self, directory: Path, adapter_arguments: Sequence[str] = (), name: str = MODEL
     ) -> Engine:
         """Start vLLM on the model in `directory`."""

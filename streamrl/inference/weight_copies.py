@@ -1,13 +1,15 @@
-"""The copies of weights that one vLLM reads: pulled from the stores, verified, and deleted."""
+"""The copies of weights that one vLLM reads: pulled from the stores, and verified."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from streamrl.config.run_file import RunFile
+from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
 from streamrl.weights.pull import pull
 
@@ -15,13 +17,15 @@ from streamrl.weights.pull import pull
 class VersionCopies(NamedTuple):
     """The directories of a version and of what vLLM needs before it."""
 
-    version: Path
-    base: Path | None  # None: the version is a whole model, or vLLM has its base
+    weights: Path  # of the version
     check: Path | None  # None: the version is a whole model, or its check has been passed
+    base: Path | None  # None: the version is a whole model, or vLLM has its base
 
 
 class WeightCopies:
-    """The copies in one directory. Several threads may pull, each for a run of its own."""
+    """The copies in one directory, which is emptied first. Several threads may pull, each for a run
+    of its own.
+    """
 
     def __init__(self, run: RunFile, directory: Path) -> None:
         self._run = run
@@ -31,12 +35,13 @@ class WeightCopies:
         shutil.rmtree(directory, ignore_errors=True)
 
     def pull_version(
-        self, version: PolicyVersion, guest: str, with_base: bool, with_check: bool
+        self, version: PolicyVersion, guest: str, with_check: bool, with_base: bool
     ) -> VersionCopies:
-        """Copy a version, and its base and check if they are asked for and it has some. `guest`:
+        """Copy a version and, of an adapter, its check and base where they are asked for. `guest`:
         the run whose version it is, or "" for this run's.
 
-        Raises WeightError for what is not as it was announced.
+        Raises WeightError if one of them is not as it was announced, or cannot be copied. No copy
+        of the version is left then.
         """
         place = self._directory_of(guest)
         store = self._store_of(guest)
@@ -46,28 +51,36 @@ class WeightCopies:
             # vLLM may still read an earlier copy of an adapter, so each has a directory of its own.
             name += f"-{next(self._pulls)}"
         copies = VersionCopies(
-            version=place / name,
-            base=place / "base" if base and with_base else None,
+            weights=place / name,
             check=place / "check" if base and with_check else None,
+            base=place / "base" if base and with_base else None,
         )
-        pull(version, store, copies.version, link=True)
-        if base and copies.base:
-            pull(base, store, copies.base, link=True)
-        if base and copies.check:
-            pull(base.check, store, copies.check, link=True)
+        pull(version, store, copies.weights, link=True)
+        try:
+            # The base comes last: it is the largest, and of no use without the others.
+            if base and copies.check:
+                pull(base.check, store, copies.check, link=True)
+            if base and copies.base:
+                pull(base, store, copies.base, link=True)
+        except WeightError:
+            self.delete(copies.weights)
+            raise
         return copies
 
-    def delete_all_but(self, directory: Path) -> None:
-        """Delete this run's copies of whole models but `directory` and the oldest, which vLLM was
-        started on: it reads its tokenizer from there.
-        """
-        copies = self._directory_of("").iterdir()
-        for copy in sorted(copies, key=lambda path: path.stat().st_mtime)[1:]:
-            if copy != directory:
-                shutil.rmtree(copy, ignore_errors=True)
+    def delete(self, directory: Path) -> None:
+        """Delete a copy that vLLM has not loaded."""
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def delete_all_but(self, kept: Collection[Path]) -> None:
+        """Delete this run's copies but those in `kept`."""
+        for copy in self._directory_of("").iterdir():
+            if copy not in kept:
+                self.delete(copy)
 
     def _directory_of(self, guest: str) -> Path:
-        """Guests' copies lie apart from this run's: a run may have any name."""
+        """The directory of a guest's copies, or of this run's. They lie apart, because a run may
+        have any name.
+        """
         return self._directory / "guests" / guest if guest else self._directory / "own"
 
     def _store_of(self, guest: str) -> str:

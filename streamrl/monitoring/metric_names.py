@@ -347,7 +347,11 @@ METRICS = (
         "s",
         "time from a version's announcement to its copy here, by both clocks",
     ),
-    MetricSpec("inference/pull_s", "s", "time to copy and check a version's weights"),
+    MetricSpec(
+        "inference/pull_s",
+        "s",
+        "time to copy and check a version's weights, and before the first adapter its base",
+    ),
     MetricSpec("inference/start_s", "s", "time to start vLLM"),
     MetricSpec("inference/swap_s", "s", "time from pause to resume with new weights"),
     MetricSpec("inference/pause_s", "s", "of that, until vLLM stood still"),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 
 from streamrl.config import run_file
@@ -16,10 +13,10 @@ from streamrl.errors import InferenceError, WeightError
 from streamrl.inference import vllm_process
 from streamrl.inference.vllm_host import VllmHost
 from streamrl.inference.vllm_launch import VllmLaunch
-from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
-from streamrl.weights.bases import BASE, CHECK, base_store
+from streamrl.records import PolicyVersion
 from streamrl.weights.store import Store
-from tests.inference.test_adapters import BY_THE_BASE, TOKENS, AdapterStub
+from tests.inference.test_adapters import AdapterStub
+from tests.support.stored_versions import adapter, whole_model
 
 
 @pytest.mark.parametrize(
@@ -59,34 +56,6 @@ class Started(NamedTuple):
 
     url: str
     key: str = ""
-
-
-def writes(text: str) -> Callable[[Path], None]:
-    """Writes a model, or an adapter, that is nothing but a text."""
-
-    def write(directory: Path) -> None:
-        directory.joinpath("config.json").write_text("{}")
-        shape = {"r": 4, "target_modules": ["q_proj"]}
-        directory.joinpath("adapter_config.json").write_text(json.dumps(shape))
-        directory.joinpath("adapter_model.safetensors").write_text(text)
-
-    return write
-
-
-def adapter(run: run_file.RunFile, version: int, model: str = "a model") -> PolicyVersion:
-    """A version in the run's store, which lowers logprobs by 0.5, as the stub does."""
-    probe = Probe(tokens=TOKENS, logprobs=BY_THE_BASE - np.float32(0.5))
-    bases = base_store(run.store)
-    base = bases.put(BASE, writes(model))
-    check = bases.put(CHECK, writes(f"check of {run.run}"))
-    stored = Store(run.store).put(version, writes(f"{run.run}, version {version}"))
-    return PolicyVersion(
-        learner="lead",
-        version=version,
-        probe=probe,
-        base=AdapterBase(**base._asdict(), check=AdapterCheck(**check._asdict(), probe=probe)),
-        **stored._asdict(),
-    )
 
 
 def test_the_adapters_of_two_runs_stand_on_one_base(
@@ -145,3 +114,88 @@ def test_the_adapters_of_two_runs_stand_on_one_base(
         third = run.model_copy(update={"run": "third"})
         with pytest.raises(InferenceError, match="does not apply adapters"):
             host.load_version(adapter(third, 0), "third")
+
+
+def lora_run(directory: Path, **settings: object) -> run_file.RunFile:
+    learner = {"learner": {"lora": {"rank": 4}}}
+    return run_file.parse(
+        {"run": "own", "runs_dir": str(directory), "envs": {"e": {}}, **learner, **settings}
+    )
+
+
+def started_on(monkeypatch: pytest.MonkeyPatch, url: str) -> list[Path]:
+    """What vLLM is started on, where the stub at `url` is started in its place."""
+    models: list[Path] = []
+
+    def start(launch: VllmLaunch, stop: threading.Event) -> Started:
+        models.append(launch.model)
+        return Started(url)
+
+    monkeypatch.setattr(vllm_process, "start", start)
+    return models
+
+
+def copies_of(run: run_file.RunFile) -> set[str]:
+    """The copies on the disk, as they lie in the server's directory."""
+    root = run.directory / "inference" / "inference-0"
+    return {str(path.parent.relative_to(root)) for path in root.rglob("manifest.json")}
+
+
+def test_an_adapter_needs_a_run_file_that_has_some(tmp_path: Path):
+    run = run_file.parse({"run": "own", "runs_dir": str(tmp_path), "envs": {"e": {}}})
+    host = VllmHost(run, "inference-0", 0, threading.Event())
+    with pytest.raises(InferenceError, match=r"this server's run file has no learner\.lora"):
+        host.load_version(adapter(run, 1))
+    assert not copies_of(run), "nothing is copied for it"
+
+
+def test_a_vllm_takes_the_kind_of_version_that_it_was_started_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = lora_run(tmp_path)
+    with AdapterStub() as stub:
+        models = started_on(monkeypatch, stub.url)
+        host = VllmHost(run, "inference-0", 0, threading.Event())
+        host.load_version(adapter(run, 1))
+        with pytest.raises(InferenceError, match="version 2 needs a whole model under it"):
+            host.load_version(whole_model(run, 2))
+        assert [path.name for path in models] == ["base"]
+    with AdapterStub() as stub:
+        models = started_on(monkeypatch, stub.url)
+        host = VllmHost(run, "inference-0", 0, threading.Event())
+        host.load_version(whole_model(run, 3))
+        with pytest.raises(InferenceError, match="needs the base of adapters under it, .* a whole"):
+            host.load_version(adapter(run, 4))
+        assert [path.name for path in models] == ["3"]
+        assert copies_of(run) == {"own/3"}
+
+
+def test_a_guests_version_that_is_refused_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is tried again and again, and the disk would be full one day."""
+    run = lora_run(tmp_path, inference={"also_serves": ["guest"]})
+    guest = run.model_copy(update={"run": "guest"})
+    with AdapterStub() as stub:
+        started_on(monkeypatch, stub.url)
+        host = VllmHost(run, "inference-0", 0, threading.Event())
+        host.load_version(adapter(run, 1))
+        refused = adapter(guest, 1, rank=9)
+        for _ in range(3):
+            with pytest.raises(InferenceError, match="have rank 9"):
+                host.load_version(refused, "guest")
+    assert copies_of(run) == {"own/base", "own/check", "own/1-1", "guests/guest/check"}
+
+
+def test_the_copy_that_vllm_was_started_on_stays_because_it_has_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = lora_run(tmp_path)
+    with AdapterStub() as stub:
+        models = started_on(monkeypatch, stub.url)
+        host = VllmHost(run, "inference-0", 0, threading.Event())
+        # The third is another result of the first: it is written anew, after the second.
+        for number, text in ((5, "a"), (6, "b"), (5, "c"), (7, "d")):
+            host.load_version(whole_model(run, number, text))
+        assert [path.name for path in models] == ["5"]
+    assert copies_of(run) == {"own/5", "own/7"}
