@@ -45,6 +45,7 @@ REWARD_OF = topology.BATCHER.name
 # The offsets of this many of the newest batches are kept. The advantages of a rollout are read
 # there.
 BATCHES = 65_536
+DIGITS = 18  # of a batch's number
 # The loop is kept at the ends of at most this many steps: of a longer run, every second, fourth,
 # eighth, ... step.
 MOMENTS = 512
@@ -206,7 +207,7 @@ def _on_rollout(state: State, message: Message) -> None:
 
 def _on_batch(state: State, message: Message) -> None:
     key = message.key or b""
-    if not key.isdigit():
+    if not key.isdigit() or len(key) > DIGITS:
         return
     number = int(key)
     if number in state.batches:

@@ -19,7 +19,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import resolve_reference
 from streamrl.envs.api import RewardFunction
-from streamrl.errors import InferenceError
+from streamrl.errors import WeightError
 from streamrl.evaluator.suite import (
     EvalSuite,
     ProblemAnswers,
@@ -81,14 +81,14 @@ class EvalRunner:
     async def evaluate(self, version: PolicyVersion) -> list[Evaluation]:
         """Evaluate a version on all suites, and write the answers and results to `evals`.
 
-        Raises WeightError if its weights are not what was announced, and InferenceError if it
-        cannot be served.
+        Raises WeightError if its weights are not what was announced, or vLLM computes something
+        else with them than the learner, and InferenceError if vLLM ends.
         """
         self.version = -1
         served = await asyncio.to_thread(self.host.load_version, version)
         failure = served.probe_failure(probe_tolerance(self.run))
         if failure:
-            raise InferenceError(failure)
+            raise WeightError(failure)
         self.version = version.version
         self.model = served.model
         self.announce_server()

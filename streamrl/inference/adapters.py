@@ -7,9 +7,10 @@ apart. An adapter is unloaded once a newer one of its run has replaced it and no
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
+
+import msgspec
 
 from streamrl.config.sections.learner import Lora
 from streamrl.errors import InferenceError
@@ -58,18 +59,28 @@ def refuse_other_base(version: PolicyVersion, own: AdapterBase) -> None:
         )
 
 
+class _Shape(msgspec.Struct):
+    """What counts of PEFT's settings of an adapter."""
+
+    r: int
+    target_modules: list[str]
+
+
 def refuse_other_shape(directory: Path, served: Lora) -> None:
     """Raise InferenceError if the adapter in `directory` has a higher rank, or more layers, than
     vLLM was started for.
     """
-    config = json.loads((directory / ADAPTER_CONFIG).read_text())
-    if config["r"] > largest_rank(served):
+    try:
+        config = msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes(), type=_Shape)
+    except (OSError, RecursionError, msgspec.DecodeError) as error:
+        raise InferenceError(f"{ADAPTER_CONFIG} of its adapters cannot be read: {error}") from None
+    if config.r > largest_rank(served):
         raise InferenceError(
-            f"its adapters have rank {config['r']}, and this server takes ranks up to"
+            f"its adapters have rank {config.r}, and this server takes ranks up to"
             f" {largest_rank(served)}: give the run a lower learner.lora.rank, or servers of its"
             " own"
         )
-    more = [name for name in config["target_modules"] if name not in served.targets]
+    more = [name for name in config.target_modules if name not in served.targets]
     if more:
         raise InferenceError(
             f"its adapters stand beside {', '.join(more)}, and this server applies those beside"

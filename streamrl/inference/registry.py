@@ -108,8 +108,10 @@ class Registry:
         left.
 
         `old`: the record was written before this process started, so the server may be gone. It is
-        used after its next record.
+        used after its next record. A record under another key than its own is passed over.
         """
+        if server is not None and server.server_id != server_id:
+            return
         self._failed.discard(server_id)
         self._heard_s.pop(server_id, None)
         if server is None:

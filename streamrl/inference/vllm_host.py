@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import InferenceError
+from streamrl.errors import InferenceError, WeightError
 from streamrl.inference import vllm_process
 from streamrl.inference.adapters import (
     LoadedAdapters,
@@ -178,13 +178,16 @@ class VllmHost:
             self._engine.close()
 
     def _refuse_unservable(self, version: PolicyVersion, guest: str) -> None:
-        """Raise InferenceError for a version that this vLLM cannot take, before it is copied."""
+        """Raise an error for a version that this vLLM cannot take, before it is copied: WeightError
+        where no vLLM of this run file could take it.
+        """
         if guest:
             assert self._base is not None, "this run's own version comes first"
             refuse_other_base(version, self._base)
         if version.base is not None and self._run.learner.lora is None:
-            raise InferenceError(
-                "an adapter is announced, and this server's run file has no learner.lora"
+            raise WeightError(
+                f"version {version.version} is an adapter, and this server's run file has no"
+                " learner.lora"
             )
         if self._engine is not None and (version.base is None) != (self._base is None):
             kinds = ("a whole model", "the base of adapters")

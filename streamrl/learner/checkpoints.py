@@ -223,7 +223,8 @@ def _failure(directory: Path, version: int, error: Exception) -> CheckpointError
 
 def versions(directory: Path) -> list[int]:
     """Versions that have a complete checkpoint, oldest first."""
-    return sorted(int(path.parent.name) for path in directory.glob(f"[0-9]*/{POSITION}"))
+    names = [path.parent.name for path in directory.glob(f"*/{POSITION}")]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def latest(directory: Path, announced: int) -> TrainingPosition | None:
@@ -234,7 +235,7 @@ def latest(directory: Path, announced: int) -> TrainingPosition | None:
     path = path_of(directory, usable[-1])
     try:
         return TrainingPosition(**json.loads((path / POSITION).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"checkpoint {path}: its {POSITION} cannot be read ({describe_error(error, 1_000)});"
             f" delete {path} to go on from the one before"

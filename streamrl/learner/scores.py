@@ -19,22 +19,37 @@ class BatchScores:
     """The records of one batch: one, or several from an earlier version of streamrl."""
 
     first: int  # where the first record lies
-    by_start: dict[int, Scores] = field(default_factory=dict[int, Scores])  # by the first token
+    # by the tokens that they say the batch has, and the first token that they are of
+    by_place: dict[tuple[int, int], Scores] = field(default_factory=dict[tuple[int, int], Scores])
 
-    def are_complete(self) -> bool:
-        records = list(self.by_start.values())
-        return sum(len(record.logprobs) for record in records) == records[0].tokens
+    def add(self, scores: Scores) -> None:
+        """Keep the record, unless one of the same place has as many tokens."""
+        place = (scores.tokens, scores.start)
+        known = self.by_place.get(place)
+        if known is None or len(known.logprobs) < len(scores.logprobs):
+            self.by_place[place] = scores
 
-    def joined(self) -> Scores:
-        ordered = [self.by_start[start] for start in sorted(self.by_start)]
-        logprobs = np.concatenate([record.logprobs for record in ordered])
-        return msgspec.structs.replace(ordered[0], logprobs=logprobs)
+    def records(self) -> list[Scores]:
+        """The records that together have the scores of all tokens, in order. Empty if some are
+        missing.
+        """
+        for tokens in dict.fromkeys(total for total, _ in self.by_place):
+            found: list[Scores] = []
+            start = 0
+            while (record := self.by_place.get((tokens, start))) is not None:
+                found.append(record)
+                start += len(record.logprobs)
+                if start == tokens:
+                    return found
+                if not len(record.logprobs):
+                    break
+        return []
 
 
 @dataclass
 class ScoreAssembler:
     """Collects the records of `scores`, which are read in order. A repeated record is ignored,
-    because it says the same as the first.
+    because it says the same as the first, and one with fewer tokens makes way for a longer one.
     """
 
     # by number; those before `next` are gone
@@ -46,21 +61,21 @@ class ScoreAssembler:
         """Add a record that lies at `offset`."""
         self.end = offset + 1
         if scores.number >= self.next:
-            batch = self.batches.setdefault(scores.number, BatchScores(first=offset))
-            batch.by_start.setdefault(scores.start, scores)
+            self.batches.setdefault(scores.number, BatchScores(first=offset)).add(scores)
 
     def has(self, number: int) -> bool:
         """Whether all scores of that batch have arrived."""
-        return number in self.batches and self.batches[number].are_complete()
+        return number in self.batches and bool(self.batches[number].records())
 
     def take(self, number: int) -> Scores:
         """Remove and return the scores of a batch. Scores of this batch and of earlier ones are not
         collected any more.
         """
-        scores = self.batches[number].joined()
+        records = self.batches[number].records()
+        logprobs = np.concatenate([record.logprobs for record in records])
         self.batches = {n: batch for n, batch in self.batches.items() if n > number}
         self.next = number + 1
-        return scores
+        return msgspec.structs.replace(records[0], logprobs=logprobs)
 
     @property
     def needed_from(self) -> int:

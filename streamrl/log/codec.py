@@ -151,7 +151,7 @@ def decode(schema: bytes | str, value: bytes) -> Record:
         raise
     except RecursionError:
         raise DecodeError(f"{name}: nested too deeply") from None
-    except (ValueError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (ValueError, OverflowError, msgspec.DecodeError) as error:
         # A ValidationError of msgspec is a DecodeError. The words are the same, whether the stack
         # or `check_depth` found the nesting too deep.
         if "nested too deeply" in str(error):

@@ -76,10 +76,10 @@ def from_arrow(tp: TopicPartition, table: pa.Table) -> Iterator[Message]:
             topic=tp[0],
             key=key,
             value=value,
-            headers=tuple((header["name"], header["value"]) for header in headers),
+            headers=tuple((header["name"], header["value"]) for header in headers or ()),
             partition=tp[1],
             offset=offset,
-            timestamp_s=time_ms / 1000,
+            timestamp_s=(time_ms or 0) / 1000,
         )
 
 

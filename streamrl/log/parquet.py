@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamrl.errors import ExportError, InputGone, TopicMissing
@@ -168,7 +169,7 @@ class FileLog(Log):
             raise ExportError(
                 f"{path}: {error.strerror}; give a directory that `streamrl export` has written"
             ) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ExportError(f"{path} is damaged ({error}); {EXPORT_AGAIN}") from None
         if self.manifest.format != FORMAT:
             raise ExportError(
@@ -234,10 +235,23 @@ class FileLog(Log):
                     f"{EXPORT_AGAIN}"
                 )
             self._checked.add(file.name)
-            return pq.ParquetFile(path)
+            return self._parquet(path)
         except OSError as error:
             reason = error.strerror or error
             raise ExportError(f"{path} cannot be read ({reason}); {EXPORT_AGAIN}") from None
+
+    def _parquet(self, path: Path) -> pq.ParquetFile:
+        """The file at `path`, which is refused unless it has the columns that are written."""
+        try:
+            parquet = pq.ParquetFile(path)
+        except pa.ArrowException as error:
+            raise ExportError(f"{path} is no Parquet ({error}); {EXPORT_AGAIN}") from None
+        found = list(parquet.schema_arrow)[: len(RAW)]
+        if [(column.name, column.type) for column in found] != [(c.name, c.type) for c in RAW]:
+            raise ExportError(
+                f"{path} has other columns than {', '.join(RAW.names)}; {EXPORT_AGAIN}"
+            )
+        return parquet
 
     def _refuse(self, who: str) -> NoReturn:
         raise ExportError(
@@ -320,7 +334,8 @@ def row_groups(
                         f"{file.name}: a row group unpacks to {metadata.total_byte_size:,} bytes, "
                         f"more than the {READ_GROUP_BYTES:,} that are read here"
                     )
-                if metadata.column(0).statistics.max < start:
+                offsets = metadata.column(0).statistics
+                if offsets is not None and offsets.max < start:
                     continue
                 table = parquet.read_row_group(index, RAW.names, use_threads=False)
                 yield [message for message in from_arrow(tp, table) if message.offset >= start]

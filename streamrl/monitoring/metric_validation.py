@@ -24,13 +24,15 @@ Any part may measure a metric whose first piece is not listed.
 """
 # A metric whose step is further than this above the newest version is not genuine.
 STEPS_AHEAD = 1_000
+LARGEST = 1e30  # Sums of a view's values are finite.
 
 
 def validate_metric(event: Event, version: int) -> Metric | None:
     """The metric of an event, or None if the record cannot be genuine.
 
     A genuine record has its source as its key, a finite time, and a step near the newest policy
-    version. Values that are not finite or that the source may not measure are left out.
+    version. Values that are not finite, too large to be added up, or that the source may not
+    measure are left out.
     """
     metric = event.record
     if not isinstance(metric, Metric) or event.key != metric.source:
@@ -42,7 +44,7 @@ def validate_metric(event: Event, version: int) -> Metric | None:
     values = {
         name: value
         for name, value in metric.values.items()
-        if math.isfinite(value) and _may_measure(metric.source, name)
+        if abs(value) <= LARGEST and _may_measure(metric.source, name)
     }
     if len(values) == len(metric.values):
         return metric

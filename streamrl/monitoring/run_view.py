@@ -48,6 +48,9 @@ ARRIVALS = "part/read_records/rollouts."  # the metric of the rollouts that the 
 BUFFER = topology.BUFFER.name  # The names of its shards begin with it.
 ARRIVALS_S = 5.0  # the time over which a rate of arrivals is taken
 
+# Sources and, of each, names of which the newest value is kept: many times what a run has.
+MAX_SOURCES = 10_000
+MAX_NAMES = 10_000
 SILENT_S = 10.0  # A part that has published nothing for so long is called silent.
 
 
@@ -154,10 +157,13 @@ def update_view(view: RunView, events: Iterable[Event], now_s: float | None = No
 
 
 def _on_metric(view: RunView, metric: Metric) -> None:
+    if metric.source not in view.gauges and len(view.gauges) >= MAX_SOURCES:
+        return
     view.heard_s[metric.source] = max(view.heard_s.get(metric.source, 0.0), metric.time_s)
     gauges = view.gauges[metric.source]
     for name, value in metric.values.items():
-        gauges[name] = Gauge(value, metric.time_s)
+        if name in gauges or len(gauges) < MAX_NAMES:
+            gauges[name] = Gauge(value, metric.time_s)
         if name.startswith(ARRIVALS) and metric.source.startswith(BUFFER):
             known = [source for source in view.gauges if source.startswith(BUFFER)]
             read = Gauge(total(view, name, known) or 0.0, metric.time_s)

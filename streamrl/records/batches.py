@@ -11,11 +11,15 @@ from streamrl.records.fields import (
     Array,
     Column,
     Record,
+    check_below,
     check_columns,
     check_experts,
     check_floats,
     check_lengths,
+    total_of,
 )
+
+MAX_CELLS = 2**31  # of a batch: rows times tokens of a row
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
@@ -47,7 +51,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     token_advantages: Annotated[
         Array | None, Column("token", "<f4", fill="advantages", finite=True)
     ] = None
-    rewards: Annotated[Array, Column("sequence", "<f4", source="reward")]
+    rewards: Annotated[Array, Column("sequence", "<f4", source="reward", finite=True)]
     temperatures: Annotated[Array, Column("sequence", "<f4", source="temperature")]
     oldest_versions: Annotated[Array, Column("sequence", "<i4", source="policy_version")]
     newest_versions: Annotated[Array, Column("sequence", "<i4", source="newest_policy_version")]
@@ -70,9 +74,11 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     prompt_routed_experts: Array | None = None  # (p, layers, k): of the prompt
 
     def __post_init__(self) -> None:
-        counts = {"sequence": len(self.uids), "token": int(self.lengths.sum())}
         what = f"group {self.group_id!r}"
+        counts = {"sequence": len(self.uids), "token": total_of(f"{what}: lengths", self.lengths)}
         check_columns(what, self, counts)
+        if self.prompt.ndim != 1 or self.prompt.dtype.kind != "u":
+            raise ValueError(f"{what}: the prompt must be unsigned, and of one dimension")
         check_prompt_experts(what, self, len(self.prompt))
 
     @property
@@ -114,7 +120,7 @@ class Batch(Record, frozen=True, kw_only=True):
     token_advantages: Annotated[
         Array | None, Column("token", "<f4", fill="advantages", finite=True)
     ] = None
-    rewards: Annotated[Array, Column("sequence", "<f4")]
+    rewards: Annotated[Array, Column("sequence", "<f4", finite=True)]
     temperatures: Annotated[Array, Column("sequence", "<f4")]
     oldest_versions: Annotated[Array, Column("sequence", "<i4")]
     policy_entropies: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
@@ -134,14 +140,19 @@ class Batch(Record, frozen=True, kw_only=True):
             raise ValueError(
                 f"{what}: {self.row_count} rows cannot be divided among {self.processes} processes"
             )
+        if not 0 <= self.row_count * self.max_seq_len <= MAX_CELLS:
+            raise ValueError(f"{what}: {self.row_count} rows of {self.max_seq_len} tokens")
         counts = {
             "group": len(self.group_ids),
             "sequence": len(self.uids),
-            "token": int(self.lengths.sum()),
+            "token": total_of(f"{what}: lengths", self.lengths),
         }
         check_columns(what, self, counts)
-        prompt_tokens = int(self.prompt_lengths.sum())
+        check_below(f"{what}: groups", self.groups, len(self.group_ids))
+        prompt_tokens = total_of(f"{what}: prompt_lengths", self.prompt_lengths)
         check_lengths(what, self, ("prompts",), prompt_tokens)
+        if self.prompts.dtype.kind != "u":
+            raise ValueError(f"{what}: prompts must be unsigned, not {self.prompts.dtype}")
         check_prompt_experts(what, self, prompt_tokens)
 
 

@@ -49,7 +49,9 @@ def columns_of(record: type[Record]) -> Mapping[str, Column]:
 
 
 def check_columns(what: str, record: Record, counts: Mapping[str, int]) -> None:
-    """Each column has as many values as `counts` says. `what`: the record, for the message."""
+    """Each column has as many values as `counts` says, of the kind that it declares. `what`: the
+    record, for the message.
+    """
     for name, column in columns_of(type(record)).items():
         array = getattr(record, name)
         if array is None:
@@ -61,6 +63,37 @@ def check_columns(what: str, record: Record, counts: Mapping[str, int]) -> None:
             check_experts(f"{what}: {name}", array, count)
         elif array.ndim != 1 or len(array) != count:
             raise misshapen(f"{what}: {name}", array, count)
+        elif array.dtype.kind != _kind(column.dtype):
+            raise ValueError(f"{what}: {name} must be like {column.dtype}, not {array.dtype}")
+
+
+@lru_cache
+def _kind(dtype: str) -> str:
+    """u, i or f: unsigned, signed, or real."""
+    return np.dtype(dtype).kind
+
+
+def total_of(what: str, lengths: Array) -> int:
+    """The sum of lengths. Raises ValueError unless they are integers in one dimension, and none is
+    negative.
+    """
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise ValueError(f"{what} are {lengths.dtype}{list(lengths.shape)}, not a list of integers")
+    if len(lengths) and lengths.min() < 0:
+        raise ValueError(f"{what}: one is negative")
+    return int(lengths.sum(dtype=np.int64))
+
+
+def check_below(what: str, indexes: Array, end: int) -> None:
+    """Indexes from 0 to `end` (exclusive). Raises ValueError."""
+    if len(indexes) and not 0 <= indexes.min() <= indexes.max() < end:
+        raise ValueError(f"{what} are {indexes.min()} to {indexes.max()}, not 0 to {end - 1}")
+
+
+def check_version(what: str, version: int) -> None:
+    """A policy version travels as int32 in arrays. Raises ValueError."""
+    if not 0 <= version < 2**31:
+        raise ValueError(f"{what} is {version}, not 0 to {2**31 - 1}")
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -75,14 +108,14 @@ def token_dtype(vocab_size: int) -> np.dtype:
 MAX_DEPTH = 32  # of maps and lists in free-form fields
 
 
-def check_depth(value: Any) -> None:
-    """Lists and maps at most MAX_DEPTH deep. Deeper ones would be readable or not by how much of
+def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
+    """Lists and maps at most `most` deep. Deeper ones would be readable or not by how much of
     the stack is in use, and a replay would differ.
     """
     if not value:
         return
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(most + 1):
         below = list[Any]()
         for item in level:
             if isinstance(item, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from streamrl.records.fields import Array, Record, check_lengths
+from streamrl.records.fields import Array, Record, check_lengths, misshapen
 
 FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
 ENV_REMOVED = "its env was taken out of the run"  # a `cause`
@@ -25,8 +25,14 @@ class Fate(Record, frozen=True, kw_only=True):
     cause: str = ""
 
     def __post_init__(self) -> None:
-        if self.uids:
-            check_lengths("fate", self, ("offsets",), len(self.uids))
+        check_lengths("fate", self, ("offsets",), len(self.uids) or self.offsets.size)
+        if self.offsets.dtype.kind != "i":
+            raise ValueError(f"fate: offsets must be integers, not {self.offsets.dtype}")
+        versions = self.policy_versions
+        if versions is not None and versions.dtype.kind != "i":
+            raise ValueError(f"fate: policy_versions must be integers, not {versions.dtype}")
+        if versions is not None and versions.shape != self.offsets.shape:
+            raise misshapen("fate: policy_versions", versions, len(self.offsets))
         if (self.fate == "batched") != (self.batch is not None):
             raise ValueError(f"fate {self.fate} with batch {self.batch}")
 

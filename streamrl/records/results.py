@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamrl.records.fields import Array, Record, check_floats, check_lengths
+from streamrl.records.fields import Array, Record, check_floats, check_lengths, total_of
 
 
 class Metric(Record, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         what = f"evaluation {self.name!r} of version {self.version}"
         check_lengths(what, self, ("samples", "passed"), len(self.problems))
-        check_floats(f"{what}: rewards", self.rewards, int(self.samples.sum()))
+        check_floats(f"{what}: rewards", self.rewards, total_of(f"{what}: samples", self.samples))
         if (self.passed > self.samples).any():
             raise ValueError(f"{what}: more answers are right than there are")
 

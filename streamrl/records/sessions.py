@@ -8,6 +8,8 @@ from typing import Any, Literal
 from streamrl.records.fields import Array, Record, check_depth, check_experts, check_floats
 from streamrl.records.rollouts import InferenceMetadata
 
+MAX_NAME = 100_000  # characters: a rollout is called by them
+
 
 class SessionStart(Record, frozen=True, kw_only=True):
     """An agent begins to work on a problem through the gateway. The id of a session is the uid of
@@ -26,6 +28,10 @@ class SessionStart(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not (self.session and self.problem_id):
             raise ValueError("session and problem_id must not be empty")
+        if max(map(len, (self.session, self.problem_id, self.group_id))) > MAX_NAME:
+            raise ValueError(
+                f"session, problem_id and group_id have {MAX_NAME:,} characters at most"
+            )
         check_depth(self.metadata)
 
 
@@ -81,6 +87,8 @@ class ModelCall(Record, frozen=True, kw_only=True):
             check_experts(f"{what}: routed_experts", self.routed_experts, count)
         if not self.tokens.size:
             raise ValueError(f"{what}: nothing was sampled")
+        if not math.isfinite(self.time_s):
+            raise ValueError(f"{what}: its time is not finite")
         if self.call == self.continues:
             raise ValueError(f"{what} continues itself")
         check_depth(self.messages)

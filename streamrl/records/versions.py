@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from streamrl.records.fields import Array, Record
+from streamrl.records.fields import Array, Record, check_floats, check_version
 
 
 class Probe(Record, frozen=True, kw_only=True):
@@ -14,6 +15,12 @@ class Probe(Record, frozen=True, kw_only=True):
 
     tokens: Array  # (n,) unsigned
     logprobs: Array  # (n - 1,) float32: of tokens[1:], each given those before it
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.dtype.kind != "u" or len(self.tokens) < 2:
+            actual = f"{self.tokens.dtype}{list(self.tokens.shape)}"
+            raise ValueError(f"probe: tokens must be unsigned, and at least two, not {actual}")
+        check_floats("probe: logprobs", self.logprobs, len(self.tokens) - 1)
 
 
 class AdapterCheck(Record, frozen=True, kw_only=True):
@@ -62,6 +69,12 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     replaces: str = ""  # sha256 of the version's lineage before this one
     base: AdapterBase | None = None  # of a version that is an adapter
 
+    def __post_init__(self) -> None:
+        check_version("policy version", self.version)
+        check_version(f"policy version {self.version}: lineage", self.lineage)
+        if not math.isfinite(self.time_s):
+            raise ValueError(f"policy version {self.version}: its time is not finite")
+
 
 class Server(Record, frozen=True, kw_only=True):
     """One inference server, as it stands; a null record removes it."""
@@ -80,3 +93,9 @@ class Server(Record, frozen=True, kw_only=True):
     mismatch_tokens: int = 0  # compared by the last probe
     # in state `error` because of its probe: asked only where no other server of the pool is ready
     doubted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.version != -1:
+            check_version(f"server {self.server_id!r}: version", self.version)
+        if not math.isfinite(self.heartbeat_s):
+            raise ValueError(f"server {self.server_id!r}: its heartbeat is not finite")

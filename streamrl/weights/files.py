@@ -47,7 +47,7 @@ class Readable(Protocol):
 def open_store(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
         fs, path = url_to_fs(uri)
-    except (ValueError, ImportError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise WeightError(
             f"weight store {uri}: {error}; weights.store takes any URI that fsspec knows, for"
             " instance file:///data/weights"
@@ -75,6 +75,7 @@ def check_inside_store(uri: str, store_root: str) -> str:
     if (
         not uri.startswith(root)
         or "%" in child
+        or "::" in child  # with which fsspec chains file systems
         or not all(is_plain_filename(name) for name in child.split("/"))
     ):
         raise WeightError(

@@ -17,7 +17,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         "version": -1,
         "served": [],
         "alive": True,
-        "mismatch": 0.0,
+        "doubtful": (),
         "spoilt": (),
         "hang": False,
         "stopped": 0,

@@ -34,7 +34,7 @@ class World:
     version = -1
     served: list[int]
     alive = True
-    mismatch = 0.0
+    doubtful: tuple[int, ...] = ()  # versions with which it computes something else
     spoilt: tuple[int, ...] = ()
     hang = False
     stopped = 0
@@ -50,7 +50,8 @@ class FakeHost:
             raise WeightError(f"version {version.version} is not what was announced")
         World.version = version.version
         World.served.append(version.version)
-        return LoadResult(version.version, Mismatch(World.mismatch, 9), 0.0, None, 0.0)
+        off = 0.5 if version.version in World.doubtful else 0.0
+        return LoadResult(version.version, Mismatch(off, 9), 0.0, None, 0.0)
 
     def alive(self) -> bool:
         return World.alive

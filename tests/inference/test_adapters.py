@@ -199,3 +199,13 @@ def test_the_largest_rank_is_one_that_vllm_has():
         *("--lora-target-modules", "q_proj", "down_proj"),
     ]
     assert of_rank(4)[2] == "8" and of_rank(512)[2] == "512"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "[1", "[" * 100_000])
+def test_an_adapter_whose_settings_cannot_be_read_is_refused(tmp_path: Path, text: str):
+    served = Lora(rank=4, targets=["q_proj"])
+    with pytest.raises(InferenceError, match="adapter_config.json of its adapters cannot be read"):
+        refuse_other_shape(tmp_path, served)
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(InferenceError, match="adapter_config.json of its adapters cannot be read"):
+        refuse_other_shape(tmp_path, served)

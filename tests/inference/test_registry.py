@@ -45,6 +45,16 @@ def test_only_live_servers_of_the_pool_are_asked():
     assert [s.server_id for s in live_servers(heard, "evaluation", 100.0)] == ["elsewhere"]
 
 
+def test_a_record_under_the_key_of_another_server_is_passed_over():
+    registry = Registry("generation")
+    registry.on_server("a", server("a"), 1.0)
+    registry.on_server("a", server("b"), 2.0)
+    registry.on_server("c", server("b"), 2.0)
+    found = registry.choose(2.0)
+    assert found is not None and found.server_id == "a"
+    assert list(registry.servers) == ["a"]
+
+
 @pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0])
 def test_the_clock_of_another_machine_decides_nothing(skew_s: float):
     """By the clock of its machine a server is an hour ahead or behind: it is asked as long as it is

@@ -144,7 +144,7 @@ def copies_of(run: run_file.RunFile) -> set[str]:
 def test_an_adapter_needs_a_run_file_that_has_some(tmp_path: Path):
     run = run_file.parse({"run": "own", "runs_dir": str(tmp_path), "envs": {"e": {}}})
     host = VllmHost(run, "inference-0", 0, threading.Event())
-    with pytest.raises(InferenceError, match=r"this server's run file has no learner\.lora"):
+    with pytest.raises(WeightError, match=r"this server's run file has no learner\.lora"):
         host.load_version(adapter(run, 1))
     assert not copies_of(run), "nothing is copied for it"
 

@@ -76,6 +76,8 @@ def test_half_a_checkpoint_is_none(tmp_path: Path):
     write(tmp_path, 0, 20)
     (tmp_path / "000020" / POSITION).unlink()
     (tmp_path / ".tmp-000020").mkdir()
+    (tmp_path / "0abc").mkdir()
+    (tmp_path / "0abc" / POSITION).write_text("of somebody else")
     assert checkpoints.versions(tmp_path) == [0]
 
 

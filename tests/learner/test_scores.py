@@ -41,6 +41,16 @@ def test_several_records_of_an_earlier_log_come_together_again():
     assert not assembler.has(7) and assembler.needed_from == 4
 
 
+def test_scores_with_too_few_tokens_do_not_stand_before_the_whole():
+    assembler = ScoreAssembler()
+    for offset, record in enumerate((scores(0, -9, -9, -9), scores(2), scores(4, -9))):
+        assembler.add(record, offset)
+        assert not assembler.has(7)
+    assembler.add(scores(0, -1, -2, -3, -4, 0), 3)
+    assert assembler.has(7)
+    np.testing.assert_array_equal(assembler.take(7).logprobs, floats(-1, -2, -3, -4, 0))
+
+
 @pytest.mark.parametrize(
     ("start", "values", "says"),
     [

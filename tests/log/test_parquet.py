@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamrl.errors import ExportError, InputGone
@@ -83,10 +85,36 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (None, "is no Parquet"),
+        (pa.table({"offset": ["0"]}), "has other columns than offset, timestamp"),
+        (pa.table({"key": [b"k"]}), "has other columns than offset, timestamp"),
+    ],
+)
+def test_a_file_that_somebody_else_made_is_refused(
+    tmp_path: Path, table: pa.Table | None, says: str
+):
+    """Its hash may be right: an export is a directory that anybody can write."""
+    log = written(tmp_path / "x", [message(0)])
+    path = log.directory / log.manifest.topics["fates"][0].files[0].name
+    if table is None:
+        path.write_bytes(b"text")
+    else:
+        pq.write_table(table, path)
+    manifest = log.directory / "manifest.json"
+    before = log.manifest.topics["fates"][0].files[0].sha256
+    manifest.write_text(manifest.read_text().replace(before, parquet.sha256_of(path)))
+    with pytest.raises(ExportError, match=says):
+        list(read(FileLog(log.directory), "fates", 0, 0))
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         (b"", "is damaged"),
         (b"{", "is damaged"),
+        (b'{"run_file":' + b"[" * 100_000, "is damaged"),
         (
             b'{"run": 1, "run_file": {}, "topics": {}}',
             r"is damaged \(Expected `str`, got `int` - at `\$\.run`\)",

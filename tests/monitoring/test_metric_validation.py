@@ -24,6 +24,7 @@ from tests.monitoring.events import event, metric
             {"inference/mismatch_tokens"},
         ),
         (metric({"batcher/blocked_s": 1.0}, time_s=float("inf")), None),
+        (metric({"batcher/blocked_s": 1.7e308}), set[str]()),
         (metric({"batcher/blocked_s": 1.0}, step=1 << 40), None),
         (metric({"batcher/blocked_s": 1.0}, step=-1), None),
         (

@@ -3,6 +3,7 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.protocol import Event, Undecodable
+from streamrl.monitoring import run_view as views
 from streamrl.monitoring.run_view import (
     active_s,
     arrival_rate,
@@ -54,6 +55,22 @@ def test_gauges_are_the_newest_and_sums_are_over_the_sources_asked_for(run: RunF
     assert total(found, "env/rollouts_per_s", ["env-copy-0", "env-copy-1"]) == 5
     assert total(found, "env/rollouts_per_s", ["env-copy-0", "env-copy-1"], since_s=10) is None
     assert latest(found, "env/rollouts_per_s") in (2, 3) and latest(found, "nothing") is None
+
+
+def test_names_that_somebody_makes_up_are_bounded(run: RunFile, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(views, "MAX_SOURCES", 2)
+    monkeypatch.setattr(views, "MAX_NAMES", 3)
+    made_up = [
+        metric({f"part/{name}": 1.0}, source=f"part-{source}")
+        for source in range(4)
+        for name in range(5)
+    ]
+    found = view_of(run, *made_up, metric({"part/0": 2.0}, source="part-0", time_s=109.0))
+    assert {source: len(gauges) for source, gauges in found.gauges.items()} == {
+        "part-0": 3,
+        "part-1": 3,
+    }
+    assert len(found.heard_s) == 2 and latest(found, "part/0") == 2.0
 
 
 def test_what_cannot_be_read_changes_nothing(run: RunFile):

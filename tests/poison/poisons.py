@@ -200,6 +200,20 @@ def scored(
     return make
 
 
+def changed_version(change: Callable[[dict[str, Any]], object]) -> Callable[[], list[Message]]:
+    def make() -> list[Message]:
+        (message,) = announced("lead", version=1)
+        fields = msgpack.unpackb(message.value or b"")
+        change(fields)
+        return [message._replace(value=msgpack.packb(fields))]
+
+    return make
+
+
+def infinite_lengths() -> Any:
+    return rubbish.array("<f4", [2], np.array([np.inf, 1], "<f4").tobytes())
+
+
 def nan_advantages(fields: dict[str, Any]) -> None:
     fields["advantages"] = rubbish.array("<f4", [2], np.array([np.nan, 1], "<f4").tobytes())
 
@@ -214,7 +228,9 @@ def unreadable(kind: str) -> Callable[[], list[Message]]:
 
 def infinite(rewards: np.ndarray) -> np.ndarray:
     """An advantage function of somebody's that divides by what may be 0."""
-    return rewards / np.float32(0) if np.abs(rewards).max() > 1e16 else rewards - rewards.mean()
+    with np.errstate(divide="ignore"):
+        divided = rewards / np.float32(0)
+    return divided if np.abs(rewards).max() > 1e16 else rewards - rewards.mean()
 
 
 LARGE = {
@@ -330,6 +346,31 @@ DATA_PATH = [
         "groups",
         "dead letter: ...has shape",
         scored(lambda fields: fields.update(uids=["one"])),
+    ),
+    Poison(
+        "lengths that are infinite",
+        "groups",
+        "dead letter: ...not a list of integers",
+        scored(lambda fields: fields.update(lengths=infinite_lengths())),
+    ),
+    Poison(
+        "version that no array holds",
+        "policy-versions",
+        "dead letter: ...policy version is",
+        changed_version(lambda fields: fields.update(version=2**63)),
+    ),
+    Poison(
+        "probe of nothing",
+        "policy-versions",
+        "dead letter: ...probe: tokens",
+        changed_version(
+            lambda fields: fields.update(
+                probe={
+                    "tokens": rubbish.array("<u2", [0], b""),
+                    "logprobs": rubbish.array("<f4", [0], b""),
+                }
+            )
+        ),
     ),
     *(
         Poison(kind, "rollouts", f"invalid: ...{cause}", unreadable(kind))

@@ -19,6 +19,7 @@ from tests.support.build import floats
         ({"continues": "a"}, "call 'a' of session 's' continues itself"),
         ({"prompt": np.array([1.0])}, "prompt must be one-dimensional and unsigned, not float64"),
         ({"logprobs": floats(-1, -2)}, r"logprobs has shape \[2\], expected \[1\]"),
+        ({"time_s": float("inf")}, "its time is not finite"),
         ({"entropies": floats(np.nan)}, "entropies: value 0 is not finite"),
         ({"tokens": np.zeros(0, np.uint16), "logprobs": floats()}, "nothing was sampled"),
     ],
@@ -35,3 +36,8 @@ def test_an_invalid_start_or_reward_is_refused():
         sessions.reward("", 1.0)
     with pytest.raises(ValueError, match="of 's' is not finite"):
         sessions.reward("s", float("nan"))
+
+
+def test_the_name_of_a_session_is_not_the_largest_part_of_its_rollout():
+    with pytest.raises(ValueError, match="100,000 characters at most"):
+        structs.replace(sessions.start("s"), group_id="g" * 100_001)

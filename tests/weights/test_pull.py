@@ -290,6 +290,10 @@ def test_a_name_that_no_file_system_takes_is_a_weight_error(root: str, tmp_path:
     far = msgspec.structs.replace(stored, uri=f"{root}/{'x' * 300}")
     with pytest.raises(WeightError, match="x: File name too long|does not exist"):
         pull(far, root, tmp_path / "copy")
+    for chained in ("generic", "zip", "http"):
+        other = msgspec.structs.replace(stored, uri=f"{stored.uri}::{chained}")
+        with pytest.raises(WeightError, match="is not a version in the configured store"):
+            pull(other, root, tmp_path / "copy")
 
 
 def test_no_more_is_copied_than_was_announced(
