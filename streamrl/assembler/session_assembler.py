@@ -107,7 +107,9 @@ class SessionAssembler:
         holder.rewards.append(event)
         if session is not None:
             session.last_s = self._time_s
-            self._publish_if_complete(reward.rollout, session)
+            # Another reward completes nothing, and to look at all of them each time takes long.
+            if reward.failure or reward.name in (self._rules.rewards or (reward.name,)):
+                self._publish_if_complete(reward.rollout, session)
 
     # ---- time --------------------------------------------------------------------------------
 

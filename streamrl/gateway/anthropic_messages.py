@@ -113,7 +113,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
 
 
 def response(body: Body, answer: Answer) -> dict[str, Any]:
-    (call,) = answer.calls
+    call = answer.calls[0]
     text = visible_text(call)
     content = list[dict[str, Any]]()
     if text or not call.tool_calls:

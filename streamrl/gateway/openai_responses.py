@@ -103,7 +103,8 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[Message]:
             case {"type": "reasoning"}:
                 pass  # no server of ours makes any
             case {"role": str()} if item.get("type", "message") == "message":
-                messages.append({**renamed_role(item), "content": item.get("content")})
+                role = renamed_role(item)["role"]
+                messages.append({"role": role, "content": item.get("content")})
             case _:
                 raise rejection("input", f"items of type {item.get('type')!r} are not known")
     return messages
@@ -121,7 +122,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
 
 
 def response(body: Body, answer: Answer) -> dict[str, Any]:
-    (call,) = answer.calls
+    call = answer.calls[0]
     cut_off = call.inference_metadata.finish_reason == "length"
     prompt_tokens = len(answer.prompt)
     finished: dict[str, Any] = {

@@ -26,7 +26,7 @@ from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import apply_server_event, make_client
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
-from streamrl.records import Demand, Record
+from streamrl.records import Demand, Record, SessionStart
 
 logger = logging.getLogger(__name__)
 
@@ -127,10 +127,18 @@ class GatewayReplica:
             elif event.topic == topology.DEMAND:
                 self._apply_demand(event.record)
             elif isinstance(event.record, Record):
-                self._index.apply(topology.subject_of(event.topic), event.record)
+                self._apply_record(topology.subject_of(event.topic), event.key, event.record)
             elif event.record is not None:
                 place = f"{message.topic}[{message.partition}]@{message.offset}"
                 logger.warning("%s is not read: %s", place, event.record.cause)
+
+    def _apply_record(self, env: str, key: str, record: Record) -> None:
+        """Apply a record of turns.<env>. The assembler puts a session's start aside where it has
+        another key or env than its own, so it must not be open here either.
+        """
+        if isinstance(record, SessionStart) and (record.environment, record.session) != (env, key):
+            return
+        self._index.apply(env, record)
 
     def _apply_demand(self, record: object) -> None:
         if isinstance(record, Demand) and record.environment in self._limits:

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from streamrl.records import ModelCall
+from streamrl.records.fields import check_depth
 from streamrl.sessions.call_tree import CallTree
 from streamrl.sessions.messages import Message, canonical
 from streamrl.sessions.tool_calls import function_tool
@@ -24,6 +25,7 @@ from streamrl.text import one_line
 Body = Mapping[str, Any]
 MAX_CHOICES = 128
 MAX_TOOLS = 256
+MAX_BODY_DEPTH = 256  # of lists and objects in each other
 
 
 class RequestRejected(Exception):
@@ -96,6 +98,10 @@ def parse_body(text: bytes) -> dict[str, Any]:
         raise RequestRejected(400, f"the body is not JSON that can be read: {error}") from None
     if not isinstance(body, dict):
         raise RequestRejected(400, f"the body is a JSON object, not {type(body).__name__}")
+    try:
+        check_depth(body, MAX_BODY_DEPTH)
+    except ValueError as error:
+        raise RequestRejected(400, f"the body is {error}") from None
     return body
 
 

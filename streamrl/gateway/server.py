@@ -252,7 +252,7 @@ def unauthorized(wanted: str) -> RequestRejected:
 def is_retry(request: Request) -> bool:
     """SDKs of OpenAI and Anthropic count how often they have sent a request."""
     count = request.headers.get("x-stainless-retry-count", "0")
-    return count.isdecimal() and int(count) > 0
+    return count.isdecimal() and bool(count.strip("0"))
 
 
 def sampling_header(env: Env) -> dict[str, str]:

@@ -16,6 +16,7 @@ from streamrl.text import one_line
 
 logger = logging.getLogger(__name__)
 
+DIGITS = 9  # of the number of a request among those with the same body
 MAX_ENDED = 100_000  # sessions of which it is remembered that they have ended
 
 
@@ -48,7 +49,7 @@ class LiveSession:
         body, _, ordinal = call.request.rpartition("#")
         began_s = call.time_s - call.inference_metadata.latency_s
         # The agent will repeat a request that was in flight when it was killed.
-        if ordinal.isdecimal() and began_s >= self.started_s:
+        if ordinal.isdecimal() and len(ordinal) <= DIGITS and began_s >= self.started_s:
             self._next_recorded[body] = max(self._next_recorded.get(body, 0), int(ordinal) + 1)
 
     def next_ordinal(self, body: str) -> int:

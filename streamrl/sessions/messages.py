@@ -36,6 +36,8 @@ def canonical(message: Mapping[str, Any]) -> Message:
     if message.get("tool_call_id"):
         result["tool_call_id"] = str(message["tool_call_id"])
     calls = message.get("tool_calls")
+    if calls and not isinstance(calls, list):
+        raise ValueError(f"the tool calls of a message are a list, not {_shown(calls)}")
     if calls:
         result["tool_calls"] = [canonical_call(call) for call in calls]
     return result
@@ -107,9 +109,13 @@ def digest(before: bytes, messages: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _same_json(text: str) -> str:
-    """The arguments of a tool in one spelling; text that is no JSON stays as it is."""
+    """The arguments of a tool in one spelling. Text that is no JSON stays as it is, and so does one
+    with half a surrogate pair, which no record can have.
+    """
     try:
-        return json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
+        same = json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
+        same.encode()  # raises a ValueError for half a pair
+        return same
     except (ValueError, RecursionError):
         return text
 

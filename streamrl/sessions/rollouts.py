@@ -18,6 +18,9 @@ from streamrl.sessions.call_tree import context, sequences
 from streamrl.sessions.messages import joined_text
 
 SMALLEST = token_dtype(1)
+MAX_TOKENS = 10_000_000  # of a rollout, over all its sequences: 80 MB with their logprobs
+MAX_BYTES = 120_000_000  # of a rollout's record; a log takes 128 MB with key and headers
+MAX_CAUSE = 1_000_000  # characters of a failure
 
 
 class RolloutName(NamedTuple):
@@ -64,13 +67,19 @@ def build_rollout(
             else ""
         ),
     )
-    # what a reader would refuse is found here, where the group can still close
-    decode("rollout/1", encode(rollout))
+    # What a reader or a log would refuse is found here, where the group can still close.
+    data = encode(rollout)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"the rollout has {len(data):,} bytes; {MAX_BYTES:,} are the most")
+    decode("rollout/1", data)
     return rollout
 
 
 def build_failed_rollout(name: RolloutName, cause: str, version: int) -> Rollout:
-    """A rollout without turns, which says why there are none."""
+    """A rollout without turns, which says why there are none. Any `version` is taken, since it may
+    be what cannot be.
+    """
+    version = min(max(version, 0), 2**31 - 1)
     return Rollout(
         environment=name.environment,
         problem_id=name.problem_id,
@@ -80,7 +89,7 @@ def build_failed_rollout(name: RolloutName, cause: str, version: int) -> Rollout
         producer=name.producer,
         policy_version=version,
         newest_policy_version=version,
-        failure=cause.encode("utf-8", "replace").decode(),
+        failure=cause[:MAX_CAUSE].encode("utf-8", "replace").decode(),
     )
 
 
@@ -94,10 +103,27 @@ def in_order_of_turns(calls: Sequence[ModelCall]) -> list[ModelCall]:
     return [call for sequence in sequences(calls) for call in sequence]
 
 
+def count_tokens(calls: Sequence[ModelCall]) -> int:
+    """How many tokens `to_turns` makes of the calls. They may be many more than those of the calls,
+    because each sequence begins with a copy of the tokens before it.
+    """
+    ends = dict[str, int]()  # by call: tokens up to the end of its answer
+    for call in calls:
+        before = 0 if call.fork else ends.get(call.continues, 0)
+        ends[call.call] = before + len(call.prompt) + len(call.tokens)
+    return sum(ends[sequence[-1].call] for sequence in sequences(calls))
+
+
 def to_turns(calls: Sequence[ModelCall]) -> list[Turn]:
     """The turns of all sequences, one sequence after another. Each call is two turns: the request,
-    whose tokens nobody sampled, and the answer.
+    whose tokens nobody sampled, and the answer. Raises ValueError for more than MAX_TOKENS.
     """
+    tokens = count_tokens(calls)
+    if tokens > MAX_TOKENS:
+        raise ValueError(
+            f"its sequences have {tokens:,} tokens with what each repeats; {MAX_TOKENS:,} are the"
+            " most"
+        )
     by_id = {call.call: call for call in calls}
     turns = list[Turn]()
     for sequence in sequences(calls):

@@ -77,6 +77,12 @@ def test_what_cannot_be_trained_on_is_a_failed_rollout(
     assert made.policy_version == (4 if calls else 0)
 
 
+def test_a_version_that_no_rollout_can_have_fails_it():
+    made = rollout([call("a", [1], [2], version=2**31)], [reward("s")])
+    assert "are not a span" in made.failure
+    assert made.policy_version == 2**31 - 1
+
+
 def test_a_session_that_nobody_ended_is_truncated():
     made = rollout(CALLS, [reward("s")], None)
     assert made.truncated

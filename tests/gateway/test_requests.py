@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.gateway.requests import ChatRequest, RequestRejected
+from streamrl.gateway.requests import Answer, ChatRequest, RequestRejected, parse_body
 from streamrl.gateway.server import DIALECTS
 from streamrl.sessions.call_tree import CallTree
 from tests.support.sessions import call
@@ -74,3 +75,29 @@ def test_requests_that_ask_for_the_same_have_the_same_digest():
     assert digests[0] == digests[3] and len(set(digests)) == 4
     recorded = "4cca31bfed82ea87717d9ef264e852f1"
     assert digests[0] == recorded, "a request that is asked again after an upgrade has its answer"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_an_answer_that_the_log_has_twice_is_answered_with_the_first(path: str):
+    """A record that somebody forged may be a further choice of a request that asked for one."""
+    calls = [call("a", [1], [2]), call("b", [1], [3])]
+    answer = Answer(calls, [np.array([1, 2]), np.array([1, 3])])
+    body = {"messages": [{"role": "user", "content": "q"}], "input": "q"}
+    response = str(DIALECTS[path].response(body, answer))
+    assert "said in a" in response and "said in b" not in response
+
+
+def test_a_body_may_be_nested_and_not_without_end():
+    assert parse_body(b'{"a":' + b"[" * 200 + b"]" * 200 + b"}")
+    for depth in (900, 100_000):
+        with pytest.raises(RequestRejected, match="nested too deeply|can be read"):
+            parse_body(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
+
+
+def test_an_item_of_the_responses_api_brings_no_calls_of_its_own():
+    said = {"role": "assistant", "content": "x", "tool_calls": "abc"}
+    called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    given = {"type": "function_call_output", "call_id": "c", "output": "3"}
+    body = {"input": [{"role": "user", "content": "q"}, said, called, given]}
+    request = DIALECTS["/v1/responses"].parse(body, CallTree())
+    assert [len(message.get("tool_calls", ())) for message in request.messages] == [0, 1, 0]

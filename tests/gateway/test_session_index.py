@@ -137,3 +137,8 @@ def test_every_replica_has_the_same_tree(calls: Sequence[ModelCall], data: st.Da
         assert other.tree.find_continuation(
             [*asked, {"role": "user", "content": "?"}]
         ) == one.tree.find_continuation([*asked, {"role": "user", "content": "?"}])
+
+
+def test_a_number_that_is_too_long_to_be_one_counts_nothing():
+    index = folded(START, call("a", request="x#" + "9" * 5_000))
+    assert session(index).next_ordinal("x") == 0

@@ -58,9 +58,18 @@ def test_an_answer_that_calls_tools_is_known_by_its_calls():
         ({"content": "hi"}, "a message has a role"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "reads text only"),
         ({"role": "user", "content": 7}, "the content of a message is text"),
+        ({"role": "assistant", "tool_calls": 5}, "the tool calls of a message are a list, not 5"),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "a tool call has an id"),
     ],
 )
 def test_what_is_no_message_is_refused(message: dict[str, object], why: str):
     with pytest.raises(ValueError, match=why):
         canonical(message)
+
+
+def test_arguments_with_half_a_character_stay_as_they_are():
+    arguments = '{"b": 1, "a": "\\ud83d"}'
+    function = {"name": "f", "arguments": arguments}
+    found = canonical({"role": "assistant", "tool_calls": [{"id": "c", "function": function}]})
+    assert found["tool_calls"][0]["function"]["arguments"] == arguments
+    assert digest(EMPTY, [found])

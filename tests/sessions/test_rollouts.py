@@ -11,10 +11,12 @@ from msgspec import structs
 
 from streamrl.buffer.groups import split_sequences
 from streamrl.records import ModelCall, Rollout
+from streamrl.sessions import rollouts
 from streamrl.sessions.rollouts import (
     RolloutName,
     build_failed_rollout,
     build_rollout,
+    count_tokens,
     in_order_of_turns,
     to_turns,
 )
@@ -64,3 +66,28 @@ def test_a_failed_rollout_says_why_in_text_that_can_be_written():
     failed = build_failed_rollout(NAME, "a half \ud83d of a character", 3)
     assert (failed.failure, failed.policy_version) == ("a half ? of a character", 3)
     assert (failed.rollout_uid, failed.producer) == ("s", "agents-0")
+
+
+def test_a_tree_that_repeats_too_much_is_refused_before_it_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    calls = [call("a", [1] * 90, [2] * 10)]
+    calls += [call(f"b{i}", [3], [4], "a") for i in range(5)]
+    assert count_tokens(calls) == 5 * 102
+    assert sum(turn.token_count for turn in to_turns(calls)) == 5 * 102
+    monkeypatch.setattr(rollouts, "MAX_TOKENS", 509)
+    with pytest.raises(ValueError, match="510 tokens with what each repeats; 509 are the most"):
+        to_turns(calls)
+    monkeypatch.setattr(rollouts, "MAX_BYTES", 100)
+    with pytest.raises(ValueError, match="bytes; 100 are the most"):
+        made(calls[:1])
+
+
+@given(sessions())
+def test_tokens_are_counted_without_being_copied(calls: list[ModelCall]):
+    assert count_tokens(calls) == sum(turn.token_count for turn in to_turns(calls))
+
+
+def test_a_failure_is_as_long_as_a_record_can_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollouts, "MAX_CAUSE", 5)
+    assert build_failed_rollout(NAME, "123456789", -3).failure == "12345"
