@@ -12,6 +12,8 @@ import numpy as np
 from streamrl.buffer.validation import TEMPERATURES
 from streamrl.records import Batch
 
+MAX_CELLS = 2**31  # of a batch: rows times tokens of a row
+
 
 class MaskedBatch(NamedTuple):
     """A batch that is safe to give to the model."""
@@ -54,6 +56,8 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
 def check_layout(batch: Batch) -> None:
     """Check that every sequence lies in a row of the batch. Raises ValueError."""
     me = f"batch {batch.number}"
+    if not 0 <= batch.row_count * batch.max_seq_len <= MAX_CELLS:
+        raise ValueError(f"{me}: {batch.row_count} rows of {batch.max_seq_len} tokens")
     if not len(batch.uids):
         return
     if batch.lengths.min() < 0 or (len(batch.prompt_lengths) and batch.prompt_lengths.min() < 0):

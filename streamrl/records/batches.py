@@ -11,15 +11,12 @@ from streamrl.records.fields import (
     Array,
     Column,
     Record,
-    check_below,
     check_columns,
     check_experts,
     check_floats,
     check_lengths,
     total_of,
 )
-
-MAX_CELLS = 2**31  # of a batch: rows times tokens of a row
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
@@ -77,6 +74,8 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         what = f"group {self.group_id!r}"
         counts = {"sequence": len(self.uids), "token": total_of(f"{what}: lengths", self.lengths)}
         check_columns(what, self, counts)
+        if len(self.lengths) and self.lengths.min() < 0:
+            raise ValueError(f"{what}: a length is negative")
         if self.prompt.ndim != 1 or self.prompt.dtype.kind != "u":
             raise ValueError(f"{what}: the prompt must be unsigned, and of one dimension")
         check_prompt_experts(what, self, len(self.prompt))
@@ -140,15 +139,12 @@ class Batch(Record, frozen=True, kw_only=True):
             raise ValueError(
                 f"{what}: {self.row_count} rows cannot be divided among {self.processes} processes"
             )
-        if not 0 <= self.row_count * self.max_seq_len <= MAX_CELLS:
-            raise ValueError(f"{what}: {self.row_count} rows of {self.max_seq_len} tokens")
         counts = {
             "group": len(self.group_ids),
             "sequence": len(self.uids),
             "token": total_of(f"{what}: lengths", self.lengths),
         }
         check_columns(what, self, counts)
-        check_below(f"{what}: groups", self.groups, len(self.group_ids))
         prompt_tokens = total_of(f"{what}: prompt_lengths", self.prompt_lengths)
         check_lengths(what, self, ("prompts",), prompt_tokens)
         if self.prompts.dtype.kind != "u":
@@ -165,9 +161,11 @@ def first_of_rollout_mask(uids: Sequence[str]) -> np.ndarray:
 
 def mean_rewards(batch: Batch) -> dict[str, float]:
     """The mean reward of each env's rollouts in the batch. A rollout counts once, however many
-    sequences it has.
+    sequences it has. A sequence of a group that does not exist is of no env.
     """
-    envs = batch.group_environments[batch.groups]
+    is_grouped = (batch.groups >= 0) & (batch.groups < len(batch.group_ids))
+    envs = np.full(len(batch.groups), -1, np.int32)
+    envs[is_grouped] = batch.group_environments[batch.groups[is_grouped]]
     first = first_of_rollout_mask(batch.uids)
     means = dict[str, float]()
     for index, env in enumerate(batch.environments):

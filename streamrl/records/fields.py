@@ -74,20 +74,10 @@ def _kind(dtype: str) -> str:
 
 
 def total_of(what: str, lengths: Array) -> int:
-    """The sum of lengths. Raises ValueError unless they are integers in one dimension, and none is
-    negative.
-    """
+    """The sum of lengths. Raises ValueError unless they are integers in one dimension."""
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise ValueError(f"{what} are {lengths.dtype}{list(lengths.shape)}, not a list of integers")
-    if len(lengths) and lengths.min() < 0:
-        raise ValueError(f"{what}: one is negative")
     return int(lengths.sum(dtype=np.int64))
-
-
-def check_below(what: str, indexes: Array, end: int) -> None:
-    """Indexes from 0 to `end` (exclusive). Raises ValueError."""
-    if len(indexes) and not 0 <= indexes.min() <= indexes.max() < end:
-        raise ValueError(f"{what} are {indexes.min()} to {indexes.max()}, not 0 to {end - 1}")
 
 
 def check_version(what: str, version: int) -> None:
