@@ -108,7 +108,8 @@ class SessionAssembler:
         if session is not None:
             session.last_s = self._time_s
             # Another reward completes nothing, and to look at all of them each time takes long.
-            if reward.failure or reward.name in (self._rules.rewards or (reward.name,)):
+            wanted = self._rules.rewards
+            if reward.failure or not wanted or reward.name in wanted:
                 self._publish_if_complete(reward.rollout, session)
 
     # ---- time --------------------------------------------------------------------------------

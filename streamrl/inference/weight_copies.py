@@ -68,7 +68,7 @@ class WeightCopies:
         return copies
 
     def delete(self, directory: Path) -> None:
-        """Delete a copy that vLLM has not loaded."""
+        """Delete a copy."""
         shutil.rmtree(directory, ignore_errors=True)
 
     def delete_all_but(self, kept: Collection[Path]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +60,26 @@ class Started(NamedTuple):
     key: str = ""
 
 
+class HostOnStub(NamedTuple):
+    host: VllmHost
+    stub: AdapterStub
+    models: list[Path]  # that vLLM was started on
+
+
+@contextmanager
+def host_on_stub(run: run_file.RunFile, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostOnStub]:
+    """A host that starts a stub in the place of vLLM."""
+    models: list[Path] = []
+    with AdapterStub() as stub:
+
+        def start(launch: VllmLaunch, stop: threading.Event) -> Started:
+            models.append(launch.model)
+            return Started(stub.url)
+
+        monkeypatch.setattr(vllm_process, "start", start)
+        yield HostOnStub(VllmHost(run, "inference-0", 0, threading.Event()), stub, models)
+
+
 def test_the_adapters_of_two_runs_stand_on_one_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -71,18 +93,10 @@ def test_the_adapters_of_two_runs_stand_on_one_base(
         }
     )
     second = run.model_copy(update={"run": "second"})
-    started: list[str] = []
-
-    with AdapterStub() as stub:
-
-        def start(launch: VllmLaunch, stop: threading.Event) -> Started:
-            started.append(launch.model.joinpath("adapter_model.safetensors").read_text())
-            return Started(stub.url)
-
-        monkeypatch.setattr(vllm_process, "start", start)
-        host = VllmHost(run, "inference-0", 0, threading.Event())
+    with host_on_stub(run, monkeypatch) as (host, stub, models):
         own = host.load_version(adapter(run, 7))
         other = host.load_version(adapter(second, 7), "second")
+        started = [model.joinpath("adapter_model.safetensors").read_text() for model in models]
         assert started == ["a model"], "one vLLM"
         assert (own.model, other.model) == ("policy-7-1", "policy-7-2")
         assert own.mismatch.max_abs < 1e-6 and other.mismatch.max_abs < 1e-6
@@ -123,18 +137,6 @@ def lora_run(directory: Path, **settings: object) -> run_file.RunFile:
     )
 
 
-def started_on(monkeypatch: pytest.MonkeyPatch, url: str) -> list[Path]:
-    """What vLLM is started on, where the stub at `url` is started in its place."""
-    models: list[Path] = []
-
-    def start(launch: VllmLaunch, stop: threading.Event) -> Started:
-        models.append(launch.model)
-        return Started(url)
-
-    monkeypatch.setattr(vllm_process, "start", start)
-    return models
-
-
 def copies_of(run: run_file.RunFile) -> set[str]:
     """The copies on the disk, as they lie in the server's directory."""
     root = run.directory / "inference" / "inference-0"
@@ -153,16 +155,12 @@ def test_a_vllm_takes_the_kind_of_version_that_it_was_started_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = lora_run(tmp_path)
-    with AdapterStub() as stub:
-        models = started_on(monkeypatch, stub.url)
-        host = VllmHost(run, "inference-0", 0, threading.Event())
+    with host_on_stub(run, monkeypatch) as (host, _, models):
         host.load_version(adapter(run, 1))
         with pytest.raises(InferenceError, match="version 2 needs a whole model under it"):
             host.load_version(whole_model(run, 2))
         assert [path.name for path in models] == ["base"]
-    with AdapterStub() as stub:
-        models = started_on(monkeypatch, stub.url)
-        host = VllmHost(run, "inference-0", 0, threading.Event())
+    with host_on_stub(run, monkeypatch) as (host, _, models):
         host.load_version(whole_model(run, 3))
         with pytest.raises(InferenceError, match="needs the base of adapters under it, .* a whole"):
             host.load_version(adapter(run, 4))
@@ -176,9 +174,7 @@ def test_a_guests_version_that_is_refused_leaves_no_copy(
     """It is tried again and again, and the disk would be full one day."""
     run = lora_run(tmp_path, inference={"also_serves": ["guest"]})
     guest = run.model_copy(update={"run": "guest"})
-    with AdapterStub() as stub:
-        started_on(monkeypatch, stub.url)
-        host = VllmHost(run, "inference-0", 0, threading.Event())
+    with host_on_stub(run, monkeypatch) as (host, _, _):
         host.load_version(adapter(run, 1))
         refused = adapter(guest, 1, rank=9)
         for _ in range(3):
@@ -191,9 +187,7 @@ def test_the_copy_that_vllm_was_started_on_stays_because_it_has_the_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = lora_run(tmp_path)
-    with AdapterStub() as stub:
-        models = started_on(monkeypatch, stub.url)
-        host = VllmHost(run, "inference-0", 0, threading.Event())
+    with host_on_stub(run, monkeypatch) as (host, _, models):
         # The third is another result of the first: it is written anew, after the second.
         for number, text in ((5, "a"), (6, "b"), (5, "c"), (7, "d")):
             host.load_version(whole_model(run, number, text))

@@ -228,9 +228,10 @@ def unreadable(kind: str) -> Callable[[], list[Message]]:
 
 def infinite(rewards: np.ndarray) -> np.ndarray:
     """An advantage function of somebody's that divides by what may be 0."""
+    if np.abs(rewards).max() <= 1e16:
+        return rewards - rewards.mean()
     with np.errstate(divide="ignore"):
-        divided = rewards / np.float32(0)
-    return divided if np.abs(rewards).max() > 1e16 else rewards - rewards.mean()
+        return rewards / np.float32(0)
 
 
 LARGE = {
