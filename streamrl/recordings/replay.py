@@ -49,30 +49,35 @@ class RecordedOutputs:
     log: Log
     from_the_start: bool = True  # False if entries before the first replayed one wrote outputs
     strays: int = 0  # records that were skipped, because no entry of the part's journal wrote them
+    _has_all_of: dict[str, bool] = field(default_factory=dict[str, bool])
     # topic -> for each partition, its unread messages and those that were read ahead
     _ahead: dict[str, list[tuple[Iterator[Message], deque[Message]]]] = field(
         default_factory=dict[Any, Any]
     )
 
     def has_all_of(self, topic: str) -> bool:
-        """Whether the topic still has all outputs, from the first entry on.
+        """Whether the topic had all outputs, from the first entry on, when it was first asked for.
 
-        Otherwise the outputs can be compared only by the digests of their entries.
+        Otherwise the outputs can be compared only by the digests of their entries. The broker is
+        asked once for each topic, as its answer takes longer than replaying an entry.
         """
-        return self.from_the_start and not any(
-            beginning_offset(self.log, topic, p) for p in range(self.log.topics()[topic])
-        )
+        if topic not in self._has_all_of:
+            self._has_all_of[topic] = self.from_the_start and not any(
+                beginning_offset(self.log, topic, p) for p in range(self.log.topics()[topic])
+            )
+        return self._has_all_of[topic]
 
     def next(self, message: Message) -> Message | None:
         """The next recorded message with this message's topic and key, or None.
 
         A part writes in the order of its journal entries. So messages before it in its partition
-        were written by somebody else, and are counted as strays.
+        were written by somebody else, and are counted as strays. Raises InputGone if retention has
+        deleted the next message since `has_all_of`.
         """
         if message.topic not in self._ahead:
             partitions = range(self.log.topics()[message.topic])
             self._ahead[message.topic] = [
-                (read(self.log, message.topic, p), deque()) for p in partitions
+                (read(self.log, message.topic, p, start=0), deque()) for p in partitions
             ]
         for skipped in range(LOOK_AHEAD):
             for unread, ahead in self._ahead[message.topic]:
