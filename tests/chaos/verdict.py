@@ -27,7 +27,7 @@ from streamrl.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, S
 from tests.chaos import known
 from tests.support.rubbish import is_rubbish
 
-NAMED = 20  # faults in words; all are counted
+NAMED = 20  # faults in words, beside the errors of whole accounts; all are counted
 
 Where = tuple[str, int, int]  # env, partition, offset
 
@@ -58,12 +58,21 @@ class Verdict:
         return not bad and self.audit_balanced and self.batches_identical and self.batches > 0
 
     def fault(self, what: str) -> None:
+        """Count a fault, and name it if it is among the first."""
         self.wrong += 1
-        self.say(what)
+        if self.wrong <= NAMED:
+            self.say(what)
 
     def say(self, what: str) -> None:
-        if len(self.faults) < NAMED:
-            self.faults.append(what)
+        self.faults.append(what)
+
+    def make(self, account: Callable[[], None]) -> None:
+        """Make an account that may end in an error, as of a journal that cannot be folded again."""
+        try:
+            account()
+        except StreamrlError as error:
+            self.wrong += 1
+            self.say(str(error))
 
 
 def verdict(log: Log, run: RunFile) -> Verdict:
@@ -72,11 +81,8 @@ def verdict(log: Log, run: RunFile) -> Verdict:
     where = look_at_rollouts(log, run, found)
     look_at_groups(log, run, found, where)
     look_at_batches(log, run, found)
-    for account in (look_at_accounts, look_at_replay):
-        try:
-            account(log, run, found)
-        except StreamrlError as error:  # a journal that cannot be folded again
-            found.fault(str(error))
+    found.make(lambda: look_at_accounts(log, run, found))
+    found.make(lambda: look_at_replay(log, run, found))
     return found
 
 

@@ -21,7 +21,7 @@ from streamrl.config.topology import env_part, journal
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Message, Output, beginning_offset
+from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset
 from streamrl.processor.journal import last_record
 from streamrl.records import Demand, EnvProgress, PolicyVersion
 from tests.chaos.env import tokens_of
@@ -55,7 +55,7 @@ class Env:
         )
         self.credit.launched = progress.published_groups + len(progress.open_problems)
         self.under_way = dict.fromkeys(progress.open_problems, 0.0)  # number -> when it is done
-        self.rubbish: Iterator[Message] = rubbish() if name == known.RUBBISH else iter(())
+        self.rubbish = iter(rubbish(first=ever_sent(log, name)) if name == known.RUBBISH else ())
         self.next_rubbish_s = time.monotonic()
 
     def works(self, now_s: float) -> bool:
@@ -103,10 +103,18 @@ class Env:
         return list(itertools.islice(self.rubbish, due))
 
 
-def rubbish() -> Iterator[Message]:
-    """Every kind in turn."""
-    random = np.random.default_rng(0)
-    return (bad(ALWAYS_BAD[n % len(ALWAYS_BAD)], n, random) for n in itertools.count())
+def rubbish(first: int) -> Iterator[Message]:
+    """Every kind in turn. No life of the producer uses a number of an earlier one again: it would
+    be more of the same groups.
+    """
+    random = np.random.default_rng(first)
+    return (bad(ALWAYS_BAD[n % len(ALWAYS_BAD)], n, random) for n in itertools.count(first))
+
+
+def ever_sent(log: Log, env: str) -> int:
+    """An upper limit on the rollouts of an env that its producers have sent by now."""
+    topic = topology.rollouts(env)
+    return sum(end_offset(log, topic, p) for p in range(log.topics()[topic]))
 
 
 def journal_of(name: str) -> str:

@@ -67,11 +67,8 @@ def verdict(log: Log, run: RunFile) -> Soaked:
     look_at_times(log, found)
     good = found.rollouts
     found.rollouts = found.rollouts + found.rubbish
-    for account in (chaos.look_at_accounts, chaos.look_at_replay):
-        try:
-            account(log, run, found)
-        except StreamrlError as error:  # a journal that cannot be folded again
-            found.fault(str(error))
+    found.make(lambda: chaos.look_at_accounts(log, run, found))
+    found.make(lambda: chaos.look_at_replay(log, run, found))
     found.rollouts = good
     if (without := found.good_without_one_fate) != found.in_flight:
         found.say(f"{without} good rollouts without a fate, {found.in_flight} in flight")

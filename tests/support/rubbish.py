@@ -23,12 +23,12 @@ Map = dict[str, object]
 
 
 def raw(change: Callable[[Map], object], number: int) -> bytes:
-    """A good rollout of 4 KiB, changed as a map."""
-    fields: Map = msgpack.unpackb(
-        to_message(Output(topology.rollouts(ENV), "b", rollout(ENV, f"bad-{number}", 0))).value
-        or b"",
-        strict_map_key=False,
-    )
+    """A good rollout of 4 KiB, changed as a map. It does not bear the name of a good producer: for
+    each group that is closed, a producer may launch another one.
+    """
+    good = rollout(ENV, f"bad-{number}", producer="hostile-0")
+    encoded = to_message(Output(topology.rollouts(ENV), "b", good)).value or b""
+    fields: Map = msgpack.unpackb(encoded, strict_map_key=False)
     fields["metadata"] = {"ballast": "x" * 4096}
     change(fields)
     return msgpack.packb(fields) or b""
