@@ -266,6 +266,30 @@ def test_replicas_that_do_not_run_hold_nothing_up():
         assert Chain(run, Mishaps(), seed=1, running=1).go() >= BATCHES
 
 
+@pytest.mark.parametrize("admission", ["demand", "capacity"])
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("fraction", [0.1, 0.0])
+def test_one_env_of_ten_goes_on_when_the_others_say_nothing(
+    admission: str, lookahead: int, fraction: float
+):
+    run = run_of(
+        {f"env-{i}": {"fraction": fraction} for i in range(10)},
+        {"group_size": 2, "max_age": 3},
+        {
+            "admission": admission,
+            "lookahead": lookahead,
+            "on_shortage": "spill",
+            "total_token_budget": 400,
+            "row_count": 80,
+        },
+    )
+    chain = Chain(run, Mishaps(), seed=1)
+    assert chain.go(10) >= 10
+    for env in run.envs:
+        chain.credits[env] = chain.credits[env] if env == "env-3" else []
+    assert chain.go(30) >= 30 and chain.balanced()
+
+
 RATE = st.sampled_from([0.0, 0.01, 0.2])
 
 

@@ -37,9 +37,14 @@ def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -
 def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
     """By env, the tokens that the batches need that work begun now may be for (`admission.py`),
     less what is held. Nothing is wanted before a version is announced.
+
+    An env that holds all that it is due is asked for a part of what the next batch lacks of others,
+    which may have stopped.
     """
     admission = admission_named(config.admission)
     deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
+    asks_all = config.rules_version < 3  # each env for all that the remainder lacks
+    spilled = 0 if asks_all else spilled_tokens(config, state)
     batches = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
     wanted = dict[str, int]()
     for env in config.fractions:
@@ -53,12 +58,25 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
             batches=batches[max_age][env],
             batch_tokens=config.total_token_budget,
             owed_tokens=deficit.get(env, 0.0),
-            # Each env is asked for what the remainder lacks, as any of them may have stopped.
-            missing_tokens=state.short.get(REMAINDER, 0),
+            missing_tokens=state.short.get(REMAINDER, 0) if asks_all else 0,
             held_tokens=queue.tokens if queue else 0,
         )
-        wanted[env] = due_tokens if state.version >= 0 else 0
+        wanted[env] = (due_tokens or spilled) if state.version >= 0 else 0
     return wanted
+
+
+def spilled_tokens(config: BatcherConfig, state: BatcherState) -> int:
+    """What an env may supply for others: an even part, among the envs that were in the last batch,
+    of what the next one lacks.
+
+    It is above 0 for as long as anything lacks, whatever is held. So one env that works completes a
+    batch, although all others have stopped.
+    """
+    if REMAINDER not in state.short:
+        return 0
+    last = state.next_batch - 1
+    suppliers = [env for env, queue in state.queues.items() if queue.last_batch == last >= 0]
+    return max(math.ceil(state.short[REMAINDER] / (len(suppliers) or len(config.fractions))), 1)
 
 
 def due_batches(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:

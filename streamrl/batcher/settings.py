@@ -55,7 +55,7 @@ def batcher_config(run: RunFile) -> BatcherConfig:
             name: run.buffer_of(name).group_size * 2 * env.max_tokens
             for name, env in granted.items()
         },
-        rules_version=2,
+        rules_version=3,
         row_lengths=list(rules.row_lengths),
         max_ages={
             name: env.buffer.max_age

@@ -52,6 +52,7 @@ class BatcherConfig:
     group_tokens: dict[str, int] = field(default_factory=dict[str, int])
     # Since version 1 a group that fits no rows is filtered at once, grants of absent producers are
     # taken back, and old groups weigh less. Since version 2 a batch is one record, however large.
+    # Since version 3 an env is asked for what others lack only when it holds its own share.
     rules_version: int = 0
     # by such an env: a group of a replica that runs comes to its end within this time
     group_limits_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -94,6 +95,7 @@ class EnvQueue(msgspec.Struct):
     away: list[str] = []  # producers whose grants were taken back (`demand.absent_producers`)
     # by producer with groups open: when the last one ended, or when it was granted the first
     busy_since_s: dict[str, float] = {}
+    last_batch: int = -1  # the newest batch with a group of this env
 
     @property
     def usable_tokens(self) -> int:

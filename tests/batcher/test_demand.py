@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from streamrl.batcher.demand import spilled_tokens
 from streamrl.batcher.process import step
+from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.state import BatcherState
+from streamrl.log.protocol import Output
 from streamrl.records import Demand
 from tests.support.batcher import CONFIG, arrivals, step_once
 from tests.support.build import group, group_event, version_event
@@ -63,6 +66,45 @@ def test_what_is_missing_of_the_rest_is_asked_of_everybody():
     assert {
         o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)
     } == {"copy": 40 + 30 - 10, "add": 40 + 30}
+
+
+def wanted_of(outputs: list[Output]) -> dict[str, int]:
+    return {
+        o.record.environment: o.record.wanted_tokens
+        for o in outputs
+        if isinstance(o.record, Demand)
+    }
+
+
+SPILL = replace(
+    CONFIG,
+    fractions=dict.fromkeys("abcd", 0.25),
+    total_token_budget=80,
+    row_count=16,
+    max_age=0,
+    spill=True,
+    rules_version=3,
+)
+
+
+def test_what_others_lack_is_asked_of_an_env_that_holds_its_share():
+    # each is due 20 tokens of a batch; one has them, and may supply a quarter of the 60 that lack
+    out = step_once([version_event(0), *arrivals("a", "b", env="a")], SPILL)
+    assert wanted_of(out) == {"a": 15, "b": 20, "c": 20, "d": 20}
+
+
+def test_what_others_lack_is_divided_among_those_that_were_in_the_last_batch():
+    groups = [group_event(i, group("a", f"g{i}")) for i in range(8)]  # nobody else sends any
+    state, _ = step(SPILL, BatcherState(), [version_event(0), *groups], 0.0)
+    assert state.next_batch == 1
+    late = [group_event(i, group("a", f"g{i}", version=1)) for i in (8, 9)]
+    _, out = step(SPILL, state, [version_event(1), *late], 1.0)
+    assert wanted_of(out) == {"a": 60, "b": 20, "c": 20, "d": 20}
+
+
+def test_less_than_a_token_that_lacks_is_asked_for_as_well():
+    assert spilled_tokens(SPILL, BatcherState(short={REMAINDER: 0})) == 1
+    assert spilled_tokens(SPILL, BatcherState()) == 0
 
 
 def test_an_empty_group_counts_as_closed():
