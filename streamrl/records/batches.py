@@ -15,6 +15,7 @@ from streamrl.records.fields import (
     check_experts,
     check_floats,
     check_lengths,
+    check_token_ids,
     total_of,
 )
 
@@ -76,8 +77,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         check_columns(what, self, counts)
         if len(self.lengths) and self.lengths.min() < 0:
             raise ValueError(f"{what}: a length is negative")
-        if self.prompt.ndim != 1 or self.prompt.dtype.kind != "u":
-            raise ValueError(f"{what}: the prompt must be unsigned, and of one dimension")
+        check_token_ids(f"{what}: the prompt", self.prompt)
         check_prompt_experts(what, self, len(self.prompt))
 
     @property
@@ -147,8 +147,7 @@ class Batch(Record, frozen=True, kw_only=True):
         check_columns(what, self, counts)
         prompt_tokens = total_of(f"{what}: prompt_lengths", self.prompt_lengths)
         check_lengths(what, self, ("prompts",), prompt_tokens)
-        if self.prompts.dtype.kind != "u":
-            raise ValueError(f"{what}: prompts must be unsigned, not {self.prompts.dtype}")
+        check_token_ids(f"{what}: prompts", self.prompts)
         check_prompt_experts(what, self, prompt_tokens)
 
 

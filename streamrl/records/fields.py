@@ -73,6 +73,13 @@ def _kind(dtype: str) -> str:
     return np.dtype(dtype).kind
 
 
+def check_token_ids(what: str, array: Array) -> None:
+    """Raises ValueError unless these are unsigned integers in one dimension."""
+    if array.ndim != 1 or array.dtype.kind != "u":
+        actual = f"{array.dtype}{list(array.shape)}"
+        raise ValueError(f"{what} must be one-dimensional and unsigned, not {actual}")
+
+
 def total_of(what: str, lengths: Array) -> int:
     """The sum of lengths. Raises ValueError unless they are integers in one dimension."""
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":

@@ -7,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from streamrl.records.fields import Array, Record, check_depth, check_experts, check_floats
+from streamrl.records.fields import (
+    Array,
+    Record,
+    check_depth,
+    check_experts,
+    check_floats,
+    check_token_ids,
+)
 
 
 class VersionSpan(Record, frozen=True, array_like=True, kw_only=True):
@@ -75,9 +82,8 @@ class Turn(Record, frozen=True, kw_only=True):
     routed_experts: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens is not None and (self.tokens.ndim != 1 or self.tokens.dtype.kind != "u"):
-            actual = f"{self.tokens.dtype}{list(self.tokens.shape)}"
-            raise ValueError(f"turn tokens must be one-dimensional and unsigned, not {actual}")
+        if self.tokens is not None:
+            check_token_ids("turn tokens", self.tokens)
         if self.logprobs is not None:
             check_floats(
                 "turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from streamrl.records.fields import Array, Record, check_depth, check_experts, check_floats
+from streamrl.records.fields import (
+    Array,
+    Record,
+    check_depth,
+    check_experts,
+    check_floats,
+    check_token_ids,
+)
 from streamrl.records.rollouts import InferenceMetadata
 
 MAX_NAME = 100_000  # characters: a rollout is called by them
@@ -73,12 +80,7 @@ class ModelCall(Record, frozen=True, kw_only=True):
         if not (self.session and self.call):
             raise ValueError("session and call must not be empty")
         for name in ("prompt", "tokens"):
-            array = getattr(self, name)
-            if array.ndim != 1 or array.dtype.kind != "u":
-                actual = f"{array.dtype}{list(array.shape)}"
-                raise ValueError(
-                    f"{what}: {name} must be one-dimensional and unsigned, not {actual}"
-                )
+            check_token_ids(f"{what}: {name}", getattr(self, name))
         check_floats(f"{what}: logprobs", self.logprobs, len(self.tokens))
         if self.entropies is not None:
             check_floats(f"{what}: entropies", self.entropies, len(self.tokens))

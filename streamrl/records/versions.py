@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from streamrl.records.fields import Array, Record, check_floats, check_version
+from streamrl.records.fields import Array, Record, check_floats, check_token_ids, check_version
 
 
 class Probe(Record, frozen=True, kw_only=True):
@@ -17,9 +17,9 @@ class Probe(Record, frozen=True, kw_only=True):
     logprobs: Array  # (n - 1,) float32: of tokens[1:], each given those before it
 
     def __post_init__(self) -> None:
-        if self.tokens.ndim != 1 or self.tokens.dtype.kind != "u" or len(self.tokens) < 2:
-            actual = f"{self.tokens.dtype}{list(self.tokens.shape)}"
-            raise ValueError(f"probe: tokens must be unsigned, and at least two, not {actual}")
+        check_token_ids("probe: tokens", self.tokens)
+        if len(self.tokens) < 2:
+            raise ValueError(f"probe: it takes two tokens or more, not {len(self.tokens)}")
         check_floats("probe: logprobs", self.logprobs, len(self.tokens) - 1)
 
 

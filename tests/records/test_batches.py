@@ -77,7 +77,7 @@ REAL = np.array([np.inf, 1], np.float32)
         ({"lengths": np.array([-3, 6], np.int32)}, "a length is negative"),
         ({"oldest_versions": REAL}, "oldest_versions must be like <i4, not float32"),
         ({"offsets": REAL}, "offsets must be like <i8, not float32"),
-        ({"prompt": REAL}, "the prompt must be unsigned"),
+        ({"prompt": REAL}, "the prompt must be one-dimensional and unsigned"),
         ({"rewards": floats(1, np.nan)}, "rewards: value 1 is not finite"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_group_has_columns_of_the_kinds_that_it_declares(fields: dict[str, Any
         ({"rows": floats(0, 1)}, "rows must be like <i4, not float32"),
         ({"prompt_lengths": floats(2)}, r"prompt_lengths must be like <i4, not float32"),
         ({"lengths": REAL}, "lengths are float32"),
-        ({"prompts": floats(1, 2)}, "prompts must be unsigned"),
+        ({"prompts": floats(1, 2)}, "prompts must be one-dimensional and unsigned"),
     ],
 )
 def test_a_batch_has_columns_of_the_kinds_that_it_declares(fields: dict[str, Any], says: str):

@@ -16,10 +16,10 @@ IDS = np.array([1, 2, 3], np.uint16)
 @pytest.mark.parametrize(
     ("tokens", "logprobs", "says"),
     [
-        (IDS[:1], floats(), r"at least two, not uint16\[1\]"),
-        (IDS.reshape(1, 3), floats(-1, -1), r"at least two, not uint16\[1, 3\]"),
-        (np.array(3, np.uint16), floats(-1), r"at least two, not uint16\[\]"),
-        (floats(1, np.nan), floats(-1), "tokens must be unsigned"),
+        (IDS[:1], floats(), "two tokens or more, not 1"),
+        (IDS.reshape(1, 3), floats(-1, -1), r"unsigned, not uint16\[1, 3\]"),
+        (np.array(3, np.uint16), floats(-1), r"unsigned, not uint16\[\]"),
+        (floats(1, np.nan), floats(-1), "tokens must be one-dimensional and unsigned"),
         (IDS, floats(-1), r"logprobs has shape \[1\], expected \[2\]"),
         (IDS, floats(-1, np.nan), "logprobs: value 1 is not finite"),
     ],
