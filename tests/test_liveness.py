@@ -247,6 +247,16 @@ LARGE = {"total_token_budget": 100, "row_count": 20}
             {},
             Mishaps(ahead=0.2),
         ),  # versions that nobody announces; ids that two envs share
+        # the rest takes of what an env's own share needs, which then holds all that it is due
+        *[
+            (
+                {"copy": {"fraction": 0.6}, "add": {"fraction": 0.0}},
+                {"group_size": 2, "max_age": 0},
+                {"admission": rule, "total_token_budget": 130, "row_count": 34},
+                Mishaps(),
+            )
+            for rule in ("demand", "capacity")
+        ],
     ],
 )
 def test_what_stood_still_goes_on(

@@ -49,8 +49,9 @@ def capacity(
 ) -> int:
     """Tokens that an env may have in flight; at least 0, rounded up.
 
-    They are what it is due of the batches to come (`batches`: its shares of them added up), what it
-    is owed of earlier batches, and what the remainder lacks, less what is held of the env already.
+    They are what it is due of the batches to come (`batches`: its shares of them added up) and is
+    owed of earlier batches, less what is held of it already. Before `rules_version` 3 all that the
+    next batch lacks of any env was added (`missing_tokens`).
     """
     due_tokens = math.ceil(batches * batch_tokens + owed_tokens + missing_tokens)
     return max(due_tokens - held_tokens, 0)

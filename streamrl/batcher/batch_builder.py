@@ -287,8 +287,9 @@ class BatchBuilder:
             charged_for(selection, len(taken)),
             config.spill,
         )
-        for candidate in taken:
-            state.queues[candidate.env].last_batch = batch.number
+        if config.rules_version >= 3:
+            for candidate in taken:
+                state.queues[candidate.env].last_batch = batch.number
         self.remove(taken)
         state.next_batch += 1
         newest_versions = np.concatenate([group.newest_versions for group in groups])

@@ -23,7 +23,7 @@ def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -
     published last.
     """
     changed = list[Demand]()
-    for env, tokens in wanted_tokens(config, state).items():
+    for env, tokens in wanted_tokens(config, state, time_s).items():
         queue = state.queues.setdefault(env, EnvQueue())
         if env in config.producers:
             update_grants(config, env, queue, tokens, time_s)
@@ -34,49 +34,59 @@ def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -
     return changed
 
 
-def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
+def wanted_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> dict[str, int]:
     """By env, the tokens that the batches need that work begun now may be for (`admission.py`),
     less what is held. Nothing is wanted before a version is announced.
 
-    An env that holds all that it is due is asked for a part of what the next batch lacks of others,
-    which may have stopped.
+    Where the next batch may be among them, an env is asked for what it lacks of this env in any
+    case. An env of which it lacks nothing is asked for a part of what any env may supply.
     """
     admission = admission_named(config.admission)
     deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
-    asks_all = config.rules_version < 3  # each env for all that the remainder lacks
-    spilled = 0 if asks_all else spilled_tokens(config, state)
+    asks_all = config.rules_version < 3  # each env for all that any may supply
+    spilled = spilled_tokens(config, state, time_s)
     batches = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
+    last = dict[int, int]()  # the number of the last batch that work begun now may be for
     wanted = dict[str, int]()
     for env in config.fractions:
         max_age = config.max_age_of(env)
         if max_age not in batches:
             eta = min(config.eta, max_age) if env in config.max_ages else config.eta
-            last = admission(state.version, config.lookahead, max_age, eta)
-            batches[max_age] = due_batches(config, state, last)
+            last[max_age] = admission(state.version, config.lookahead, max_age, eta)
+            batches[max_age] = due_batches(config, state, last[max_age])
         queue = state.queues.get(env)
-        due_tokens = capacity(
+        tokens = capacity(
             batches=batches[max_age][env],
             batch_tokens=config.total_token_budget,
             owed_tokens=deficit.get(env, 0.0),
             missing_tokens=state.short.get(REMAINDER, 0) if asks_all else 0,
             held_tokens=queue.tokens if queue else 0,
         )
-        wanted[env] = (due_tokens or spilled) if state.version >= 0 else 0
+        if not asks_all and last[max_age] >= state.next_batch:
+            tokens = max(tokens, state.short.get(env, 0)) or spilled
+        wanted[env] = tokens if state.version >= 0 else 0
     return wanted
 
 
-def spilled_tokens(config: BatcherConfig, state: BatcherState) -> int:
-    """What an env may supply for others: an even part, among the envs that were in the last batch,
-    of what the next one lacks.
+def spilled_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> int:
+    """What an env may supply for others: an even part, among the envs that seem to work, of what
+    the next batch lacks and any env may supply.
+
+    Those that hold anything work. So do those that were in the last batch, until the next one has
+    lacked something for `shortage_after_s`.
 
     It is above 0 for as long as anything lacks, whatever is held. So one env that works completes a
     batch, although all others have stopped.
     """
     if REMAINDER not in state.short:
         return 0
-    last = state.next_batch - 1
-    suppliers = [env for env, queue in state.queues.items() if queue.last_batch == last >= 0]
-    return max(math.ceil(state.short[REMAINDER] / (len(suppliers) or len(config.fractions))), 1)
+    holding = [env for env, queue in state.queues.items() if queue.tokens]
+    working = len(holding)
+    if time_s - state.short_since_s < config.shortage_after_s:
+        last = state.next_batch - 1
+        suppliers = [env for env, queue in state.queues.items() if queue.last_batch == last]
+        working = max(working, len(suppliers) if last >= 0 else len(config.fractions))
+    return math.ceil(max(state.short[REMAINDER], 1) / max(working, 1))
 
 
 def due_batches(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:

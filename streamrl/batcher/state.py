@@ -52,7 +52,8 @@ class BatcherConfig:
     group_tokens: dict[str, int] = field(default_factory=dict[str, int])
     # Since version 1 a group that fits no rows is filtered at once, grants of absent producers are
     # taken back, and old groups weigh less. Since version 2 a batch is one record, however large.
-    # Since version 3 an env is asked for what others lack only when it holds its own share.
+    # Since version 3 an env is asked for what others lack only when it holds its own share, and
+    # always for what the next batch lacks of it.
     rules_version: int = 0
     # by such an env: a group of a replica that runs comes to its end within this time
     group_limits_s: dict[str, float] = field(default_factory=dict[str, float])

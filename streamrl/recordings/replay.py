@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from streamrl.config import topology
+from streamrl.errors import InputGone
 from streamrl.log.chunks import joined
 from streamrl.log.codec import DecodeError, decode, digest
 from streamrl.log.protocol import Log, Message, beginning_offset, end_offset
@@ -56,10 +57,11 @@ class RecordedOutputs:
     )
 
     def has_all_of(self, topic: str) -> bool:
-        """Whether the topic had all outputs, from the first entry on, when it was first asked for.
+        """Whether the topic still has all outputs, from the first entry on.
 
         Otherwise the outputs can be compared only by the digests of their entries. The broker is
-        asked once for each topic, as its answer takes longer than replaying an entry.
+        asked once for each topic, as its answer takes longer than replaying an entry; what it
+        deletes later is noticed by `next`.
         """
         if topic not in self._has_all_of:
             self._has_all_of[topic] = self.from_the_start and not any(
@@ -68,12 +70,19 @@ class RecordedOutputs:
         return self._has_all_of[topic]
 
     def next(self, message: Message) -> Message | None:
-        """The next recorded message with this message's topic and key, or None.
+        """The next recorded message with this message's topic and key. None if there is none, or if
+        retention has deleted it: the topic does not have all outputs any more.
 
         A part writes in the order of its journal entries. So messages before it in its partition
-        were written by somebody else, and are counted as strays. Raises InputGone if retention has
-        deleted the next message since `has_all_of`.
+        were written by somebody else, and are counted as strays.
         """
+        try:
+            return self._next(message)
+        except InputGone:
+            self._has_all_of[message.topic] = False
+            return None
+
+    def _next(self, message: Message) -> Message | None:
         if message.topic not in self._ahead:
             partitions = range(self.log.topics()[message.topic])
             self._ahead[message.topic] = [
@@ -141,13 +150,13 @@ def compare(
             continue
         if recorded.has_all_of(output.topic):
             then = recorded.next(output)
-            if then is None:
+            if then is None and recorded.has_all_of(output.topic):
                 key = (output.key or b"").decode()
                 return (
                     f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key"
                     f" {key!r} that was not recorded there"
                 )
-            if then.value != output.value:
+            if then is not None and then.value != output.value:
                 place = f"{output.topic}[{then.partition}]@{then.offset}"
                 return f"{place}: {first_difference(then, output)}"
         # An output that is not recorded any more is compared by the digest below.

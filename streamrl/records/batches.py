@@ -203,7 +203,9 @@ class Demand(Record, frozen=True, kw_only=True):
     """
 
     environment: str
-    wanted_tokens: int  # for the next batches, less what the batcher holds; 0 when it has enough
+    # for the next batches, less what the batcher holds, or in place of envs that supply too little;
+    # 0 when it has enough
+    wanted_tokens: int
     held_tokens: int
     # by producer, since the run began: groups that came to an end in the buffer
     closed_groups: dict[str, int]

@@ -102,9 +102,24 @@ def test_what_others_lack_is_divided_among_those_that_were_in_the_last_batch():
     assert wanted_of(out) == {"a": 60, "b": 20, "c": 20, "d": 20}
 
 
+def test_after_a_while_what_others_lack_is_divided_among_those_that_hold_something():
+    first = [version_event(0), *arrivals("a", "b", env="a"), *arrivals("c", env="b")]
+    state, out = step(SPILL, BatcherState(), first, 0.0)
+    assert wanted_of(out) == {"a": 50 // 4 + 1, "b": 10, "c": 20, "d": 20}
+    _, out = step(SPILL, state, [group_event(9, group("b", "d"))], SPILL.shortage_after_s)
+    assert wanted_of(out) == {"a": 20, "b": 20}  # 40 lack, and two envs have sent something
+
+
+def test_a_state_of_older_rules_stays_as_it_was():
+    config = replace(SPILL, rules_version=2)
+    groups = [group_event(i, group("a", f"g{i}")) for i in range(8)]
+    state, _ = step(config, BatcherState(), [version_event(0), *groups], 0.0)
+    assert (state.next_batch, state.queues["a"].last_batch) == (1, -1)
+
+
 def test_less_than_a_token_that_lacks_is_asked_for_as_well():
-    assert spilled_tokens(SPILL, BatcherState(short={REMAINDER: 0})) == 1
-    assert spilled_tokens(SPILL, BatcherState()) == 0
+    assert spilled_tokens(SPILL, BatcherState(short={REMAINDER: 0}), 0.0) == 1
+    assert spilled_tokens(SPILL, BatcherState(), 0.0) == 0
 
 
 def test_an_empty_group_counts_as_closed():

@@ -9,8 +9,8 @@ import pytest
 from streamrl.buffer import groups
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.replay import differences, first_difference, replay
+from streamrl.log.protocol import Message, Output
+from streamrl.recordings.replay import RecordedOutputs, differences, first_difference, replay
 from streamrl.records import ScoredGroup
 from tests.support.build import group
 from tests.support.data_path import TOPICS, parts, play
@@ -59,6 +59,17 @@ def test_other_settings_give_another_run(recording: MemoryLog):
 def test_it_can_stop_at_a_batch(recording: MemoryLog):
     result, fold = replay(recording, parts()[1], stop_at=lambda fold: fold.state.next_batch == 2)
     assert fold.state.next_batch == 2 and result.identical["batches"] == 2
+
+
+def test_outputs_that_are_deleted_while_it_runs_are_no_difference():
+    log = MemoryLog({"groups.copy": 1})
+    messages = [Message("groups.copy", f"g{i}".encode(), b"", ()) for i in range(1500)]
+    log.append(messages, False)
+    recorded = RecordedOutputs(log)
+    assert recorded.has_all_of("groups.copy") and recorded.next(messages[0]) is not None
+    log.delete_before({("groups.copy", 0): 1400})
+    assert any(recorded.next(message) is None for message in messages[1:])
+    assert not recorded.has_all_of("groups.copy")
 
 
 def test_differences_name_field_and_index():

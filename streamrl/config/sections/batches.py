@@ -101,7 +101,8 @@ class Batcher(Section):
     # buffer.advantage needs.
     advantage: Annotated[str, one_of("", *BATCH_NORMALIZERS)] = ""
     curriculum: Curriculum = Curriculum()  # How the shares of the envs change as training goes on.
-    # A shortage that lasts longer than this is reported.
+    # A shortage that lasts longer than this is reported. What any env may supply is then asked of
+    # those alone that have sent something for the batch.
     shortage_after_s: float = Field(default=2.0, gt=0)
 
     @property
