@@ -363,7 +363,7 @@ DATA_PATH = [
     Poison(
         "probe of nothing",
         "policy-versions",
-        "dead letter: ...probe: tokens",
+        "dead letter: ...probe: it takes two tokens or more",
         changed_version(
             lambda fields: fields.update(
                 probe={
