@@ -38,8 +38,8 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> 
     """By env, the tokens that the batches need that work begun now may be for (`admission.py`),
     less what is held. Nothing is wanted before a version is announced.
 
-    Where the next batch may be among them, an env is asked for what it lacks of this env in any
-    case. An env of which it lacks nothing is asked for a part of what any env may supply.
+    If work begun now may still be for the next batch, an env is always asked for what that batch
+    lacks of it. An env of which it lacks nothing is asked for a part of what any env may supply.
     """
     admission = admission_named(config.admission)
     deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
