@@ -80,12 +80,12 @@ def spilled_tokens(config: BatcherConfig, state: BatcherState, time_s: float) ->
     """
     if REMAINDER not in state.short:
         return 0
-    holding = [env for env, queue in state.queues.items() if queue.tokens]
-    working = len(holding)
+    queues = state.queues.values()
+    working = sum(queue.tokens > 0 for queue in queues)
     if time_s - state.short_since_s < config.shortage_after_s:
         last = state.next_batch - 1
-        suppliers = [env for env, queue in state.queues.items() if queue.last_batch == last]
-        working = max(working, len(suppliers) if last >= 0 else len(config.fractions))
+        in_last = sum(queue.last_batch == last for queue in queues)
+        working = max(working, in_last if last >= 0 else len(config.fractions))
     return math.ceil(max(state.short[REMAINDER], 1) / max(working, 1))
 
 
