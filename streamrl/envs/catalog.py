@@ -18,7 +18,7 @@ from streamrl.envs.api import (
     SingleTurnEnv,
 )
 from streamrl.envs.loading import construct, load
-from streamrl.errors import ConfigError, describe_error
+from streamrl.errors import ConfigError
 from streamrl.text import did_you_mean, nearest
 
 ENVS = {
@@ -36,9 +36,6 @@ REWARDS = {
     "math-verify": "streamrl.envs.shipped.math_verify:MathVerify",
     "judge": "streamrl.envs.shipped.judge:Judge",
 }
-# This stands before MODULE or FILE.py of an environment of the library verifiers.
-VERIFIERS = "verifiers:"
-
 KINDS = (SingleTurnEnv, MultiTurnEnv, AgentLoopEnv)
 # The methods that the engine calls, and the kind that has each of them.
 METHODS: dict[str, type[BaseEnv]] = {
@@ -66,28 +63,11 @@ def resolve_env(run: RunFile, env: str) -> str:
     raise ConfigError(f"the run has {count} {env!r}; it has {', '.join(run.envs)}")
 
 
-def make_env(
-    kind: str, seed: int, params: Mapping[str, Any], where: str, tool_syntax: str = "json"
-) -> BaseEnv:
-    """The env of that kind: a shipped name, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or
-    verifiers:MODULE. `where` names the setting in a ConfigError.
+def make_env(kind: str, seed: int, params: Mapping[str, Any], where: str) -> BaseEnv:
+    """The env of that kind: a shipped name, FILE.py:CLASS or MODULE:CLASS. `where` names the
+    setting in a ConfigError.
     """
-    if not kind.startswith(VERIFIERS):
-        return construct(env_class(kind, where), kind, params, where, seed=seed)
-    try:
-        from streamrl.envs.shipped.verifiers import Verifiers  # the library takes seconds to import
-    except Exception as error:  # one of its libraries raises RuntimeError for others it dislikes
-        raise ConfigError(
-            f"{where}: {kind} needs the library verifiers, as streamrl[envs] installs it "
-            f"({describe_error(error)})"
-        ) from error
-    return Verifiers(
-        module=kind.removeprefix(VERIFIERS),
-        seed=seed,
-        params=params,
-        where=where,
-        tool_syntax=tool_syntax,
-    )
+    return construct(env_class(kind, where), kind, params, where, seed=seed)
 
 
 def make_reward(kind: str, params: Mapping[str, Any], where: str) -> RewardFunction:

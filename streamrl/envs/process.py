@@ -47,9 +47,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         run_server(run, log, stop, name, replica)
         return
     where = f"envs.{name}"
-    instance = make_env(
-        settings.kind or name, settings.seed, settings.params, where, settings.tool_syntax
-    )
+    instance = make_env(settings.kind or name, settings.seed, settings.params, where)
     rewards = make_rewards(settings.rewards, f"{where}.rewards")
     identity = topology.env_part(name, replica)
     # What the env has sampled it keeps while the broker is away.

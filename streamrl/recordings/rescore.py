@@ -329,9 +329,7 @@ def env_that_posed(settings: Env, name: str) -> BaseEnv | None:
         return None
     try:
         where = f"envs.{name}"
-        return make_env(
-            settings.kind or name, settings.seed, settings.params, where, settings.tool_syntax
-        )
+        return make_env(settings.kind or name, settings.seed, settings.params, where)
     except ConfigError:
         if settings.replicas:
             raise

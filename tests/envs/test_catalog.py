@@ -202,13 +202,13 @@ def test_an_env_is_named_by_its_kind_too():
             "run": "r",
             "envs": {
                 "a": {"kind": "own.py:Env"},
-                "b": {"kind": "verifiers:x"},
-                "c": {"kind": "verifiers:x"},
+                "b": {"kind": "own.py:Other"},
+                "c": {"kind": "own.py:Other"},
             },
         }
     )
     assert resolve_env(run, "a") == resolve_env(run, "own.py:Env") == "a"
-    with pytest.raises(ConfigError, match="several envs 'verifiers:x'"):
-        resolve_env(run, "verifiers:x")
+    with pytest.raises(ConfigError, match="several envs 'own.py:Other'"):
+        resolve_env(run, "own.py:Other")
     with pytest.raises(ConfigError, match="no env 'd'"):
         resolve_env(run, "d")

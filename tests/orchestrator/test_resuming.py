@@ -173,7 +173,7 @@ ENV_OTHERS = {
     "loss": "in the buffer's journaled configuration: tests/buffer/test_process.py",
     "sessions": "the assembler goes on under others: tests/assembler/test_process.py",
     "record_turns": "read by a replica that starts again: tests/envs/test_open_sessions.py",
-    "tool_syntax": "of verifiers' envs: tests/envs/shipped/test_verifiers.py",
+    "tool_syntax": "read by a gateway that starts again: tests/gateway/test_process.py",
     "python": "its server keeps nothing: tests/envs/servers/inside/test_streamrl_sessions.py",
     "variables": "of such a server: tests/envs/servers/test_process.py",
     "pass_rate": (

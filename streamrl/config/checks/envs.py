@@ -40,18 +40,17 @@ def env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.buffer: nothing in demonstrations is compared; set"
                 " {group_size: 1, min_group_size: 1}"
             )
-        reads_tools = env.sessions or env.kind.startswith("verifiers:")
-        if env.tool_syntax != "json" and not reads_tools:
+        if env.tool_syntax != "json" and not env.sessions:
             yield (
-                f"envs.{name}.tool_syntax is for envs of kind verifiers:... and for sessions;"
-                " others read what the policy says themselves"
+                f"envs.{name}.tool_syntax is for agents, which have sessions; an env parses the"
+                " policy's answers itself"
             )
         if env.python:
             yield from _server_problems(run, name, env)
-        elif env.replicas and env.kind.partition(":")[0] in SERVERS_AT_URLS:
+        elif env.replicas and env.kind.partition(":")[0] in SERVERS:
             yield (
-                f"envs.{name}.python: {env.kind} is reached by a process in a Python of its own;"
-                " give its path"
+                f"envs.{name}.python: {env.kind} runs in an environment with its own packages;"
+                " give the path of its Python"
             )
         elif env.variables:
             yield f"envs.{name}.variables are for an env with a Python of its own (python)"

@@ -74,8 +74,8 @@ class EnvLoss(Section):
 class Env(Section):
     """An environment of the run: its problems, its sampling and its share of a batch."""
 
-    # A shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or verifiers:MODULE. With
-    # `python`: verifiers:TASKSET, openenv:URL, nemo-gym:URL or FILE.py. Empty: the shipped env of
+    # A shipped env, FILE.py:CLASS or MODULE:CLASS. With `python`: verifiers:TASKSET,
+    # openenv:URL, nemo-gym:URL or FILE.py. Empty: the shipped env of
     # the name that this section has.
     kind: str = ""
     params: dict[str, Any] = {}  # Arguments of the env's constructor, or of its load_environment.
@@ -110,8 +110,8 @@ class Env(Section):
     # Weights of named rewards in the scalar that trains. A reward that is not named here has weight
     # 1.
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
-    # How the policy calls tools of verifiers' envs and of agents: json
-    # (<tool_call>{...}</tool_call>), brackets, or, for verifiers' envs, MODULE:FUNCTION.
+    # How the policy writes calls of an agent's tools: json (<tool_call>{...}</tool_call>) or
+    # brackets.
     tool_syntax: str = "json"
     # Time limit of one request to an inference server.
     timeout_s: float = Field(default=60.0, gt=0)

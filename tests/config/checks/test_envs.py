@@ -22,7 +22,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
         ),
         (
             "envs.copy-digits.tool_syntax=hermes",
-            "tool_syntax is for envs of kind verifiers:... and for sessions",
+            "tool_syntax is for agents, which have sessions",
         ),
         (
             "envs.copy-digits={sessions: {}, replicas: 1}",
@@ -46,7 +46,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
         ),
         (
             "envs.copy-digits={kind: 'openenv:http://127.0.0.1:8000'}",
-            "python: openenv:http://127.0.0.1:8000 is reached by a process in a Python of its own",
+            "python: openenv:http://127.0.0.1:8000 runs in an environment with its own packages",
         ),
         (
             "envs.copy-digits={kind: 'openenv:127.0.0.1:8000', python: python3}",
