@@ -74,7 +74,7 @@ OUTSIDE = {
     "vllm": ["inference/inside_vllm/*"],
     "transformers": ["learner/*", "weights/*", "envs/*", "inference/*"],
     "reasoning_gym": ["envs/*"],
-    "verifiers": [],
+    "verifiers": ["envs/servers/inside/*"],
     "math_verify": ["envs/*"],
 }
 HEAVY = (
