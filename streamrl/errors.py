@@ -87,6 +87,12 @@ class VersionMismatch(StreamrlError):
     exit_code = 14
 
 
+class HubError(StreamrlError):
+    """The Hugging Face hub has no such repository, refuses access to it, or cannot be reached."""
+
+    exit_code = 15
+
+
 class TransactionFailed(StreamrlError):
     """The process ends at once and is started again."""
 

@@ -201,26 +201,40 @@ def import_(directory: Path, name: str) -> None:
     "--to",
     "directory",
     metavar="DIR",
-    required=True,
     type=click.Path(path_type=Path),
     help="Where to write it.",
+)
+@click.option(
+    "--push",
+    "repository",
+    metavar="OWNER/NAME",
+    help="Upload it to the Hugging Face hub, with the token in HF_TOKEN. A new one is private.",
 )
 @click.option(
     "--adapter",
     is_flag=True,
     help="Of a run that trains adapters: the adapter alone, as PEFT loads it.",
 )
-def export_model(run: str, version: int | None, directory: Path, adapter: bool) -> None:
+def export_model(
+    run: str,
+    version: int | None,
+    directory: Path | None,
+    repository: str | None,
+    adapter: bool,
+) -> None:
     """Write a policy version as a directory that transformers and vLLM load: weights, settings,
     tokenizer, chat template.
 
     A version whose weights are deleted is computed again from the recorded batches. An adapter is
     merged with its base.
     """
-    from streamrl.recordings.export_model import export_model_command
+    from streamrl.recordings.export_model import ModelDestination, export_model_command
 
+    if not (directory or repository):
+        raise click.UsageError("Give --to, --push, or both.")
+    destination = ModelDestination(directory, repository)
     with open_recording(run) as (settings, log):
-        export_model_command(settings, log, version, directory, console(), adapter)
+        export_model_command(settings, log, version, destination, console(), adapter)
 
 
 @click.group("dead-letters")

@@ -14,9 +14,11 @@ from streamrl.cli.shared import (
     exit_with_signal,
     is_export,
     listen_override,
+    load_part_run,
     load_run,
     open_log,
     open_recording,
+    print_lines,
     serving,
     stop_on_signals,
 )
@@ -42,6 +44,23 @@ def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
 
 @click.command()
 @run_argument
+@overrides_option("Change a setting of the run file, as model.path=Qwen/Qwen3-0.6B")
+def fetch(run: str, overrides: tuple[str, ...]) -> None:
+    """Download the models and data sets that a run names on the Hugging Face hub.
+
+    `up` does so by itself. Prints each of them with its commit, as a run file may name it.
+    """
+    from streamrl.orchestrator.downloads import download
+
+    _, snapshots = download(load_run(run, overrides))
+    print_lines(
+        [f"{snapshot.name} in {snapshot.directory}" for snapshot in snapshots],
+        "the run names nothing on the hub",
+    )
+
+
+@click.command()
+@run_argument
 @metrics_options
 def orchestrator(run: str) -> None:
     """Watch a run whose parts were started by hand; end with its report."""
@@ -49,7 +68,7 @@ def orchestrator(run: str) -> None:
 
     with (
         stop_on_signals() as (stop, caught),
-        open_log(load_run(run)) as (settings, log),
+        open_log(load_part_run(run)) as (settings, log),
         serving(settings, log, topology.ORCHESTRATOR.name) as watched,
     ):
         code = process.main(settings, watched, stop)
@@ -191,6 +210,7 @@ def evaluate(
 
 COMMANDS = (
     up,
+    fetch,
     orchestrator,
     down,
     status,

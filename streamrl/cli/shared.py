@@ -38,7 +38,7 @@ def run_part(
     tune_process()
     with (
         stop_on_signals() as (stop, caught),
-        open_log(load_run(run)) as (settings, log),
+        open_log(load_part_run(run)) as (settings, log),
         serving(settings, log, part(settings)) as watched,
     ):
         main(settings, watched, stop, *arguments)
@@ -70,6 +70,15 @@ def load_run(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
     from streamrl.orchestrator.run_directory import resolve_run
 
     return resolve_run(run, overrides)
+
+
+def load_part_run(run: str) -> RunFile:
+    """The run of a part that is started here, and not by `up`."""
+    from streamrl.orchestrator.downloads import check_commits
+
+    settings = load_run(run)
+    check_commits(settings)
+    return settings
 
 
 def is_export(run: str) -> bool:

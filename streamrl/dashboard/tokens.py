@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from streamrl.config.run_file import RunFile
+from streamrl.system import hub
 from streamrl.text import one_line
 
 logger = logging.getLogger(__name__)
@@ -24,10 +24,10 @@ def texts_of(run: RunFile) -> Callable[[Sequence[int]], list[str]] | None:
     """A function from token ids to the text of each token, or None if this machine does not have
     the run's tokenizer.
     """
-    places = [Path(run.model.path)] if run.model.path else [run.directory / "model"]
-    path = next((place / FILE for place in places if (place / FILE).is_file()), None)
-    if path is None:
+    place = hub.local_directory(run.model.path or str(run.directory / "model"))
+    if place is None or not (place / FILE).is_file():
         return None
+    path = place / FILE
     try:
         from tokenizers import Tokenizer
 

@@ -14,7 +14,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -30,6 +29,7 @@ from streamrl.inference.vllm_launch import check_vllm
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 from streamrl.records import Server
+from streamrl.system import hub
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,8 @@ def main(
         worker = ThreadPoolExecutor(1, "host")
         try:
             if own_model:
-                serve_own_model(Path(own_model), host, worker, registration, part.meter, stop)
+                directory = hub.model_directory(own_model)
+                serve_own_model(directory, host, worker, registration, part.meter, stop)
             else:
                 own = ServedRun(
                     announced=announced,

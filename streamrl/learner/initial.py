@@ -25,6 +25,7 @@ from streamrl.config.sections.learner import TinyModel
 from streamrl.learner.export import save_weights, state_dict
 from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import check_directory
+from streamrl.system import hub
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 ROLES = ("<system>", "<user>", "<assistant>", "<tool>")
@@ -40,12 +41,13 @@ TEMPLATES = {
 
 
 def initial_model_dir(run: RunFile) -> Path:
-    """The directory of the initial model: the one in the run file, or the tiny one, which is made
-    here once. Raises ModelError.
+    """The directory of the initial model: the one in the run file, which may name it on the hub, or
+    the tiny one, which is made here once. Raises ModelError and HubError.
     """
     if run.model.path:
-        check_directory(Path(run.model.path))
-        return Path(run.model.path)
+        directory = hub.model_directory(run.model.path)
+        check_directory(directory)
+        return directory
     directory = run.directory / "model"
     run.directory.mkdir(parents=True, exist_ok=True)
     with _alone(run.directory):  # learner and scorers may all begin with it

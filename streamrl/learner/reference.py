@@ -15,6 +15,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import initial_model_dir
+from streamrl.system import hub
 
 EXTERNAL = -1  # The reference is no version of the policy but the model at learner.reference.path.
 NO_REFERENCE = -2  # The pool is asked for a teacher's logprobs alone.
@@ -45,7 +46,7 @@ def trainable_vocab_size(run: RunFile, rows: int) -> int:
     """
     learner = run.learner
     others = [learner.reference.path if learner.uses_reference else "", learner.teacher.path]
-    known = [model.hf_config(Path(path)).vocab_size for path in others if path]
+    known = [model.hf_config(hub.model_directory(path)).vocab_size for path in others if path]
     return min(rows, *known) if known else rows
 
 
@@ -92,9 +93,10 @@ class ReferenceModel:
 
 def static_reference_dir(run: RunFile, version: int) -> Path | None:
     """The directory of a reference that exists from the start, or None for a version that has to be
-    trained first. Raises ModelError.
+    trained first. Raises ModelError and HubError.
     """
     if version == EXTERNAL:
-        model.check_directory(Path(run.learner.reference.path))
-        return Path(run.learner.reference.path)
+        directory = hub.model_directory(run.learner.reference.path)
+        model.check_directory(directory)
+        return directory
     return initial_model_dir(run) if version == 0 else None

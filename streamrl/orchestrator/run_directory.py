@@ -112,14 +112,21 @@ def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Ite
                 )
             archive(directory)
         held.enter_context(_lock(directory))
-        if resume and (directory / RUN_FILE).exists():
-            before = parse_recorded(
-                yaml.safe_load((directory / RUN_FILE).read_text()), str(directory / RUN_FILE)
-            )
-            if problem := next(refusals(before, run), ""):
-                raise ConfigError(problem)
+        before = resolved_run(run) if resume else None
+        if before and (problem := next(refusals(before, run), "")):
+            raise ConfigError(problem)
         write_run_file(run)
         yield directory
+
+
+def resolved_run(run: RunFile) -> RunFile | None:
+    """The run as it was started, from the resolved run file in its directory, or None if it has not
+    been started yet. Raises ConfigError.
+    """
+    path = run.directory / RUN_FILE
+    if not path.exists():
+        return None
+    return parse_recorded(yaml.safe_load(path.read_text()), str(path))
 
 
 def archive(directory: Path) -> Path:

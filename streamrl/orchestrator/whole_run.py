@@ -11,7 +11,7 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.monitoring.http import NO_OVERRIDE, ListenOverride, serving
 from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.targets import remove_targets
-from streamrl.orchestrator import run_directory
+from streamrl.orchestrator import downloads, run_directory
 from streamrl.orchestrator.conclusion import conclude
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.parts import SupervisedParts, environment
@@ -30,11 +30,14 @@ def up(
     at: ListenOverride = NO_OVERRIDE,
 ) -> int:
     """Run a whole run, broker, topics and every part, until its end or `stop`. Returns the exit
-    code. Nothing of the run is left running.
+    code. Nothing of the run is left running. What it names on the Hugging Face hub is downloaded
+    first.
 
     `at`: where the orchestrator itself shows its metrics. The parts take ports that are free.
     """
     runner.check(run.orchestrator.sinks)
+    before = run_directory.resolved_run(run) if resume else None
+    run, _ = downloads.download(run, before)
     with (
         run_directory.lock_run_dir(run, resume, fresh) as home,
         logging_to(home / "logs" / "orchestrator.log"),

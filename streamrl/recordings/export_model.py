@@ -7,6 +7,7 @@ computed again from the recorded batches, and must have the announced hash.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ from streamrl.log.protocol import Log
 from streamrl.recordings.output_directory import new_directory
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
 from streamrl.records import AdapterBase, PolicyVersion
+from streamrl.system import hub
 from streamrl.weights.announcements import newest_lineages, read_announcements
 from streamrl.weights.manifest import MANIFEST
 from streamrl.weights.pull import pull
@@ -34,26 +36,41 @@ class ExportedModel(NamedTuple):
     from_store: bool  # False if the weights were computed again
 
 
+class ModelDestination(NamedTuple):
+    """Where an exported model is put: at least one of the two is given."""
+
+    directory: Path | None  # None: it is not kept on this machine.
+    repository: str | None  # OWNER/NAME on the Hugging Face hub. None: it is not uploaded.
+
+
 def export_model_command(
     run: RunFile,
     log: Log,
     version: int | None,
-    directory: Path,
+    destination: ModelDestination,
     console: Console,
     adapter: bool = False,
 ) -> None:
-    """Write the model and print what it is. For the arguments and errors see `export_model`."""
-    with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
-        model = export_model(run, log, version, directory, progress, adapter)
-    how = "from the store" if model.from_store else "computed again from the recorded batches"
-    console.print(
-        f"version {model.version} of {run.run}, {how}, sha256 {model.sha256} as announced",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
-        f"{model.size_bytes / 1e6:,.1f} MB in {directory}", highlight=False, soft_wrap=True
-    )
+    """Write the model, upload it if `destination` names a repository, and print what it is. Raises
+    the errors of `export_model`, and HubError.
+    """
+    with contextlib.ExitStack() as held:
+        directory = destination.directory
+        if directory is None:
+            directory = Path(held.enter_context(tempfile.TemporaryDirectory())) / "model"
+        if destination.repository:
+            hub.check_may_push(destination.repository)
+        with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
+            model = export_model(run, log, version, directory, progress, adapter)
+        how = "from the store" if model.from_store else "computed again from the recorded batches"
+        lines = [f"version {model.version} of {run.run}, {how}, sha256 {model.sha256} as announced"]
+        if destination.directory:
+            lines.append(f"{model.size_bytes / 1e6:,.1f} MB in {directory}")
+        if destination.repository:
+            message = f"Version {model.version} of the run {run.run}"
+            lines.append(hub.push(directory, destination.repository, message))
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def export_model(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from streamrl.learner.mesh import prepare_process
 from streamrl.learner.reference import EXTERNAL, NO_REFERENCE, ReferenceModel
 from streamrl.learner.update import Updater
 from streamrl.records import Batch, Scores
+from streamrl.system import hub
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ class ScoringModels(NamedTuple):
 
 def open_models(run: RunFile) -> ScoringModels:
     """The models that the run's learner asks for. The teacher is in memory; the reference is loaded
-    by `ensure_reference`. Raises ModelError.
+    by `ensure_reference`. Raises ModelError and HubError.
     """
     tokenizer_ids = model.vocab_size(initial_model_dir(run))
     reference = ReferenceModel(run, tokenizer_ids) if run.learner.pool_scores_reference else None
     if not run.learner.teacher.path:
         return ScoringModels(reference, None)
     teacher = ReferenceModel(run, tokenizer_ids, setting="learner.teacher.path")
-    teacher.load(EXTERNAL, Path(run.learner.teacher.path))
+    teacher.load(EXTERNAL, hub.model_directory(run.learner.teacher.path))
     return ScoringModels(reference, teacher)
 
 

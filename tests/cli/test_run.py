@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from streamrl.cli import cli
 from streamrl.orchestrator import whole_run
+from tests.support.hub import serving_hub, use_hub
 
 
 def test_one_version_and_all_exclude_each_other():
@@ -32,3 +33,24 @@ def test_the_verdict_is_the_exit_code(
     monkeypatch.setattr(whole_run, "up", up)
     result = CliRunner().invoke(cli, ["up", str(run_file), "--resume"])
     assert (result.exit_code, asked) == (code, [True, False])
+
+
+def test_fetch_prints_the_commits_that_a_run_file_may_name(
+    tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with serving_hub() as hub:
+        use_hub(monkeypatch, hub.url, str(tmp_path / "cache"))
+        commit = hub.model("me/policy", {"config.json": b"{}", "model.safetensors": b"weights"})
+        result = CliRunner().invoke(
+            cli, ["fetch", str(run_file), "--set", "model.path=me/policy"], catch_exceptions=False
+        )
+    assert result.exit_code == 0
+    where = f"{tmp_path}/cache/models--me--policy/snapshots/{commit}"
+    assert result.stdout == f"me/policy@{commit} in {where}\n"
+
+
+def test_a_part_by_hand_needs_the_commit_of_a_model_on_the_hub(run_file: Path):
+    run_file.write_text(run_file.read_text() + "model: {path: me/policy}\n")
+    for command in ("learner", "orchestrator"):
+        result = CliRunner().invoke(cli, [command, str(run_file)])
+        assert result.exit_code == 2 and "run `streamrl fetch RUN.yaml`" in result.stderr

@@ -7,15 +7,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError, ExportError
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.recordings.export_model import export_model
+from streamrl.recordings.export_model import (
+    ModelDestination,
+    export_model,
+    export_model_command,
+)
 from streamrl.records import PolicyVersion
 from streamrl.weights.store import Store
 from tests.support.data_path import publish
+from tests.support.hub import TOKEN, serving_hub, use_hub
 
 
 @pytest.fixture
@@ -61,3 +67,26 @@ def test_what_is_not_announced_or_in_the_way_is_said(run: RunFile, tmp_path: Pat
     (tmp_path / "full" / "file").write_text("")
     with pytest.raises(ExportError, match=f"^{tmp_path}/full exists and is not an empty directory"):
         export_model(run, announced(run, 3), None, tmp_path / "full")
+
+
+def test_a_version_is_pushed_to_the_hub_and_kept_where_it_is_asked_for(
+    run: RunFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    log = announced(run, 3)
+    with serving_hub() as hub:
+        use_hub(monkeypatch, hub.url, str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        for directory, version in ((None, 1), (tmp_path / "out", None)):
+            destination = ModelDestination(directory, "me/trained")
+            export_model_command(run, log, version, destination, Console())
+        repository = hub.models["me/trained"]
+        assert [files.get("config.json") for files in repository.commits.values()] == [
+            None,
+            b"lead 1",
+            b"lead 2",
+        ]
+        assert repository.private and (tmp_path / "out" / "config.json").read_text() == "lead 2"
+        assert capsys.readouterr().out.count(f"{hub.url}/me/trained/commit/") == 2

@@ -30,7 +30,9 @@ class TinyModel(Section):
 class Model(Section):
     """The model that is trained (docs/models.md)."""
 
-    path: str = ""  # Directory of a Hugging Face model. Empty: the tiny model is made.
+    # Directory of a Hugging Face model, or its name on the hub: OWNER/NAME or OWNER/NAME@REVISION.
+    # Empty: the tiny model is made.
+    path: str = ""
     tiny: TinyModel = TinyModel()  # The tiny model.
     # Positions that the model is built for: the most tokens of one rollout.
     max_seq_len: int = Field(default=128, ge=2)

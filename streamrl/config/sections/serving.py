@@ -40,8 +40,8 @@ class Weights(Section):
 class PoolEngine(Section):
     """The servers of one pool. What is not given is as in `inference`."""
 
-    # Directory of a Hugging Face model that the pool serves instead of the policy, such as a
-    # judge's. Its name in requests is that of the pool.
+    # Model that the pool serves instead of the policy, such as a judge's: a directory or a name, as
+    # for model.path. Its name in requests is that of the pool.
     model: str = ""
     dtype: EngineWord | None = None  # Replaces inference.dtype.
     quantization: EngineWord | None = None  # Replaces inference.quantization.
