@@ -34,6 +34,7 @@ import yaml
 from bench.measure import RESULTS, cpu_s, quantile, write
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
+from streamrl.gateway.key_command import make_key
 from streamrl.inference.client import Client
 from streamrl.inference.server_connection import RequestFailed, ServerConnection
 from streamrl.local_kafka import broker, ports
@@ -147,8 +148,8 @@ class Session:
         self._connection = connection
 
     @classmethod
-    async def begin(cls, url: str) -> Session:
-        gateway = ServerConnection(url)
+    async def begin(cls, run: RunFile, url: str) -> Session:
+        gateway = ServerConnection(url, make_key(run, ENV, "open", days=1))
         while True:
             try:
                 answer = await gateway.post("/rl/start_session", {"task_id": "0"}, dict[str, str])
@@ -182,15 +183,17 @@ async def latency(run: RunFile, server: Server, url: str, calls: int) -> dict[st
     client.on_server(server.server_id, server)
     direct = await median_ms(lambda: client.sample(QUESTION, 1, run.envs[ENV]), calls)
     await client.close()
-    session = await Session.begin(url)
+    session = await Session.begin(run, url)
     through = await median_ms(session.call, calls)
     await session.close()
     return {"direct_ms": direct, "through_ms": through, "added_ms": through - direct}
 
 
-async def throughput(urls: list[str], replicas: list[int], sessions: int, s: float) -> Throughput:
+async def throughput(
+    run: RunFile, urls: list[str], replicas: list[int], sessions: int, s: float
+) -> Throughput:
     """The rate of calls when so many sessions ask for so many seconds."""
-    asking = [await Session.begin(urls[i % len(urls)]) for i in range(sessions)]
+    asking = [await Session.begin(run, urls[i % len(urls)]) for i in range(sessions)]
     until_s = time.perf_counter() + s
     used_s = sum(map(cpu_s, replicas))
 
@@ -215,8 +218,8 @@ async def measure(
     urls = [f"http://127.0.0.1:{PORT + i}" for i in range(options.replicas)]
     for url in urls:
         await until_up(f"{url}/health")
-    await throughput(urls, replicas, options.sessions, options.seconds)  # until all are warm
-    measured = await throughput(urls, replicas, options.sessions, options.seconds)
+    await throughput(run, urls, replicas, options.sessions, options.seconds)  # until all are warm
+    measured = await throughput(run, urls, replicas, options.sessions, options.seconds)
     added = await latency(run, server, urls[0], options.calls)
     return {**added, **measured._asdict()}
 

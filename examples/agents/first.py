@@ -22,9 +22,10 @@ def agent(client, question):
 def practise(number):
     """A session: the agent works on problem `number`, and earns 1 for the right answer."""
     opened = post("/rl/start_session", os.environ["STREAMRL_GATEWAY_KEY"], task_id=str(number))
-    key = opened["api_key"]
+    key = opened["grading_key"]  # which the agent does not get
     try:
-        said = agent(OpenAI(base_url=opened["base_url"], api_key=key), f"{number}+{number}=")
+        client = OpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
+        said = agent(client, f"{number}+{number}=")
     except Exception as error:  # Nothing was earned, and nothing is trained on.
         post("/rl/end_session", key, failure=repr(error)[:500])
         return

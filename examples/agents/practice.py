@@ -4,8 +4,8 @@ what each run has earned. It knows nothing of streamrl but the gateway's address
     python practice.py AGENT GATEWAY [SESSIONS]
 
 AGENT is the name of a file beside this one: with_openai, with_anthropic or with_agents_sdk. GATEWAY
-is an address such as http://127.0.0.1:8700. STREAMRL_GATEWAY_KEY is the key that opens sessions
-(gateway.api_key of the run file). Without SESSIONS it goes on until the gateway is gone.
+is an address such as http://127.0.0.1:8700. STREAMRL_GATEWAY_KEY is the key that opens sessions, as
+`streamrl gateway-key` prints it. Without SESSIONS it goes on until the gateway is gone.
 
 The problem is `7*8=`. The agent has a calculator, which the policy is to call and whose result it
 is to say. Both are worth half a point.
@@ -48,10 +48,10 @@ def practise(agent, gateway, task, group):
         os.environ["STREAMRL_GATEWAY_KEY"],
         {"task_id": str(task), "group_id": group},
     )
-    key = opened["api_key"]
+    key = opened["grading_key"]  # which the agent does not get
 
     try:
-        said = agent.solve(gateway, key, f"{expression}=", calculator)
+        said = agent.solve(gateway, opened["api_key"], f"{expression}=", calculator)
     except Exception as error:  # the run has failed, which is not a reward of 0
         post(gateway, "/rl/end_session", key, {"failure": repr(error)[:200]})
         return

@@ -14,7 +14,7 @@ from streamrl.cli.group import (
     overrides_option,
     run_argument,
 )
-from streamrl.cli.shared import log_of, run_part
+from streamrl.cli.shared import load_run, log_of, run_part
 from streamrl.config import topology
 
 
@@ -55,6 +55,32 @@ def gateway(run: str, index: int, port: int | None) -> None:
     from streamrl.gateway.process import main
 
     run_part(run, lambda settings: gateway_part(index), partial(main, port=port), index)
+
+
+@click.command()
+@run_argument
+@click.argument("env", metavar="[ENV]", required=False)
+@click.option(
+    "--sampling",
+    is_flag=True,
+    help="One that samples in all sessions of the env, and does nothing else.",
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Time for which the key is good.",
+)
+def gateway_key(run: str, env: str | None, sampling: bool, days: float) -> None:
+    """Print a key that opens sessions of env ENV at the gateway.
+
+    It is signed by gateway.signing_secret, so this works wherever that is known. ENV may be left
+    out where the run has one env with sessions.
+    """
+    from streamrl.gateway.key_command import make_key
+
+    click.echo(make_key(load_run(run), env, "sample" if sampling else "open", days))
 
 
 @click.command()
@@ -219,6 +245,7 @@ def completion(shell: str) -> None:
 COMMANDS = (
     env,
     gateway,
+    gateway_key,
     assembler,
     buffer,
     batcher,

@@ -20,13 +20,13 @@ from streamrl.envs.pool_rewards import connected
 from streamrl.envs.replica import Replica, RolloutGroup
 from streamrl.envs.report import EnvReport
 from streamrl.envs.resume import begin_reading, resume_replica
-from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.envs.servers.process import run_server
 from streamrl.errors import ConfigError
 from streamrl.inference.client import make_client
 from streamrl.log.protocol import Log
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.part import OpenPart, open_part
+from streamrl.system.hidden_memory import hide_memory
 
 TICK_S = 0.02  # What finishes within one tick is one transaction.
 REPORT_S = 1.0

@@ -35,6 +35,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -19,7 +19,6 @@ import xxhash
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.gateway.follower import Follower
-from streamrl.gateway.keys import SessionName
 from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRejected
 from streamrl.gateway.sampling import CallSampler, continuation_of
@@ -28,6 +27,7 @@ from streamrl.inference.client import ContextFull, SamplingFailed, SamplingRejec
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, Continuation
+from streamrl.sessions.keys import SessionName
 
 Sampling = asyncio.Task[list[ModelCall]]
 

@@ -19,6 +19,7 @@ from streamrl.gateway.reporter import Reporter
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 from streamrl.sessions.tool_calls import SYNTAXES
+from streamrl.system.hidden_memory import hide_memory
 from streamrl.system.http_server import HttpServerThread, open_listener, url_of
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ def main(
     Raises ConfigError where no env of the run has sessions, and PortTaken.
     """
     check(run)
+    hide_memory()  # the process has the secret that signs all keys
     if port is None:
         port = run.gateway.port + index if run.gateway.port else 0
     with (

@@ -13,11 +13,9 @@ from starlette.applications import Starlette
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import resolve_reference
 from streamrl.gateway.calls import ModelCallHandler
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
-from streamrl.gateway.keys import SessionKeys, local_secret
 from streamrl.gateway.recorder import Recorder
 from streamrl.gateway.sampling import CallSampler
 from streamrl.gateway.server import HttpApi
@@ -27,6 +25,7 @@ from streamrl.inference.client import apply_server_event, make_client
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
 from streamrl.records import Demand, Record, SessionStart
+from streamrl.sessions.keys import keys_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class GatewayReplica:
         self._follower = Follower(log, self._turns, self._apply)
         recorder = Recorder(producer, self._follower)
         sampler = CallSampler(run, self._clients)
-        keys = make_keys(run)
+        keys = keys_of(run)
         self._calls = ModelCallHandler(
             run=run, index=self._index, follower=self._follower, recorder=recorder, sampler=sampler
         )
@@ -155,11 +154,3 @@ def make_limit(run: RunFile, env: str) -> SessionLimit:
     settings = run.envs[env]
     assert settings.sessions is not None
     return SessionLimit(settings.sessions.max_open, mean_tokens=2.0 * settings.max_tokens)
-
-
-def make_keys(run: RunFile) -> SessionKeys:
-    """Keys that are signed by the gateway's own, or by a secret of the run's directory."""
-    if run.gateway.api_key:
-        key = resolve_reference(run.gateway.api_key, "gateway.api_key")
-        return SessionKeys(key.encode(), key)
-    return SessionKeys(local_secret(run.directory))

@@ -189,7 +189,12 @@ def arguments_of(tool_call: Mapping[str, Any]) -> dict[str, Any]:
 
 def openai_error(rejected: RequestRejected) -> dict[str, Any]:
     """An error as OpenAI's APIs write it."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
     default = "server_error" if rejected.status >= 500 else "invalid_request_error"
     return {
         "error": {

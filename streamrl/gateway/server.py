@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -22,10 +23,18 @@ from streamrl.config.sections.envs import Env
 from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
-from streamrl.gateway.keys import SESSION_FIELD, SessionKeys, SessionName, session_in_metadata
 from streamrl.gateway.requests import Dialect, RequestRejected, openai_error, parse_body, rejection
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
+from streamrl.sessions.keys import (
+    SESSION_FIELD,
+    Key,
+    KeyRefused,
+    Right,
+    RunKeys,
+    SessionName,
+    session_in_metadata,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +45,12 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/messages": anthropic_messages.DIALECT,
     "/inference/v1/generate": token_ids.DIALECT,
 }
-SESSION_KEY = "a session's key, as /rl/start_session returns it"
-SESSION_NAME = f"{SESSION_KEY}, and metadata.{SESSION_FIELD} does not say ENV.SESSION"
+# What a request needs, by the right of its key.
+WANTED: dict[Right, str] = {
+    "open": "a key that opens sessions of the env: `streamrl gateway-key RUN ENV` prints one",
+    "sample": "the api_key that /rl/start_session returned",
+    "grade": "the grading_key that /rl/start_session returned",
+}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -47,7 +60,7 @@ class HttpApi:
     def __init__(
         self,
         run: RunFile,
-        keys: SessionKeys,
+        keys: RunKeys,
         calls: ModelCallHandler,
         sessions: SessionsApi,
         clients: Mapping[str, Client],
@@ -141,28 +154,29 @@ class HttpApi:
         return call
 
     async def _start_session(self, request: Request) -> Response:
-        self._check_gateway_key(request)
+        key = self._key_of(request, "open")
         body = await self._body_of(request)
-        url = str(request.base_url).rstrip("/")
-        return json_response(await self._sessions.start(body, url, is_retry(request)))
+        url = self._run.gateway.url.rstrip("/") or str(request.base_url).rstrip("/")
+        return json_response(await self._sessions.start(key.env, body, url, is_retry(request)))
 
     async def _set_reward(self, request: Request) -> Response:
-        name = self._session_of(request)
+        key = self._key_of(request, "grade")
+        name = SessionName(key.env, key.session)
         return json_response(await self._sessions.set_reward(name, await self._body_of(request)))
 
     async def _end_session(self, request: Request) -> Response:
-        name = self._session_of(request)
+        key = self._key_of(request, "grade")
+        name = SessionName(key.env, key.session)
         return json_response(await self._sessions.end(name, await self._body_of(request)))
 
     async def _end_sessions(self, request: Request) -> Response:
-        self._check_gateway_key(request)
-        return json_response(
-            await self._sessions.end_sessions_of_server(await self._body_of(request))
-        )
+        key = self._key_of(request, "open")
+        body = await self._body_of(request)
+        return json_response(await self._sessions.end_sessions_of_server(key.env, body))
 
     async def _models(self, request: Request) -> Response:
-        name = self._session_of(request)
-        client = self._clients[self._run.envs[name.env].pool]
+        key = self._key_of(request, "sample")
+        client = self._clients[self._run.envs[key.env].pool]
         pool = client.registry.pool
         servers = client.servers().values()
         models = sorted({server.model for server in servers if server.pool == pool})
@@ -172,35 +186,39 @@ class HttpApi:
     async def _health(self, request: Request) -> Response:
         return json_response({"status": "ok"})
 
-    def _check_gateway_key(self, request: Request) -> None:
-        """Raises RequestRejected for a request without the key that opens sessions."""
-        if not self._keys.opens_gateway(key_of(request)):
-            raise unauthorized("the gateway's key (gateway.api_key of the run file)")
-
-    def _session_of(self, request: Request) -> SessionName:
-        """The session that the request's key opens. Raises RequestRejected."""
-        return self._require_session(self._keys.session_of(key_of(request)), SESSION_KEY)
+    def _key_of(self, request: Request, right: Right) -> Key:
+        """The key of a request, if it has this right. Raises RequestRejected."""
+        try:
+            key = self._keys.check(key_text(request), time.time())
+        except KeyRefused as error:
+            raise unauthorized(f"{error}; give {WANTED[right]}") from None
+        if key.env not in self._run.session_envs:
+            raise unauthorized(f"it is for env {key.env}, which has no sessions")
+        if key.right != right:
+            raise RequestRejected(
+                403,
+                f"this key is for something else ({key.right}); give {WANTED[right]}",
+                code="permission_denied",
+            )
+        return key
 
     async def _named_call(self, request: Request) -> tuple[SessionName, dict[str, Any]]:
-        """The session and the body of a call. A client that has one key for all sessions, which is
-        the gateway's, names the session in the body. Raises RequestRejected.
+        """The session and the body of a call. A client that has one key for all sessions of an env
+        names the session in the body. Raises RequestRejected.
         """
-        key = key_of(request)
-        name = self._keys.session_of(key)
-        if name is None and self._keys.opens_gateway(key):
-            body = await self._body_of(request)
-            return self._require_session(
-                session_in_metadata(body.get("metadata")), SESSION_NAME
-            ), body
-        return self._require_session(name, SESSION_KEY), await self._body_of(request)
-
-    def _require_session(self, name: SessionName | None, wanted: str) -> SessionName:
-        """The session, if agents make rollouts of its env. Raises RequestRejected, which says what
-        is `wanted` of the request.
-        """
-        if name is None or name.env not in self._run.session_envs:
-            raise unauthorized(wanted)
-        return name
+        key = self._key_of(request, "sample")
+        body = await self._body_of(request)
+        if key.session:
+            return SessionName(key.env, key.session), body
+        name = session_in_metadata(body.get("metadata"))
+        if name is None or name.env != key.env:
+            raise RequestRejected(
+                403,
+                f"this key is for all sessions of {key.env}: name one in metadata.{SESSION_FIELD},"
+                f" as {key.env}.SESSION_ID",
+                code="permission_denied",
+            )
+        return name, body
 
     async def _body_of(self, request: Request) -> dict[str, Any]:
         """The JSON of a request, if it has a body. Its content type has to be JSON's: a web page
@@ -236,7 +254,7 @@ def event_bytes(event: tuple[str, Any]) -> bytes:
     return head.encode() + b"data: " + text + b"\n\n"
 
 
-def key_of(request: Request) -> str:
+def key_text(request: Request) -> str:
     """The API key of a request: a bearer token, or Anthropic's header."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
@@ -244,8 +262,8 @@ def key_of(request: Request) -> str:
     return request.headers.get("x-api-key", "")
 
 
-def unauthorized(wanted: str) -> RequestRejected:
-    why = f"the key is not {wanted}; send it as Authorization: Bearer or x-api-key"
+def unauthorized(cause: str) -> RequestRejected:
+    why = f"the key is refused: {cause}; send it as Authorization: Bearer or x-api-key"
     return RequestRejected(401, why, code="invalid_api_key")
 
 

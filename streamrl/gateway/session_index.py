@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from streamrl.gateway.keys import SessionName
 from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
 from streamrl.sessions.call_tree import CallTree, InvalidCall
+from streamrl.sessions.keys import SessionName
 from streamrl.text import one_line
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class SessionIndex:
         max_ended: int = MAX_ENDED,
     ) -> None:
         self.sessions: dict[SessionName, LiveSession] = {}
-        self._ended: dict[SessionName, None] = {}  # the oldest first
+        self._ended: dict[SessionName, float] = {}  # when each ended; the oldest first
         self._on_session_end = on_session_end
         self._max_ended = max_ended
 
@@ -99,12 +99,16 @@ class SessionIndex:
             case ModelCall():
                 self._on_call(SessionName(env, record.session), record)
             case SessionEnd():
-                self._on_end(SessionName(env, record.session))
+                self._on_end(SessionName(env, record.session), record.time_s)
             case _:
                 pass
 
     def has_ended(self, name: SessionName) -> bool:
         return name in self._ended
+
+    def ended_s(self, name: SessionName) -> float | None:
+        """When a session ended; None: it has not, or so long ago that this is forgotten."""
+        return self._ended.get(name)
 
     def is_open(self, session: LiveSession) -> bool:
         """Whether the session has not ended since it was looked up here."""
@@ -132,11 +136,10 @@ class SessionIndex:
         except InvalidCall as error:
             logger.warning("session %r of %s: %s", name.session, name.env, one_line(error))
 
-    def _on_end(self, name: SessionName) -> None:
+    def _on_end(self, name: SessionName, time_s: float) -> None:
         session = self.sessions.pop(name, None)
         if session is not None:
             self._on_session_end(session)
-        self._ended.pop(name, None)
-        self._ended[name] = None
+        self._ended[name] = self._ended.pop(name, time_s)  # the first end counts
         while len(self._ended) > self._max_ended:
             del self._ended[next(iter(self._ended))]

@@ -14,15 +14,17 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
-from streamrl.gateway.keys import SESSION_ID, SessionKeys, SessionName
 from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Body, RequestRejected, objects, rejection, string
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.inference.client import Client
 from streamrl.log.protocol import Output
 from streamrl.records import Record, Reward, SessionEnd, SessionStart
+from streamrl.sessions.keys import SESSION_ID, Key, Right, RunKeys, SessionName
 
 MAX_METADATA_BYTES = 1 << 18
+MAX_ID = 256  # characters of what names tasks, groups and rewards, as in the buffer
+MAX_CAUSE = 1_000  # characters of a failure
 RETRY_AFTER_S = 1
 # What responses prefix a call's id with.
 ID_PREFIXES = ("chatcmpl-", "resp_", "msg_")
@@ -37,7 +39,7 @@ class SessionsApi:
         index: SessionIndex,
         follower: Follower,
         recorder: Recorder,
-        keys: SessionKeys,
+        keys: RunKeys,
         limits: Mapping[str, SessionLimit],
         clients: Mapping[str, Client],
     ) -> None:
@@ -48,10 +50,12 @@ class SessionsApi:
         self._keys = keys
         self._limits = limits
         self._clients = clients
+        # Sessions whose first record is being written: they are open, and not in the index yet.
+        self._starting = set[SessionName]()
 
-    async def start(self, body: Body, base_url: str, is_retry: bool) -> dict[str, Any]:
+    async def start(self, env: str, body: Body, base_url: str, is_retry: bool) -> dict[str, Any]:
         """Begin a session, or resume one. Raises RequestRejected."""
-        env = self._env_of(body)
+        check_env(env, body)
         session_id = string(body, "session_id") or secrets.token_hex(16)
         if not SESSION_ID.fullmatch(session_id):
             raise rejection("session_id", "it has letters, digits, - and _, at most 200")
@@ -62,6 +66,10 @@ class SessionsApi:
         if self._index.has_ended(name):
             raise RequestRejected(409, f"session {session_id} has ended; give another session_id")
         session = self._index.sessions.get(name)
+        if name in self._starting:
+            raise RequestRejected(
+                429, f"session {session_id} is being opened; ask again", retry_after_s=RETRY_AFTER_S
+            )
         if session is None:
             self._check_admission(env)
         elif session.start.problem_id != start.problem_id:
@@ -76,30 +84,40 @@ class SessionsApi:
             )
         if session is None or not is_retry:
             starts = self._starts(name)
-            await self._write(name, start, lambda: self._starts(name) > starts)
+            if session is None:
+                self._starting.add(name)
+            try:
+                await self._write(name, start, lambda: self._starts(name) > starts)
+            finally:
+                self._starting.discard(name)
         return {
             "session_id": session_id,
-            "api_key": self._keys.key_of(env, session_id),
+            "api_key": self._key("sample", name),
+            "grading_key": self._key("grade", name),
             "base_url": f"{base_url}/v1",
             "anthropic_base_url": base_url,
         }
 
+    def _key(self, right: Right, name: SessionName) -> str:
+        key = Key(right, name.env, name.session)
+        return self._keys.make(key, time.time(), self._run.gateway.session_keys_s)
+
     async def set_reward(self, name: SessionName, body: Body) -> dict[str, Any]:
-        """Write a reward of a session, which may have ended long ago. Raises RequestRejected."""
-        value = body.get("reward")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
-            raise rejection("reward", "it is a finite number")
+        """Write a reward of a session, which may have ended while it was judged. Raises
+        RequestRejected.
+        """
+        time_s = time.time()
+        self._check_waits_for_rewards(name, time_s)
+        reward_name = self._reward_name(name.env, body)
         call = string(body, "interaction_id")
         for prefix in ID_PREFIXES:
             call = call.removeprefix(prefix)
         reward = Reward(
             rollout=name.session,
-            name=string(body, "name") or self._reward_name(name.env),
-            value=float(value),
+            name=reward_name,
+            value=self._reward_value(name.env, reward_name, body),
             call=call,
-            scorer=string(body, "scorer"),
-            scorer_version=string(body, "scorer_version"),
-            time_s=time.time(),
+            time_s=time_s,
         )
         async with log_timeout(self._run.envs[name.env].timeout_s):
             await self._recorder.write(Output(topology.rewards(name.env), name.session, reward))
@@ -109,8 +127,8 @@ class SessionsApi:
         """End a session. One that has ended already stays as it is. Raises RequestRejected."""
         end = SessionEnd(
             session=name.session,
-            failure=string(body, "failure"),
-            truncation=string(body, "truncation"),
+            failure=string(body, "failure", limit=MAX_CAUSE),
+            truncation=string(body, "truncation", limit=MAX_ID),
             time_s=time.time(),
         )
         async with log_timeout(self._run.envs[name.env].timeout_s):
@@ -121,13 +139,13 @@ class SessionsApi:
             await self._end(name, end)
         return {"session_id": name.session, "ended": True}
 
-    async def end_sessions_of_server(self, body: Body) -> dict[str, Any]:
+    async def end_sessions_of_server(self, env: str, body: Body) -> dict[str, Any]:
         """Fail the open sessions of an env server that has died: those with its name in
         `metadata.server`. Raises RequestRejected.
         """
-        env = self._env_of(body)
+        check_env(env, body)
         server = string(body, "server")
-        failure = string(body, "failure")
+        failure = string(body, "failure", limit=MAX_CAUSE)
         if not (server and failure):
             raise rejection("server", "it and `failure` are needed: whose sessions end, and why")
         async with log_timeout(self._run.envs[env].timeout_s):
@@ -157,19 +175,19 @@ class SessionsApi:
         session = self._index.sessions.get(name)
         return session.starts if session else 0
 
-    def _env_of(self, body: Body) -> str:
-        envs = self._run.session_envs
-        env = string(body, "env") or (envs[0] if len(envs) == 1 else "")
-        if env not in envs:
-            raise rejection("env", f"name one of {', '.join(envs)}")
-        return env
-
     def _start_record(self, name: SessionName, body: Body) -> SessionStart:
         task = body.get("task_id")
         if isinstance(task, int) and not isinstance(task, bool):
             task = str(task)
-        if not isinstance(task, str) or not task or len(task) > 1_000:
-            raise rejection("task_id", "it names the problem that the agent works on")
+        if not isinstance(task, str) or not task or len(task) > MAX_ID:
+            raise rejection("task_id", f"it names the problem, with at most {MAX_ID} characters")
+        group_id = string(body, "group_id", limit=MAX_ID)
+        if not group_id and len(f"{task}:{name.session}") > MAX_ID:
+            raise rejection(
+                "task_id",
+                f"with the session_id it has more than {MAX_ID} characters, and they name the"
+                " group; give a shorter one or a group_id",
+            )
         (metadata,) = objects({"metadata": [body.get("metadata") or {}]}, "metadata")
         try:
             size = len(msgspec.msgpack.encode(metadata))
@@ -182,23 +200,59 @@ class SessionsApi:
                 session=name.session,
                 environment=name.env,
                 problem_id=task,
-                group_id=string(body, "group_id"),
+                group_id=group_id,
                 metadata=metadata,
                 time_s=time.time(),
             )
         except ValueError as error:
             raise rejection("metadata", str(error)) from None
 
-    def _reward_name(self, env: str) -> str:
-        """The name of a reward that is given none: that of the only one the env waits for."""
+    def _check_waits_for_rewards(self, name: SessionName, time_s: float) -> None:
+        """Raises RequestRejected if the session ended so long ago that no reward counts now."""
+        sessions = self._run.envs[name.env].sessions
+        ended_s = self._index.ended_s(name)
+        if sessions is None or ended_s is None or time_s < ended_s + sessions.reward_wait_s:
+            return
+        raise RequestRejected(
+            409,
+            f"session {name.session} ended more than {sessions.reward_wait_s:g} s ago"
+            " (sessions.reward_wait_s); `streamrl rescore` rewards it now",
+        )
+
+    def _reward_name(self, env: str, body: Body) -> str:
+        """The name of a reward. One that is given none is that of the only one the env waits for.
+        Raises RequestRejected for another than the env waits for.
+        """
+        for field in ("scorer", "scorer_version"):
+            if body.get(field):
+                raise rejection(field, "only `streamrl rescore` names who has judged; leave it out")
         sessions = self._run.envs[env].sessions
-        if sessions is not None and len(sessions.rewards) == 1:
-            return sessions.rewards[0]
-        return "reward"
+        wanted = sessions.rewards if sessions is not None else []
+        default = wanted[0] if len(wanted) == 1 else "reward"
+        name = string(body, "name", limit=MAX_ID) or default
+        if wanted and name not in wanted:
+            raise rejection(
+                "name", f"{name!r} is none of {', '.join(wanted)} (envs.{env}.sessions.rewards)"
+            )
+        return name
+
+    def _reward_value(self, env: str, name: str, body: Body) -> float:
+        """The value of a reward within its range. Raises RequestRejected."""
+        value = body.get("reward")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+            raise rejection("reward", "it is a finite number")
+        lowest, highest = self._run.envs[env].reward_range(name)
+        if not lowest <= value <= highest:
+            raise rejection(
+                "reward",
+                f"{name} is between {lowest:g} and {highest:g} (envs.{env}.sessions.reward_ranges)",
+            )
+        return float(value)
 
     def _check_admission(self, env: str) -> None:
         """Raises RequestRejected if a new session has to wait for others, or for a server."""
-        cause = self._limits[env].refusal(self._index.count_open(env))
+        starting = sum(name.env == env for name in self._starting)
+        cause = self._limits[env].refusal(self._index.count_open(env) + starting)
         if cause:
             raise RequestRejected(429, f"{env}: {cause}", retry_after_s=RETRY_AFTER_S)
         pool = self._run.envs[env].pool
@@ -206,6 +260,13 @@ class SessionsApi:
             raise RequestRejected(
                 503, f"no server of pool {pool} is ready yet", retry_after_s=RETRY_AFTER_S
             )
+
+
+def check_env(env: str, body: Body) -> None:
+    """Raises RequestRejected for a body that names another env than its key."""
+    named = string(body, "env")
+    if named and named != env:
+        raise rejection("env", f"the key is for env {env}, not for {named}")
 
 
 def is_finite(value: float) -> bool:

@@ -89,13 +89,11 @@ def is_part_of(rollout: Rollout, reward: Reward, is_of_fork: bool) -> bool:
 
     `is_of_fork`: the run is a fork that was made with rewards of this scorer.
     """
-    if reward.rescored and not is_of_fork:
+    if not is_of_fork:
         return False
     if reward.failure:
         return reward.failure in rollout.failure
-    if reward.rescored:
-        return rollout.rewards.get(reward.name) == reward.value
-    return reward.name in rollout.rewards
+    return rollout.rewards.get(reward.name) == reward.value
 
 
 def rollouts_in(batch: Batch) -> Sequence[EnvUid]:

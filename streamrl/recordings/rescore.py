@@ -277,14 +277,15 @@ def rollouts_of(log: Log, env: str) -> Iterator[Rollout]:
 def rewards_of_scorer(log: Log, env: str, name: str, version: str) -> dict[str, list[Reward]]:
     """The rewards that a version of a scorer gave, by the uid of the rollout.
 
+    Only records of `rescore` count: what came through the gateway may name any scorer.
     Of several rewards with the same name, the last one counts. A rollout that `rescore` could not
     judge at first, and then could, has not failed.
     """
     by_uid: dict[str, dict[str, Reward]] = {}
     for reward, _ in records_of(log, topology.rewards(env), Reward):
-        if (reward.scorer, reward.scorer_version) == (name, version):
+        if reward.rescored and (reward.scorer, reward.scorer_version) == (name, version):
             given = by_uid.setdefault(reward.rollout, {})
-            if any(earlier.failure and earlier.rescored for earlier in given.values()):
+            if any(earlier.failure for earlier in given.values()):
                 given.clear()
             given[reward.name] = reward
     return {uid: list(rewards.values()) for uid, rewards in by_uid.items()}

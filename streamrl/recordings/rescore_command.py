@@ -11,7 +11,6 @@ from rich.console import Console
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.pool_rewards import connected, wait_until_ready
-from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.log import topic_changes
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log
@@ -23,6 +22,7 @@ from streamrl.recordings.rescore import (
     resolve_env_option,
     scorer_of,
 )
+from streamrl.system.hidden_memory import hide_memory
 
 
 def rescore_command(

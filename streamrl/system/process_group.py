@@ -45,13 +45,14 @@ def with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-S", "-E", __file__, "with-parent", str(os.getpid()), *command]
 
 
-def guarded(command: Sequence[str], grace_s: float) -> list[str]:
+def guarded(command: Sequence[str], grace_s: float, descriptor: int = -1) -> list[str]:
     """The command line of a guard of this command, to be started with a pipe as stdin.
 
     At the end of the pipe the command gets SIGTERM, and after `grace_s` all that is left of its
-    session gets SIGKILL. The guard exits with the command's status.
+    session gets SIGKILL. The guard exits with the command's status. A `descriptor` that the guard
+    is started with is the command's: the guard keeps no copy.
     """
-    return [sys.executable, __file__, "guarded", str(grace_s), *command]
+    return [sys.executable, __file__, "guarded", f"{grace_s},{descriptor}", *command]
 
 
 def reaper(token: str) -> list[str]:
@@ -84,14 +85,19 @@ def set_pdeathsig(parent: int) -> Callable[[], None]:
     return before_exec
 
 
-def run_until_owner_dies(command: Sequence[str], grace_s: float) -> int:
-    """Run `command` in its own session until it ends or stdin does. Nothing of the session is left
-    when this returns.
+def run_until_owner_dies(command: Sequence[str], grace_s: float, descriptor: int = -1) -> int:
+    """Run `command` in its own session until it ends or stdin does, and hand it a descriptor, if
+    there is one. Nothing of the session is left when this returns.
     """
+    handed = (descriptor,) if descriptor >= 0 else ()
     if hasattr(os, "SCHED_OTHER"):  # a server answers at once, however its agent is scheduled
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=handed
+    )
+    for number in handed:
+        os.close(number)
     try:
         while child.poll() is None and not _owner_is_gone():
             pass
@@ -177,7 +183,8 @@ def main(form: str, argument: str, *command: str) -> int:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     if form == "guarded":
-        return run_until_owner_dies(command, float(argument))
+        grace_s, descriptor = argument.split(",")
+        return run_until_owner_dies(command, float(grace_s), int(descriptor))
     sys.stdin.buffer.read()
     kill_tagged(argument)
     return 0

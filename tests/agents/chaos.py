@@ -29,6 +29,7 @@ import yaml
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
+from streamrl.gateway.key_command import make_key
 from streamrl.local_kafka import broker, ports
 from streamrl.log import topic_changes
 from streamrl.log.codec import to_message
@@ -84,6 +85,7 @@ class Run:
         self.file = directory / "run.yaml"
         self.file.write_text(yaml.safe_dump(self._settings(first)))
         self.run: RunFile = run_file.load(self.file)
+        self.key = make_key(self.run, ENV, "open", days=1)
         kafka = {"bootstrap.servers": self.broker.address}
         topic_changes.apply(self.run, kafka)
         self.log = KafkaLog(kafka, self.run.run)
@@ -191,16 +193,16 @@ class Agent:
 
     def _live(self, session: str) -> None:
         body = {"task_id": session, "session_id": session, "resume": True}
-        key = self._post("/rl/start_session", "", body, f"start {self._draw.random()}")["api_key"]
+        begun = self._post("/rl/start_session", self._run.key, body, f"start {self._draw.random()}")
         messages: list[dict[str, str]] = []
         for turn in range(TURNS):
             messages.append({"role": "user", "content": question(session, turn)})
             asked = {"model": "policy", "messages": messages}
-            answer = self._post("/v1/chat/completions", key, asked, f"turn {turn}")
+            answer = self._post("/v1/chat/completions", begun["api_key"], asked, f"turn {turn}")
             messages.append(answer["choices"][0]["message"])
             self.answered[session] = max(self.answered[session], turn + 1)
-        self._post("/rl/set_reward", key, {"reward": 1.0}, "reward")
-        self._post("/rl/end_session", key, {}, "end")
+        self._post("/rl/set_reward", begun["grading_key"], {"reward": 1.0}, "reward")
+        self._post("/rl/end_session", begun["grading_key"], {}, "end")
 
     def _post(self, path: str, key: str, body: dict[str, Any], name: str) -> dict[str, Any]:
         deadline = time.monotonic() + patience(ANSWER_S)
@@ -210,9 +212,7 @@ class Agent:
                 self.dies.clear()
                 raise Killed
             url = self._draw.choice(self._run.urls)
-            headers = {"Idempotency-Key": name}
-            if key:
-                headers["Authorization"] = f"Bearer {key}"
+            headers = {"Idempotency-Key": name, "Authorization": f"Bearer {key}"}
             try:
                 found = self._http.post(url + path, json=body, headers=headers)
                 if found.status_code == 200:

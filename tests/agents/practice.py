@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import urllib.request
 from pathlib import Path
 
 import yaml
 
+from streamrl.gateway.key_command import make_key
 from streamrl.local_kafka.connect import connect_or_start
 from streamrl.local_kafka.ports import choose_ports
 from streamrl.log.kafka import KafkaLog
@@ -20,13 +22,12 @@ AGENTS = ("with_openai", "with_anthropic", "with_agents_sdk")
 ENV = "calculator"
 PYTHON = ROOT / ".venv-agents" / "bin" / "python"
 MISMATCH = 1e-3  # of logprobs, at most
-KEY = "a-key-for-the-gateway-of-a-test"
 
 
 def trained(agent: str, directory: Path) -> Account:
     """Train an agent to the target of deploy/runs/agents.yaml. Returns the account of its run."""
     directory.mkdir(parents=True, exist_ok=True)
-    os.environ["STREAMRL_GATEWAY_KEY"] = KEY
+    os.environ["STREAMRL_GATEWAY_SECRET"] = secrets.token_hex(32)
     settings = yaml.safe_load((ROOT / "deploy" / "runs" / "agents.yaml").read_text())
     settings |= {"run": agent.replace("_", "-"), "weights": {"keep_versions": 100_000}}
     port, _ = choose_ports(0)
@@ -43,7 +44,7 @@ def trained(agent: str, directory: Path) -> Account:
                 stdout=written,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT / "examples" / "agents",
-                env={**os.environ, "STREAMRL_GATEWAY_KEY": KEY},
+                env={**os.environ, "STREAMRL_GATEWAY_KEY": make_key(run.run, ENV, "open", days=1)},
             )
         try:
             until(lambda: has_ended(run.process) or has_ended(practice), 1_200)

@@ -24,8 +24,8 @@ def test_the_pages_agent_is_the_example_and_runs(tmp_path: Path, monkeypatch: py
     example = ROOT / "examples" / "agents" / "first.py"
     page = (ROOT / "docs" / "train-your-agent.md").read_text()
     assert f"```python\n{example.read_text()}```" in page
-    monkeypatch.setenv("STREAMRL_GATEWAY_KEY", "none is needed")
     with gateways(tmp_path, lambda prompt, choice: "6") as gateway:
+        monkeypatch.setenv("STREAMRL_GATEWAY_KEY", gateway.key())
         first: Any = module_of(example)
         first.GATEWAY = gateway.start()
         first.practise(3)

@@ -232,7 +232,7 @@ def of_an_env(directory: Path) -> str:
     as envs do?
     """
     code = (
-        "from streamrl.envs.sandbox import limits; limits.hide_memory(); print('ready',"
+        "from streamrl.system.hidden_memory import hide_memory; hide_memory(); print('ready',"
         " flush=True); input()"
     )
     line = [sys.executable, "-c", code]

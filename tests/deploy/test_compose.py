@@ -90,7 +90,9 @@ def test_an_env_server_has_a_python_a_program_and_a_gateway():
     assert service["build"]["target"] == "env-server"
     given = service["environment"]
     assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.gateway.port}"
-    assert run.gateway.api_key.removeprefix("env:") in given
+    assert env.sessions is not None
+    assert env.sessions.api_key.removeprefix("env:") in given
+    assert run.gateway.signing_secret.removeprefix("env:") not in given
     assert "STREAMRL_INFERENCE_KEY" not in given  # it asks no server
 
 

@@ -242,14 +242,17 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
         assert server["spec"]["replicas"] == run.envs[name].replicas
         given = variables(server)
         assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.gateway.port}"
-        assert run.gateway.api_key.removeprefix("env:") in given
+        sessions = run.envs[name].sessions
+        assert sessions is not None and sessions.api_key.removeprefix("env:") in given
+        assert run.gateway.signing_secret.removeprefix("env:") not in given
         assert "STREAMRL_INFERENCE_KEY" not in given  # it asks no server
     for name, size in pools_of(run).items():
         assert workloads[name]["spec"]["replicas"] == size
         assert references(run) <= set(variables(workloads[name]))
     if run.session_envs:
         assert workloads["gateway"]["spec"]["replicas"] == run.gateway.replicas
-        assert run.gateway.api_key.removeprefix("env:") in variables(workloads["gateway"])
+        secret = run.gateway.signing_secret.removeprefix("env:")
+        assert secret in variables(workloads["gateway"])
     if run.learner.uses_scorer_pool:
         assert workloads["scorer"]["spec"]["replicas"] == run.scorer.replicas
     for name in ("buffer", "batcher"):

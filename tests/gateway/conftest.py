@@ -16,7 +16,9 @@ from tests.support.waiting import patience
 class Shared(NamedTuple):
     gateway: Gateways
     url: str
-    key: str
+    key: str  # samples in session s0
+    grading_key: str  # of session s0
+    opening_key: str  # opens sessions
     api: openai.OpenAI
 
 
@@ -24,9 +26,10 @@ class Shared(NamedTuple):
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     with gateways(tmp_path_factory.mktemp("runs")) as gateway:
         url = gateway.start()
-        key = gateway.begin(url)["api_key"]
+        begun = gateway.begin(url)
+        key = begun["api_key"]
         api = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=patience(30))
-        yield Shared(gateway, url, key, api)
+        yield Shared(gateway, url, key, begun["grading_key"], gateway.key(), api)
 
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
-from streamrl.gateway.keys import SessionName
 from streamrl.gateway.requests import ChatRequest, RequestRejected
 from streamrl.gateway.session_index import SessionIndex
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall, Record, SessionEnd
 from streamrl.sessions.call_tree import CallTree
+from streamrl.sessions.keys import SessionName
 from tests.gateway.test_session_index import START, call
 from tests.support.gateways import ENV, run_of
 

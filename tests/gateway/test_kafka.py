@@ -37,8 +37,8 @@ def test_a_session_goes_on_over_replicas_and_transactions_of_others(
         last = agent.text(urls[0], *said)
         assert agent.text(urls[1], *said, **RETRY) == last
         gateway.stop(urls[0])
-        bearer = {"authorization": f"Bearer {agent.key}"}
-        rewarded = httpx.post(f"{urls[1]}/rl/set_reward", json={"reward": 0.5}, headers=bearer)
+        given = {"reward": 0.5}
+        rewarded = httpx.post(f"{urls[1]}/rl/set_reward", json=given, headers=agent.grading)
         assert rewarded.status_code == 200, rewarded.text
         calls = gateway.calls()
         (reward,) = gateway.records(topology.rewards(ENV))

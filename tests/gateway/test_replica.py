@@ -21,7 +21,9 @@ class Agent:
     """Sends chat completions by hand, to any replica."""
 
     def __init__(self, gateway: Gateways, url: str, session: str = "s0", **fields: Any) -> None:
-        self.key = gateway.begin(url, session, **fields)["api_key"]
+        begun = gateway.begin(url, session, **fields)
+        self.key = begun["api_key"]
+        self.grading = {"authorization": f"Bearer {begun['grading_key']}"}
 
     def send(self, url: str, *said: str, timeout_s: float = 30.0, **headers: str) -> httpx.Response:
         roles = ("user", "assistant")
@@ -177,11 +179,11 @@ def test_an_agent_that_starts_again_gets_its_answers_again(tmp_path: Path):
         refused = httpx.post(
             f"{url}/rl/start_session",
             json={"task_id": "7", "session_id": "s0"},
+            headers={"authorization": f"Bearer {gateway.key()}"},
             timeout=patience(30),
         )
         assert refused.status_code == 409 and "resume" in refused.text
         again = Agent(gateway, url, resume=True)
-        assert again.key == agent.key
         answers = [again.text(url, "q"), again.text(url, "q"), again.text(url, "q", one, "more")]
         assert answers == [one, other, two]
         assert gateway.stub.sampled == len(gateway.calls()) == 3
@@ -217,17 +219,15 @@ def test_a_session_that_has_ended_takes_no_call_on_any_replica(tmp_path: Path):
         urls = [gateway.start(), gateway.start()]
         agent = Agent(gateway, urls[0])
         agent.ask(urls[0], "q")
-        bearer = {"authorization": f"Bearer {agent.key}"}
         for url in urls:  # twice is once
             ended = httpx.post(
-                f"{url}/rl/end_session", json={"truncation": "steps"}, headers=bearer
+                f"{url}/rl/end_session", json={"truncation": "steps"}, headers=agent.grading
             )
             assert ended.json() == {"session_id": "s0", "ended": True}
         refused = agent.send(urls[1], "q", "a", "b")
         assert refused.status_code == 409 and "has ended" in refused.text
-        late = httpx.post(
-            f"{urls[0]}/rl/start_session", json={"task_id": "7", "session_id": "s0", "resume": True}
-        )
+        body = {"task_id": "7", "session_id": "s0", "resume": True}
+        late = gateway.opened(urls[0], body)
         assert late.status_code == 409
         start, _, end = gateway.records()
     assert isinstance(start, SessionStart)
@@ -243,8 +243,8 @@ def test_an_answer_that_comes_after_the_end_is_refused(tmp_path: Path):
         asking = threading.Thread(target=lambda: found.append(agent.send(url, "q")))
         asking.start()
         until(lambda: gateway.stub.sampled == 1)
-        bearer = {"authorization": f"Bearer {agent.key}"}
-        httpx.post(f"{url}/rl/end_session", json={}, headers=bearer).raise_for_status()
+        ended = httpx.post(f"{url}/rl/end_session", json={}, headers=agent.grading)
+        ended.raise_for_status()
         gateway.stub.gate.set()
         asking.join(patience(30))
         assert found[0].status_code == 409

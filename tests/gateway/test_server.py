@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from streamrl.errors import BrokerUnreachable
-from streamrl.gateway.keys import SessionKeys, local_secret
 from tests.gateway.conftest import BODY, PATHS, Shared, post
 from tests.support.gateways import ENV, gateways
 
@@ -18,9 +17,10 @@ def test_open_sessions_calls_and_the_size_of_a_body_have_limits(tmp_path: Path):
     settings: dict[str, Any] = {"max_calls": 2, "max_body_mb": 0.01}
     with gateways(tmp_path, sessions={"max_open": 1}, **settings) as gateway:
         url = gateway.start()
-        key = gateway.begin(url)["api_key"]
+        begun = gateway.begin(url)
+        key = begun["api_key"]
         start = f"{url}/rl/start_session"
-        refused = post(start, json={"task_id": "1"})
+        refused = post(start, gateway.key(), json={"task_id": "1"})
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
         assert "max_open" in refused.text
         chat = f"{url}/v1/chat/completions"
@@ -32,8 +32,8 @@ def test_open_sessions_calls_and_the_size_of_a_body_have_limits(tmp_path: Path):
         assert many.status_code == 400 and many.json()["error"]["code"] == "max_calls"
         assert post(chat, key, json={**BODY, "n": 2}).status_code == 200
         assert post(chat, key, json=BODY).status_code == 400
-        post(f"{url}/rl/end_session", key, json={}).raise_for_status()
-        assert post(start, json={"task_id": "1"}).status_code == 200
+        post(f"{url}/rl/end_session", begun["grading_key"], json={}).raise_for_status()
+        assert post(start, gateway.key(), json={"task_id": "1"}).status_code == 200
 
 
 def test_a_prompt_that_fills_the_context_is_the_agents_error(tmp_path: Path):
@@ -73,16 +73,19 @@ def test_without_a_log_a_call_waits_and_then_may_be_asked_again(
 )
 def test_a_body_that_is_no_request_is_400(shared: Shared, path: str, content: bytes):
     headers = {"content-type": "application/json"}
-    refused = post(shared.url + path, shared.key, content=content, headers=headers)
+    key = shared.grading_key if path.startswith("/rl/") else shared.key
+    refused = post(shared.url + path, key, content=content, headers=headers)
     assert refused.status_code == 400 and refused.json()["error"]["message"]
 
 
 def test_only_json_and_only_names_of_this_machine(shared: Shared):
     url = f"{shared.url}/rl/start_session"
-    plain = post(url, content=b'{"task_id": "1"}', headers={"content-type": "text/plain"})
+    key = shared.opening_key
+    plain = post(url, key, content=b'{"task_id": "1"}', headers={"content-type": "text/plain"})
     assert plain.status_code == 415
-    assert "task_id" in post(url).text  # nothing was sent
-    assert post(url, json={"task_id": "1"}, headers={"host": "evil.example"}).status_code == 400
+    assert "task_id" in post(url, key).text  # nothing was sent
+    foreign = post(url, key, json={"task_id": "1"}, headers={"host": "evil.example"})
+    assert foreign.status_code == 400
     assert httpx.get(f"{shared.url}/health").json() == {"status": "ok"}
     models = httpx.get(f"{shared.url}/v1/models", headers={"x-api-key": shared.key})
     assert [model["id"] for model in models.json()["data"]] == ["policy"]
@@ -90,6 +93,7 @@ def test_only_json_and_only_names_of_this_machine(shared: Shared):
 
 
 def test_a_key_of_a_session_that_never_began_is_404(shared: Shared):
-    key = SessionKeys(local_secret(shared.gateway.run.directory)).key_of(ENV, "nobody")
-    assert post(f"{shared.url}/v1/responses", key, json=BODY).status_code == 404
-    assert post(f"{shared.url}/rl/end_session", key, json={}).status_code == 404
+    sampling = shared.gateway.key("sample", session="unknown")
+    assert post(f"{shared.url}/v1/responses", sampling, json=BODY).status_code == 404
+    grading = shared.gateway.key("grade", session="unknown")
+    assert post(f"{shared.url}/rl/end_session", grading, json={}).status_code == 404

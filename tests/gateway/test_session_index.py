@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.gateway.keys import SessionName
 from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.records import InferenceMetadata, ModelCall, Record, SessionEnd, SessionStart
+from streamrl.sessions.keys import SessionName
 
 START = SessionStart(session="s", environment="e", problem_id="p")
 END = SessionEnd(session="s")

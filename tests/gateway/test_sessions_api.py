@@ -12,40 +12,43 @@ from tests.support.gateways import ENV, gateways
 
 
 def test_a_session_is_a_record_and_so_is_its_reward(tmp_path: Path):
-    with gateways(tmp_path, sessions={"rewards": ["exact"]}) as gateway:
+    sessions = {"rewards": ["exact"], "reward_ranges": {"exact": [0, 1]}}
+    with gateways(tmp_path, sessions=sessions) as gateway:
         url = gateway.start()
         opened = gateway.begin(url, group_id="g", metadata={"difficulty": 3})
-        key = opened["api_key"]
-        answer = post(f"{url}/v1/chat/completions", key, json=BODY).json()
+        key = opened["grading_key"]
+        answer = post(f"{url}/v1/chat/completions", opened["api_key"], json=BODY).json()
         said = post(f"{url}/rl/set_reward", key, json={"reward": 1, "interaction_id": answer["id"]})
         assert said.json() == {"session_id": "s0", "name": "exact", "reward": 1.0}
         post(f"{url}/rl/end_session", key, json={}).raise_for_status()
-        more = {"reward": 0.5, "name": "style", "scorer": "judge", "scorer_version": "2"}
-        post(f"{url}/rl/set_reward", key, json=more).raise_for_status()
-        for wrong in (None, True, "1", [1]):
+        post(f"{url}/rl/set_reward", key, json={"reward": 0.5}).raise_for_status()
+        for wrong in (None, True, "1", [1], -0.1, 1.5, 1e300):
             refused = post(f"{url}/rl/set_reward", key, json={"reward": wrong})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
+        for field, value in (("name", "style"), ("scorer", "judge"), ("scorer_version", "2")):
+            refused = post(f"{url}/rl/set_reward", key, json={"reward": 1, field: value})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == field
         start = gateway.records()[0]
         first, second = gateway.records(topology.rewards(ENV))
     assert isinstance(start, SessionStart) and start.metadata == {"difficulty": 3}
     assert (start.environment, start.group_id, start.problem_id) == (ENV, "g", "7")
     assert isinstance(first, Reward) and isinstance(second, Reward)
     assert (first.rollout, first.value, first.call) == ("s0", 1.0, answer["choices"][0]["call"])
-    assert (second.name, second.scorer, second.scorer_version) == ("style", "judge", "2")
+    assert (second.name, second.value, second.scorer) == ("exact", 0.5, "")
 
 
-def test_the_sessions_that_a_server_has_left_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("GW_KEY", "gw")
-    with gateways(tmp_path, api_key="env:GW_KEY") as gateway:
+def test_the_sessions_that_a_server_has_left_fail(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
         url = gateway.start()
+        key = gateway.key()
         for name, server in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
             body = {"task_id": "7", "session_id": name, "metadata": {"server": server}}
-            assert gateway.opened(url, body, "gw").status_code == 200
+            assert gateway.opened(url, body).status_code == 200
         left = {"server": "x", "failure": "it died"}
         assert post(f"{url}/rl/end_sessions", "other", json=left).status_code == 401
-        assert post(f"{url}/rl/end_sessions", "gw", json={"server": ""}).status_code == 400
-        ended = post(f"{url}/rl/end_sessions", "gw", json=left).json()
-        again = post(f"{url}/rl/end_sessions", "gw", json=left).json()
+        assert post(f"{url}/rl/end_sessions", key, json={"server": ""}).status_code == 400
+        ended = post(f"{url}/rl/end_sessions", key, json=left).json()
+        again = post(f"{url}/rl/end_sessions", key, json=left).json()
         ends = [each for each in gateway.records() if isinstance(each, SessionEnd)]
     assert ended == {"env": ENV, "server": "x", "ended": ["a", "b"]} and again["ended"] == []
     assert {(end.session, end.failure) for end in ends} == {("a", "it died"), ("b", "it died")}
@@ -65,9 +68,12 @@ def test_the_sessions_that_a_server_has_left_fail(tmp_path: Path, monkeypatch: p
         ("metadata", {"x": 10**30}),
         ("metadata", {"x": "y" * 300_000}),
         ("metadata", {"x": eval("[" * 40 + "]" * 40)}),
-        ("group_id", "g" * 2_000),
+        ("group_id", "g" * 257),
+        ("task_id", "t" * 257),
+        ("task_id", "t" * 230),  # with the session's id it names a group
     ],
 )
 def test_a_session_that_cannot_be_is_refused_by_the_field(shared: Shared, field: str, value: Any):
-    refused = post(f"{shared.url}/rl/start_session", json={"task_id": "1", field: value})
+    body = {"task_id": "1", field: value}
+    refused = post(f"{shared.url}/rl/start_session", shared.opening_key, json=body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == field

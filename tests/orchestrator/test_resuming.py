@@ -141,6 +141,7 @@ LEARNER = {
     "learner.probe_tokens": 16,
 }
 OWN_TEST |= {
+    "gateway.revoked_before": "needs an env with sessions: tests/sessions/test_keys.py",
     "model.history": "read by who samples, and keeps nothing: tests/gateway/test_sampling.py",
     "learner.preset": "sets others, which stand above: tests/config/test_presets.py",
     "learner.mesh": "how devices divide the work changes no result: tests/learner/test_mesh.py",
@@ -214,7 +215,9 @@ STARTED_WITH = {
     "gateway.replicas": 2,
     "gateway.host": "127.0.0.2",
     "gateway.port": 8800,
-    "gateway.api_key": "env:KEY",
+    "gateway.url": "https://gateway.example",
+    "gateway.signing_secret": "env:KEY",
+    "gateway.session_keys_s": 60,
     "gateway.max_body_mb": 1,
     "gateway.max_calls": 7,
     "eval.envs": "{copy: {problems: 4}}",

@@ -110,6 +110,17 @@ def test_a_second_call_does_nothing_twice_and_another_version_begins_anew():
     assert run_on(log, scorer(answer, version="2")).rescored == 5
 
 
+def test_a_forged_reward_of_the_scorer_is_not_believed():
+    log = recorded()
+    for number in range(4):
+        forged = Reward(
+            rollout=f"g0-{number}", name="answer", value=999.0, scorer="answer", scorer_version="1"
+        )
+        publish(log, Output("rewards.copy", forged.rollout, forged))
+    result = run_on(log, scorer(answer))
+    assert (result.rescored, result.known, result.after) == (4, 0, (0.5 + 1.5 + 2.5 + 3.5) / 4)
+
+
 def test_what_is_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch):
     """The second portion of two is ended from outside: the first is in the log and stays."""
     monkeypatch.setattr("streamrl.recordings.rescore.PORTION", 2)
@@ -138,6 +149,7 @@ class Transactions(MemoryLog):
             scorer="answer",
             scorer_version="1",
             time_s=7.0,
+            rescored=True,
         )
         publish(self, Output("rewards.copy", "g0-1", given))
         return super().writer(identity, changelog_topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Output
 from streamrl.log.reading import read
 from streamrl.records import ModelCall, Record
+from streamrl.sessions.keys import Key, Right, keys_of
 from tests.support.sampling_stub import SamplingStub, Say, by_checksum
 from tests.support.waiting import patience, until
 
@@ -90,15 +92,22 @@ class Gateways:
         assert not self._beating.is_alive()
 
     def begin(self, url: str, session: str = "s0", **fields: Any) -> dict[str, Any]:
-        """Begin a session. Returns its key and where to call."""
+        """Begin a session. Returns its keys and where to call."""
         body = {"task_id": "7", "session_id": session, **fields}
         answer = self.opened(url, body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def opened(self, url: str, body: dict[str, Any], key: str = "") -> httpx.Response:
-        """What start_session answers, once the replica has heard of a server."""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+    def key(self, right: Right = "open", env: str = ENV, session: str = "") -> str:
+        """A key of the run, as `streamrl gateway-key` and start_session make them."""
+        return keys_of(self.run).make(Key(right, env, session), time.time(), 3_600.0)
+
+    def opened(self, url: str, body: dict[str, Any], key: str | None = None) -> httpx.Response:
+        """What start_session answers, once the replica has heard of a server. `key`: instead of one
+        that opens sessions of the env.
+        """
+        env = body.get("env") or ENV
+        headers = {"Authorization": f"Bearer {self.key(env=env) if key is None else key}"}
 
         def answered() -> httpx.Response | None:
             start = f"{url}/rl/start_session"

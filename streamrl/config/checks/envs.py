@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config.choices import NAME, SERVERS, SERVERS_AT_URLS, template_problem
+from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
-    from streamrl.config.sections.envs import Env
+    from streamrl.config.sections.envs import Env, Sessions
 
 # The shipped env that samples nothing, and its class, by either of which a run file may name it.
 DEMONSTRATIONS = ("demonstrations", "streamrl.envs.shipped.demonstrations:Demonstrations")
@@ -59,6 +60,8 @@ def env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}: agents make its rollouts (sessions), so no process may pose its"
                 " problems; set replicas: 0"
             )
+        if env.sessions:
+            yield from _session_problems(name, env.sessions, bool(env.python))
         if env.record_turns and not env.replicas:
             yield (
                 f"envs.{name}.record_turns is for replicas of the run's own; with replicas: 0 it is"
@@ -75,6 +78,20 @@ def env_problems(run: RunFile) -> Iterator[str]:
     if target is not None and target.env not in run.envs:
         yield (
             f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(run.envs)}"
+        )
+
+
+def _session_problems(name: str, sessions: Sessions, has_servers: bool) -> Iterator[str]:
+    for reward in sessions.reward_ranges:
+        if sessions.rewards and reward not in sessions.rewards:
+            yield (
+                f"envs.{name}.sessions.reward_ranges.{reward}: no reward of the sessions;"
+                f" {nearest_or_all(reward, sessions.rewards)}"
+            )
+    if sessions.api_key and not has_servers:
+        yield (
+            f"envs.{name}.sessions.api_key is the key of servers in a Python of their own (python);"
+            " who opens the sessions of this env has a key already"
         )
 
 

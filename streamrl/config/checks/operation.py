@@ -92,8 +92,14 @@ def secret_problems(run: RunFile) -> Iterator[str]:
             " inference.api_key"
         )
 
-    if not is_loopback(run.gateway.host) and not run.gateway.api_key:
+    for env in run.gateway.revoked_before:
+        if env not in run.session_envs:
+            yield (
+                f"gateway.revoked_before.{env}: no env of this run that has sessions;"
+                f" {nearest_or_all(env, run.session_envs)}"
+            )
+    if not is_loopback(run.gateway.host) and not run.gateway.signing_secret:
         yield (
             f"gateway.host {run.gateway.host} can be reached from other machines: set"
-            " gateway.api_key"
+            " gateway.signing_secret"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from streamrl.config.choices import ADVANTAGES
 from streamrl.config.sections.section import Section, one_of
@@ -46,16 +46,35 @@ class EnvBuffer(Section):
     group_wait_s: float | None = Field(default=None, gt=0)  # Replaces buffer.group_wait_s.
 
 
+def ordered(value: tuple[float, float]) -> tuple[float, float]:
+    """Accepts a lowest and a highest value in this order."""
+    if value[0] > value[1]:
+        raise ValueError(f"{value[0]:g} is the lowest value and is above {value[1]:g}, the highest")
+    return value
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+RewardRange = Annotated[tuple[Finite, Finite], AfterValidator(ordered)]
+MAX_REWARD = 1e6  # of a reward without a range
+
+
 class Sessions(Section):
     """Agents work on this env's problems through the gateway; each session becomes a rollout."""
 
-    # Names of the rewards that a rollout waits for. Empty: it waits for one, whatever its name.
+    # Names of the rewards that a rollout waits for; no others are taken. Empty: it waits for one,
+    # whatever its name.
     rewards: list[str] = []
+    # Lowest and highest value of a reward, by its name, such as {judge: [0, 1]}. One that is not
+    # named is between -1,000,000 and 1,000,000.
+    reward_ranges: dict[str, RewardRange] = {}
     # A session without a call for so long is ended. It fails unless its rewards are there.
     idle_s: float = Field(default=3_600.0, gt=0)
     # A session that has ended fails if its rewards are not there after so long.
     reward_wait_s: float = Field(default=3_600.0, gt=0)
     max_open: int = Field(default=1_024, ge=1)  # Limit of sessions that have not ended.
+    # Key with which the servers of an env with `python` open sessions, as env:NAME (`streamrl
+    # gateway-key` prints one). Empty: they make one from the signing secret.
+    api_key: str = ""
 
 
 class EnvLoss(Section):
@@ -132,6 +151,11 @@ class Env(Section):
     python: str = ""
     # Environment variables that these processes are given, beside those of the system.
     variables: list[str] = []
+
+    def reward_range(self, name: str) -> tuple[float, float]:
+        """The lowest and the highest value of a reward of its sessions."""
+        ranges = self.sessions.reward_ranges if self.sessions else {}
+        return ranges.get(name, (-MAX_REWARD, MAX_REWARD))
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,15 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+)
 
 from streamrl.config import engine_settings
 from streamrl.config.ownership import is_ours
@@ -159,9 +167,16 @@ class Gateway(Section):
     host: str = "127.0.0.1"  # Address that replicas listen on.
     # Port of replica 0; the others have the next ones. 0: any free port, which their logs say.
     port: int = Field(default=8700, ge=0, le=65535)
-    # Opens sessions, and signs their keys: env:NAME, the variable that has it. It is needed where
-    # `host` is not loopback.
-    api_key: str = ""
+    # Address under which agents reach the gateway, such as https://gateway.example. Empty: the one
+    # that they called, which is right without a proxy.
+    url: str = ""
+    # Signs all keys and opens nothing itself: env:NAME, a variable of at least 32 characters. It is
+    # needed where `host` is not loopback. Empty: a secret in the run's directory.
+    signing_secret: str = ""
+    # Time for which the keys of a session are good. The session gives new ones when it is resumed.
+    session_keys_s: float = Field(default=604_800.0, gt=0)
+    # Refuses keys of an env that were made before a time, such as {my-agent: 2026-01-31T12:00:00Z}.
+    revoked_before: dict[str, AwareDatetime] = {}
     max_body_mb: float = Field(default=8.0, gt=0)  # Limit of a request, in megabytes.
     max_calls: int = Field(default=1_024, ge=1)  # Limit of the calls of a session.
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
@@ -223,14 +222,6 @@ def require_sandbox(allow_reading: bool = False) -> None:
 def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
-
-
-def hide_memory() -> None:
-    """Keep other processes of this user from reading this one's memory and environment, and from
-    tracing it.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def landlock_abi() -> int:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 from streamrl.config import topology
@@ -19,6 +20,7 @@ from streamrl.config.secrets import inheritable_environment, resolve_reference
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
+from streamrl.sessions.keys import Key, keys_of
 from streamrl.system import process_group
 
 INSIDE = Path(__file__).parent / "inside"
@@ -28,6 +30,8 @@ PROGRAMS = {
     "nemo-gym": "streamrl_nemo_gym.py",
 }
 POLL_S = 0.2
+# Time for which a key is good. A server that is refused ends, and is started with a new one.
+KEY_S = 30 * 86_400.0
 STOP_S = 5.0  # It has so long to end by itself.
 
 
@@ -36,12 +40,9 @@ def run_server(run: RunFile, log: Log, stop: threading.Event, env: str, index: i
     ends by itself.
     """
     command = [python_of(run, env), str(program_of(run, env))]
+    key = key_of(run, env)
     with open_part(log, topology.env_part(env, index), writer=None) as part:
-        process = subprocess.Popen(
-            process_group.guarded(command, STOP_S),
-            stdin=subprocess.PIPE,
-            env=environment(run, env, index),
-        )
+        process = start(command, environment(run, env, index), key)
         part.mark_ready()
         try:
             while not stop.wait(POLL_S):
@@ -53,6 +54,34 @@ def run_server(run: RunFile, log: Log, stop: threading.Event, env: str, index: i
                     )
         finally:
             process.communicate()  # The end of its input is the end of the server.
+
+
+def start(command: list[str], variables: dict[str, str], key: str) -> subprocess.Popen[bytes]:
+    """Start a server, and hand it its key over a pipe. In its environment, which others can read,
+    is only the number of the descriptor.
+    """
+    read_end, write_end = os.pipe()
+    try:
+        os.write(write_end, key.encode())  # A pipe has room for more than a key.
+        return subprocess.Popen(
+            process_group.guarded(command, STOP_S, read_end),
+            stdin=subprocess.PIPE,
+            env={**variables, "STREAMRL_KEY_DESCRIPTOR": str(read_end)},
+            pass_fds=(read_end,),
+        )
+    finally:
+        os.close(write_end)
+        os.close(read_end)
+
+
+def key_of(run: RunFile, env: str) -> str:
+    """The key with which a server opens sessions of its env: the one that it is given, or one of
+    its own. Raises ConfigError if there is no secret to make it of.
+    """
+    sessions = run.envs[env].sessions
+    if sessions is not None and sessions.api_key:
+        return resolve_reference(sessions.api_key, f"envs.{env}.sessions.api_key")
+    return keys_of(run).make(Key("open", env, ""), time.time(), KEY_S)
 
 
 def python_of(run: RunFile, env: str) -> str:
@@ -77,8 +106,8 @@ def program_of(run: RunFile, env: str) -> Path:
 
 
 def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
-    """The variables of a server: those of the system, those that the run file names, the settings
-    and the gateway's key. None of the run's other secrets are among them.
+    """The variables of a server: those of the system, those that the run file names, its settings,
+    and no secret of the run.
     """
     given = inheritable_environment()
     for name in run.envs[env].variables:
@@ -88,9 +117,6 @@ def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
     paths = [str(INSIDE), given.get("PYTHONPATH", "")]
     given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     given["STREAMRL_SERVER"] = json.dumps(settings_of(run, env, index))
-    key = resolve_reference(run.gateway.api_key, "gateway.api_key")
-    if key:
-        given["STREAMRL_GATEWAY_KEY"] = key
     return given
 
 

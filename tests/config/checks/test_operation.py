@@ -19,7 +19,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
         ),
         (
             "gateway.host=0.0.0.0",
-            "gateway.host 0.0.0.0 can be reached from other machines: set gateway.api_key",
+            "gateway.host 0.0.0.0 can be reached from other machines: set gateway.signing_secret",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from streamrl.config.run_file import parse
 from streamrl.config.topology import parts
 from streamrl.envs.servers import process
 from streamrl.errors import ConfigError
+from streamrl.sessions.keys import Key, keys_of
+from tests.support.waiting import patience
 
+SECRET = "0123456789abcdef" * 2
 ENV = {"kind": "verifiers:gsm8k", "python": sys.executable}
 
 
@@ -30,27 +34,58 @@ def test_it_has_sessions_and_processes_of_its_own():
     assert {"gateway-0", "gateway-1", "assembler"} <= set(names)
 
 
-def test_it_is_told_its_settings_and_the_gateways_key_and_no_secret(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_its_environment_has_its_settings_and_no_secret(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    monkeypatch.setenv("GATEWAY_KEY", "k")
+    monkeypatch.setenv("GATEWAY_SECRET", SECRET)
     run = parse(
         {
             "run": "r",
             "envs": {"sums": {**ENV, "replicas": 2, "params": {"agent": {"max_turns": 3}}}},
-            "gateway": {"replicas": 2, "api_key": "env:GATEWAY_KEY", "host": "0.0.0.0"},
+            "gateway": {"replicas": 2, "signing_secret": "env:GATEWAY_SECRET", "host": "0.0.0.0"},
         }
     )
     given = process.environment(run, "sums", 1)
-    assert given["STREAMRL_GATEWAY_KEY"] == "k"
-    assert not {"GATEWAY_KEY", "AWS_SECRET_ACCESS_KEY"} & set(given)
+    assert not {"GATEWAY_SECRET", "AWS_SECRET_ACCESS_KEY"} & set(given)
+    assert SECRET not in str(given)
     told = json.loads(given["STREAMRL_SERVER"])
     assert (told["target"], told["index"], told["servers"]) == ("gsm8k", 1, 2)
     assert told["params"] == {"agent": {"max_turns": 3}}
     assert told["gateway"] == "http://127.0.0.1:8701"
     monkeypatch.setenv("STREAMRL_GATEWAY_URL", "http://gateway:8700/")
     assert process.gateway_url(run, 1) == "http://gateway:8700"
+
+
+def test_its_key_opens_sessions_of_its_env(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GATEWAY_SECRET", SECRET)
+    monkeypatch.setenv("OWN_KEY", "sk-of-the-env")
+    settings = {"run": "r", "gateway": {"signing_secret": "env:GATEWAY_SECRET"}}
+    run = parse({**settings, "envs": {"sums": ENV, "other": ENV}})
+    key = process.key_of(run, "sums")
+    assert keys_of(run).check(key, time.time()) == Key("open", "sums", "")
+    given = {**ENV, "sessions": {"api_key": "env:OWN_KEY"}}
+    monkeypatch.delenv("GATEWAY_SECRET")
+    assert process.key_of(parse({**settings, "envs": {"sums": given}}), "sums") == "sk-of-the-env"
+    with pytest.raises(ConfigError, match="GATEWAY_SECRET"):
+        process.key_of(run, "sums")
+
+
+READS_ITS_KEY = """
+import os, sys, streamrl_sessions
+number = os.environ[streamrl_sessions.KEY_DESCRIPTOR]
+key = streamrl_sessions.read_key()
+environment = open("/proc/self/environ").read() + open(f"/proc/{os.getppid()}/environ").read()
+is_closed = number not in os.listdir("/proc/self/fd")
+open(sys.argv[1], "w").write(f"{key} {is_closed} {key in environment}")
+"""
+
+
+def test_its_key_comes_over_a_pipe_and_is_in_no_environment(tmp_path: Path):
+    written = tmp_path / "written"
+    command = [sys.executable, "-c", READS_ITS_KEY, str(written)]
+    started = process.start(command, {"PYTHONPATH": str(process.INSIDE)}, "sk-key")
+    started.wait(patience(30))
+    started.communicate()
+    assert written.read_text() == "sk-key True False"
 
 
 def test_every_name_of_a_server_has_a_program():

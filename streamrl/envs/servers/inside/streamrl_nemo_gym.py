@@ -2,8 +2,8 @@
 
 The servers of NeMo Gym run the episode: the agent server begins it at the resources server
 (`/seed_session`), asks the model, calls the tools, and has the answer judged (`/verify`). Its model
-server asks the gateway, with the gateway's key for all episodes. The session of an episode stands
-in the metadata of its parameters, which go from `/run` through the agent to the model. This runs in
+server asks the gateway, with one key for the sessions of all episodes. That of an episode is in the
+metadata of its parameters, which go from `/run` through the agent to the model. This runs in
 any Python; in that of NeMo Gym it knows the version of the package.
 """
 

@@ -13,11 +13,13 @@ one.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import http.client
 import json
 import math
 import os
 import random
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -28,7 +30,8 @@ from itertools import count
 from typing import Any, Protocol
 
 SETTINGS = "STREAMRL_SERVER"  # the environment variable that has the settings, as JSON
-KEY = "STREAMRL_GATEWAY_KEY"
+KEY_DESCRIPTOR = "STREAMRL_KEY_DESCRIPTOR"  # the one that has the number of the pipe with the key
+PR_SET_DUMPABLE = 4  # linux/prctl.h
 LEFT = "the env's server ended in the middle of it"  # why the sessions of an earlier process fail
 GONE_S = 60.0  # The gateway may be away for so long, while it is started again.
 ANSWER_S = 60.0  # It answers within so long, unless it has to sample.
@@ -57,7 +60,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Session:
-    """A session that has begun. Whatever takes a base URL and an API key samples in it."""
+    """A session that has begun. Whatever takes a base URL and an API key samples in it, and does
+    nothing else.
+    """
 
     session_id: str
     api_key: str
@@ -96,9 +101,26 @@ MakeEnv = Callable[[Settings], AbstractAsyncContextManager[SessionEnv]]
 
 def serve(make_env: MakeEnv) -> None:
     """Pose problems until this process is ended."""
+    hide_memory()
     settings = Settings(**json.loads(os.environ[SETTINGS]))
-    gateway = GatewayClient(settings.gateway, os.environ.pop(KEY, ""))
+    gateway = GatewayClient(settings.gateway, read_key())
     asyncio.run(SessionServer(settings, gateway).run(make_env))
+
+
+def read_key() -> str:
+    """The key that opens sessions, from the pipe that the part has handed over. It is read once, so
+    that no process which an env starts can read it again.
+    """
+    with open(int(os.environ.pop(KEY_DESCRIPTOR)), "rb") as pipe:
+        return pipe.read().decode()
+
+
+def hide_memory() -> None:
+    """Keep other processes of this user, such as those that an env starts for the policy, from
+    reading the memory of this one.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class GatewayRefused(Exception):
@@ -175,12 +197,16 @@ class SessionServer:
                     for sample in range(settings.group_size):
                         await room.acquire()
                         await asyncio.sleep(min(self.failed_in_a_row * PAUSE_S, MAX_PAUSE_S))
-                        session = await self._start(env, number, problem, sample)
-                        task = playing.create_task(self._play(env, problem, session))
+                        session, grading_key = await self._start(env, number, problem, sample)
+                        task = playing.create_task(self._play(env, problem, session, grading_key))
                         task.add_done_callback(lambda task: room.release())
 
-    async def _start(self, env: SessionEnv, number: int, problem: int, sample: int) -> Session:
-        """Begin a session as soon as the gateway wants one."""
+    async def _start(
+        self, env: SessionEnv, number: int, problem: int, sample: int
+    ) -> tuple[Session, str]:
+        """Begin a session as soon as the gateway wants one. Its second value is the key that grades
+        the session, which the env's code does not get.
+        """
         settings = self.settings
         group = f"{settings.server}-{self.begun}-{number}"
         body = {
@@ -191,9 +217,12 @@ class SessionServer:
             "metadata": {**env.source, "server": settings.server},
         }
         begun = await self.gateway.post("/rl/start_session", body)
-        return Session(**begun)
+        grading_key = begun.pop("grading_key")
+        return Session(**begun), grading_key
 
-    async def _play(self, env: SessionEnv, problem: int, session: Session) -> None:
+    async def _play(
+        self, env: SessionEnv, problem: int, session: Session, grading_key: str
+    ) -> None:
         try:
             outcome = await asyncio.wait_for(
                 env.play(problem, session), self.settings.session_limit_s
@@ -201,25 +230,42 @@ class SessionServer:
             rewards = chosen(outcome.rewards, self.settings.rewards)
             truncation = limit_of(outcome.truncation)
         except TimeoutError:
-            await self._fail(session, f"it took longer than {self.settings.session_limit_s:g} s")
+            cause = f"it took longer than {self.settings.session_limit_s:g} s"
+            await self._fail(session, grading_key, cause)
         except Failed as error:
-            await self._fail(session, str(error))
+            await self._fail(session, grading_key, str(error))
         except Exception as error:  # the env is somebody else's code
-            await self._fail(session, f"{type(error).__name__}: {error}")
+            await self._fail(session, grading_key, f"{type(error).__name__}: {error}")
         else:
-            self.failed_in_a_row = 0
+            await self._grade(session, grading_key, rewards, truncation)
+
+    async def _grade(
+        self, session: Session, grading_key: str, rewards: dict[str, float], truncation: str
+    ) -> None:
+        """Set the rewards of a session and end it. It fails if the gateway refuses one of them."""
+        try:
             for name, reward in rewards.items():
                 body = {"name": name, "reward": reward}
-                await self.gateway.post("/rl/set_reward", body, session.api_key)
-            end = {"truncation": truncation}
-            await self.gateway.post("/rl/end_session", end, session.api_key)
+                await self.gateway.ask("/rl/set_reward", body, grading_key)
+        except GatewayRefused as error:
+            await self._fail(session, grading_key, str(error))
+            return
+        self.failed_in_a_row = 0
+        await self.gateway.post("/rl/end_session", {"truncation": truncation}, grading_key)
 
-    async def _fail(self, session: Session, cause: str) -> None:
+    async def _fail(self, session: Session, grading_key: str, cause: str) -> None:
         self.failed_in_a_row += 1
         # A cause may quote anything, also what no UTF-8 has.
         failure = cause[:MAX_CAUSE].encode("utf-8", "replace").decode()
-        print(f"session {session.session_id} fails: {failure}", flush=True)
-        await self.gateway.post("/rl/end_session", {"failure": failure}, session.api_key)
+        print(f"session {session.session_id} fails: {escaped(failure)}", flush=True)
+        await self.gateway.post("/rl/end_session", {"failure": failure}, grading_key)
+
+
+def escaped(text: str) -> str:
+    """The text in one line, without characters that a terminal would obey."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def problems(number: int, settings: Settings, begun: str) -> Iterator[int]:

@@ -5,6 +5,7 @@ the session of its episode, and a server that dies in the middle is a failed rol
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def served(directory: Path, dies_after: int = 0, **env: Any) -> Iterator[Gateway
     with gateway_of(run, adds_twice) as gateway:
         url = f"http://127.0.0.1:{run.gateway.port}"
         command = [sys.executable, SERVER, str(port), url, str(dies_after)]
-        process = subprocess.Popen(command)
+        environment = {**os.environ, "POLICY_API_KEY": gateway.key("sample")}
+        process = subprocess.Popen(command, env=environment)
         try:
             until(lambda: answers(f"http://127.0.0.1:{port}/run"), 60)
             server = EnvServer(run, gateway)

@@ -186,7 +186,7 @@ def test_whatever_ends_a_session_is_said_so_that_the_gateway_takes_it(end: Any, 
     gateway = Strict()
     server = sessions.SessionServer(settings(), gateway)
     session = sessions.Session("s", "key", "", "")
-    asyncio.run(server._play(Playing(end), 0, session))
+    asyncio.run(server._play(Playing(end), 0, session, "grading key"))
     (said,) = gateway.ends
     assert said["failure"].startswith(failure)
 
