@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 DIVERGENCES = ("k1", "k2", "k3")
@@ -21,6 +21,9 @@ MULTI_TURN_ENVS = ("calculator", "guess-number", "coding")
 # `nemo-gym:URL`.
 SERVERS = ("verifiers", "openenv", "nemo-gym")
 SERVERS_AT_URLS = ("openenv", "nemo-gym")  # They run somewhere; `verifiers` is a library.
+# How a policy may write calls of tools (sessions/tool_calls.py).
+ToolSyntax = Literal["auto", "json", "llama-json", "qwen-xml", "brackets"]
+TOOL_SYNTAXES: tuple[ToolSyntax, ...] = get_args(ToolSyntax)
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 
 

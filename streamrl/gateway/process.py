@@ -18,7 +18,7 @@ from streamrl.gateway.replica import GatewayReplica
 from streamrl.gateway.reporter import Reporter
 from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
-from streamrl.sessions.tool_calls import SYNTAXES
+from streamrl.sessions.chat_templates import tool_syntax_of
 from streamrl.system.hidden_memory import hide_memory
 from streamrl.system.http_server import HttpServerThread, open_listener, url_of
 
@@ -78,14 +78,12 @@ def main(
 
 
 def check(run: RunFile) -> None:
-    """Raises ConfigError for a run that has nothing for a gateway to do."""
+    """Raises ConfigError for a run that has nothing for a gateway to do, or a model whose calls of
+    tools it cannot read.
+    """
     if not run.session_envs:
         raise ConfigError(
             "no env of the run has sessions, so no agent may call; set envs.<name>.sessions"
         )
     for name in run.session_envs:
-        if run.envs[name].tool_syntax not in SYNTAXES:
-            raise ConfigError(
-                f"envs.{name}.tool_syntax is {run.envs[name].tool_syntax!r}; the gateway reads"
-                f" {' and '.join(SYNTAXES)}"
-            )
+        tool_syntax_of(run, name)

@@ -6,22 +6,25 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamrl.config.choices import ToolSyntax
 from streamrl.config.run_file import RunFile
 from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import Client
 from streamrl.records import ModelCall
+from streamrl.sessions.call_formats import ToolCall
 from streamrl.sessions.call_tree import CallTree, Continuation
+from streamrl.sessions.chat_templates import tool_syntax_of
 from streamrl.sessions.messages import Message, canonical_call
 from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call
-from streamrl.sessions.tool_calls import TOOL_CALL, CallSyntax, ToolCall, parse_calls
+from streamrl.sessions.tool_calls import parse_answer
 
 
-class ParsedAnswer(NamedTuple):
+class VisibleAnswer(NamedTuple):
     """An answer as the agent receives it: its calls of tools, and the text without them."""
 
     tool_calls: list[dict[str, Any]]
@@ -34,6 +37,9 @@ class CallSampler:
     def __init__(self, run: RunFile, clients: Mapping[str, Client]) -> None:
         self._run = run
         self._clients = clients
+        self._syntaxes: dict[str, ToolSyntax] = {
+            env: tool_syntax_of(run, env) for env in run.session_envs
+        }
 
     async def sample(
         self, session: LiveSession, request: ChatRequest, continuation: Continuation, name: str
@@ -58,11 +64,11 @@ class CallSampler:
         answers = await client.sample(messages, request.n, settings, request.tools, prefix)
         position = locate_answer(tree, request.messages, continuation, answers[0])
         first = secrets.token_hex(12)
-        syntax = cast(CallSyntax, settings.tool_syntax)
+        syntax = self._syntaxes[session.env]
         calls = list[ModelCall]()
         for choice, answer in enumerate(answers):
             call = f"{first}-{choice}" if choice else first
-            parsed = parse_answer(answer.text, request, syntax, call)
+            parsed = visible_answer(answer.text, request, syntax, call)
             calls.append(
                 to_call(
                     session.start.session,
@@ -85,18 +91,19 @@ def continuation_of(tree: CallTree, request: ChatRequest) -> Continuation:
     return Continuation(tree.find_call_by_tokens(np.array(request.token_ids, np.uint32)), [])
 
 
-def parse_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) -> ParsedAnswer:
+def visible_answer(text: str, request: ChatRequest, syntax: ToolSyntax, call: str) -> VisibleAnswer:
     """An answer as the agent receives it. If one of its calls of tools cannot be read, all of it is
     text. `call`: the id of the model call.
     """
-    tool_calls = parse_calls(text, syntax, request.tools) if request.reads_tool_calls else []
-    if not tool_calls or any(tool_call.error for tool_call in tool_calls):
-        return ParsedAnswer([], None)
-    if not request.parallel_tool_calls:
-        tool_calls = tool_calls[:1]
-    content = TOOL_CALL.sub("", text).strip() if syntax == "json" else ""
-    return ParsedAnswer(
-        [_chat_tool_call(f"call_{call}_{i}", each) for i, each in enumerate(tool_calls)], content
+    if not request.reads_tool_calls:
+        return VisibleAnswer([], None)
+    parsed = parse_answer(text, syntax, request.tools)
+    if not parsed.calls or any(tool_call.error for tool_call in parsed.calls):
+        return VisibleAnswer([], None)
+    tool_calls = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
+    return VisibleAnswer(
+        [_chat_tool_call(f"call_{call}_{i}", each) for i, each in enumerate(tool_calls)],
+        parsed.content,
     )
 
 

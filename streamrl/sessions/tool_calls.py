@@ -1,49 +1,92 @@
 """Reads the calls of tools in the policy's answers, and describes tools and their results.
 
-A call is written in one of two ways:
+How a call is written depends on the model, whose chat template shows it (`call_formats.py`):
 
 - json: `<tool_call>{"name": "calculator", "arguments": {"expression": "3*4"}}</tool_call>`, any
-  number of them, as models are trained to write it. The call stays text of the message, because a
-  template that writes it anew from its parts would rewrite history.
+  number of them, as Hermes and Qwen write it.
+- llama-json: `{"name": "calculator", "parameters": {"expression": "3*4"}}`, as Llama 3 writes it.
+- qwen-xml: `<function=calculator>` with its `<parameter=expression>`, as Qwen3-Coder writes it.
+- auto: any of these. A bare object of JSON is a call if it is the whole answer and names a tool.
 - brackets: `[3*4]` and nothing else, for models whose vocabulary is a few characters. The first
   tool is called with its first argument.
+
+What the policy writes between `<think>` and `</think>` is no call. A call stays text of the
+message, because a template that writes it anew from its parts would rewrite history. All readers
+take time in proportion to the length of the answer.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from streamrl.config.choices import ToolSyntax
+from streamrl.sessions import call_formats
+from streamrl.sessions.call_formats import ToolCall
 from streamrl.sessions.messages import Message
 
-CallSyntax = Literal["json", "brackets"]
-SYNTAXES: tuple[CallSyntax, ...] = get_args(CallSyntax)
-TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_READERS = {
+    "auto": call_formats.read_any,
+    "json": call_formats.read_json,
+    "llama-json": call_formats.read_llama_json,
+    "qwen-xml": call_formats.read_qwen_xml,
+}
+_THINK_TAG = re.compile(r"<(/?)think>")
 
 
-class ToolCall(NamedTuple):
-    """A call as it was written; `error` says why it cannot be made."""
+class ParsedAnswer(NamedTuple):
+    """An answer of the policy: its calls in their order, and the text without them."""
 
-    name: str
-    arguments: Mapping[str, Any]
-    error: str = ""
+    calls: list[ToolCall]
+    content: str
+
+
+def parse_answer(text: str, syntax: ToolSyntax, tools: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
+    """The calls in an answer and the text without them, or the text as it is if it calls nothing.
+    `tools`: those that may be called, as OpenAI chat tools.
+    """
+    if not tools:
+        return ParsedAnswer([], text)
+    if syntax == "brackets":
+        call = _call_in_brackets(text, tools[0]["function"])
+        return ParsedAnswer([call], "") if call is not None else ParsedAnswer([], text)
+    calls = list[ToolCall]()
+    content = list[str]()
+    position = 0
+    for start, end in spans_outside_thoughts(text):
+        for written in _READERS[syntax](text, start, end, tools):
+            calls += written.calls
+            content.append(text[position : written.start])
+            position = written.end
+    if not calls:
+        return ParsedAnswer([], text)
+    content.append(text[position:])
+    return ParsedAnswer(calls, "".join(content).strip())
 
 
 def parse_calls(
-    text: str, syntax: CallSyntax, tools: Sequence[Mapping[str, Any]]
+    text: str, syntax: ToolSyntax, tools: Sequence[Mapping[str, Any]]
 ) -> list[ToolCall]:
-    """The calls in a text. `tools`: those that may be called, as OpenAI chat tools."""
-    if not tools:
-        return []
-    if syntax == "json":
-        return [_parse_call(body) for body in TOOL_CALL.findall(text)]
-    if len(text) > 2 and text[0] == "[" and text[-1] == "]":
-        function = tools[0]["function"]
-        argument = next(iter(function["parameters"].get("properties") or {}), "")
-        return [ToolCall(function["name"], {argument: text[1:-1]})]
-    return []
+    """The calls in an answer. `tools`: those that may be called, as OpenAI chat tools."""
+    return parse_answer(text, syntax, tools).calls
+
+
+def spans_outside_thoughts(text: str) -> Iterator[tuple[int, int]]:
+    """The parts of an answer that are no thoughts, by their first character and the one after their
+    last. A chat template may have opened the first thought, and the last may never be closed: a
+    part is a thought if `<think>` is the tag before it or `</think>` the tag after it.
+    """
+    start = 0
+    is_open = False
+    for tag in _THINK_TAG.finditer(text):
+        closes = bool(tag[1])
+        if not is_open and not closes:
+            yield start, tag.start()
+        is_open = not closes
+        start = tag.end()
+    if not is_open:
+        yield start, len(text)
 
 
 def tool_message(text: str, call: int) -> Message:
@@ -62,13 +105,9 @@ def function_tool(
     return {"type": "function", "function": function}
 
 
-def _parse_call(body: str) -> ToolCall:
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        return ToolCall("", {}, f"not JSON: {error}")
-    match data:
-        case {"name": str(name), "arguments": dict(arguments)}:
-            return ToolCall(name, arguments)
-        case _:
-            return ToolCall("", {}, 'a call is {"name": ..., "arguments": {...}}')
+def _call_in_brackets(text: str, function: Mapping[str, Any]) -> ToolCall | None:
+    """The call of this function that the text is; None if it is something else."""
+    if len(text) <= 2 or text[0] != "[" or text[-1] != "]":
+        return None
+    argument = next(iter(function["parameters"].get("properties") or {}), "")
+    return ToolCall(function["name"], {argument: text[1:-1]})

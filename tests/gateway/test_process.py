@@ -38,6 +38,11 @@ def test_a_run_without_sessions_has_no_gateway(tmp_path: Path):
     none = run.envs[ENV].model_copy(update={"sessions": None})
     with pytest.raises(ConfigError, match=r"envs\.<name>\.sessions"):
         process.check(run.model_copy(update={"envs": {ENV: none}}))
-    other = run.envs[ENV].model_copy(update={"tool_syntax": "my:own"})
-    with pytest.raises(ConfigError, match="tool_syntax is 'my:own'"):
-        process.check(run.model_copy(update={"envs": {ENV: other}}))
+
+
+def test_a_model_whose_tool_calls_cannot_be_read_has_no_gateway(tmp_path: Path):
+    (tmp_path / "chat_template.jinja").write_text("{% if tools %}[TOOL_CALLS]{% endif %}")
+    run = run_of(tmp_path)
+    model = run.model.model_copy(update={"path": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"Mistral.*tool_syntax"):
+        process.check(run.model_copy(update={"model": model}))

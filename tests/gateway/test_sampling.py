@@ -11,7 +11,7 @@ import pytest
 
 from streamrl.config.run_file import Env
 from streamrl.gateway.requests import ChatRequest
-from streamrl.gateway.sampling import CallSampler, ParsedAnswer, continuation_of, parse_answer
+from streamrl.gateway.sampling import CallSampler, VisibleAnswer, continuation_of, visible_answer
 from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import SampledCompletion
 from streamrl.inference.prefix import Prefix
@@ -32,25 +32,25 @@ GENERATE = "/inference/v1/generate"
 
 def test_calls_of_tools_are_read_from_the_text():
     text = f"one{tool_call('add', b=1, a='x')}two{tool_call('sub')} "
-    calls, content = parse_answer(text, REQUEST, "json", "c")
+    calls, content = visible_answer(text, REQUEST, "json", "c")
     assert content == "onetwo"
     assert [made["id"] for made in calls] == ["call_c_0", "call_c_1"]
     assert calls[0]["function"] == {"name": "add", "arguments": '{"a": "x", "b": 1}'}
     one = ChatRequest(tools=[ADD], parallel_tool_calls=False)
-    assert parse_answer(text, one, "json", "c").tool_calls == calls[:1]
+    assert visible_answer(text, one, "json", "c").tool_calls == calls[:1]
 
 
 @pytest.mark.parametrize(
     "text", ["", "plain", "<tool_call>{</tool_call>", tool_call("add") + "<tool_call>5</tool_call>"]
 )
 def test_what_is_no_call_is_text(text: str):
-    assert parse_answer(text, REQUEST, "json", "c") == ParsedAnswer([], None)
+    assert visible_answer(text, REQUEST, "json", "c") == VisibleAnswer([], None)
 
 
 def test_in_brackets_the_first_tool_is_called_with_its_first_argument():
-    (made,), content = parse_answer("[1+2]", REQUEST, "brackets", "c")
+    (made,), content = visible_answer("[1+2]", REQUEST, "brackets", "c")
     assert made["function"] == {"name": "add", "arguments": '{"sum": "1+2"}'} and content == ""
-    assert parse_answer("1+2", REQUEST, "brackets", "c") == ParsedAnswer([], None)
+    assert visible_answer("1+2", REQUEST, "brackets", "c") == VisibleAnswer([], None)
 
 
 def test_a_conversation_that_is_changed_forks_and_says_why(tmp_path: Path):

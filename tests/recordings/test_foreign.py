@@ -112,7 +112,7 @@ HOSTILE: dict[str, Any] = {
             "kind": "evil_code:Env",
             "fraction": 0.5,
             "params": {"key": "env:HOME", "digits": 3},
-            "tool_syntax": "json",
+            "tool_syntax": "auto",
         },
         "add": {
             "fraction": 0.5,

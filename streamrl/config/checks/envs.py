@@ -41,7 +41,7 @@ def env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.buffer: nothing in demonstrations is compared; set"
                 " {group_size: 1, min_group_size: 1}"
             )
-        if env.tool_syntax != "json" and not env.sessions:
+        if env.tool_syntax != "auto" and not env.sessions:
             yield (
                 f"envs.{name}.tool_syntax is for agents, which have sessions; an env parses the"
                 " policy's answers itself"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from streamrl.config.choices import ADVANTAGES
+from streamrl.config.choices import ADVANTAGES, ToolSyntax
 from streamrl.config.sections.section import Section, one_of
 from streamrl.config.topology import GENERATION
 
@@ -129,9 +129,9 @@ class Env(Section):
     # Weights of named rewards in the scalar that trains. A reward that is not named here has weight
     # 1.
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
-    # How the policy writes calls of an agent's tools: json (<tool_call>{...}</tool_call>) or
-    # brackets.
-    tool_syntax: str = "json"
+    # How the policy writes calls of an agent's tools: auto (as the chat template of model.path
+    # does), json (<tool_call>{...}</tool_call>), llama-json, qwen-xml, or brackets.
+    tool_syntax: ToolSyntax = "auto"
     # Time limit of one request to an inference server.
     timeout_s: float = Field(default=60.0, gt=0)
     # Servers that a request is tried on before its rollout is published as failed.

@@ -7,13 +7,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from streamrl.config.choices import TOOL_SYNTAXES, ToolSyntax
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
 from streamrl.envs.shipped import arithmetic
 from streamrl.envs.shipped.copy_digits import positions_right
+from streamrl.sessions.call_formats import ToolCall
 from streamrl.sessions.tool_calls import (
-    SYNTAXES,
-    CallSyntax,
-    ToolCall,
     function_tool,
     parse_calls,
     tool_message,
@@ -45,18 +44,18 @@ class Calculator(MultiTurnEnv):
     """
 
     def __init__(
-        self, seed: int, digits: int = 1, operators: str = "+*", syntax: CallSyntax = "json"
+        self, seed: int, digits: int = 1, operators: str = "+*", syntax: ToolSyntax = "auto"
     ) -> None:
         if digits < 1 or not operators or set(operators) - set("+-*"):
             raise ValueError(
                 f"digits is {digits}, operators {operators!r}; at least 1, and some of + - *"
             )
-        if syntax not in SYNTAXES:
-            raise ValueError(f"syntax is {syntax!r}; json or brackets")
+        if syntax not in TOOL_SYNTAXES:
+            raise ValueError(f"syntax is {syntax!r}; one of {', '.join(TOOL_SYNTAXES)}")
         self.seed = seed
         self.digits = digits
         self.operators = operators
-        self.syntax: CallSyntax = syntax
+        self.syntax: ToolSyntax = syntax
 
     def problem(self, number: int) -> Problem:
         draw = random.Random(f"calculate {self.seed} {number}")
@@ -67,7 +66,7 @@ class Calculator(MultiTurnEnv):
             messages=[{"role": "user", "content": f"{expression}="}],
             answer=str(arithmetic.value(expression)),
             metadata={"expression": expression},
-            tools=[TOOL] if self.syntax == "json" else [],
+            tools=[] if self.syntax == "brackets" else [TOOL],
         )
 
     def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message]:

@@ -21,7 +21,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "chat_template_kwargs: 'tools' is given by streamrl and vLLM; leave it out",
         ),
         (
-            "envs.copy-digits.tool_syntax=hermes",
+            "envs.copy-digits.tool_syntax=brackets",
             "tool_syntax is for agents, which have sessions",
         ),
         (
