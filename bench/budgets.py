@@ -155,7 +155,7 @@ def measure(program: Program) -> Memory:
 
     settings = Learner.model_validate({**SAVING, **program.settings, "mesh": dict(program.mesh)})
     rows = program.rows * data_parallel_devices(settings)
-    updater = Updater(settings, rows)
+    updater = Updater(settings, rows, program.tokens)
     trainer = updater.trainer
     found = to_transformers_v4(MODELS[program.model])
     config = levanter_config(found, program.tokens, **model.compute_options(settings))

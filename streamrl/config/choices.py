@@ -41,6 +41,7 @@ class LossChoice(NamedTuple):
     # would apply it twice unless `correction.old_policy` is `decoupled`.
     ratio: bool
     average: str  # What `learner.average` is where it is empty, as the loss's source has it.
+    dual_clip: bool = False  # `learner.clip_ratio_max` bounds its ratio.
 
 
 ADVANTAGES = {
@@ -55,8 +56,8 @@ RELATIVE_ADVANTAGES = tuple(name for name, known in ADVANTAGES.items() if known.
 NORMALIZED_ADVANTAGES = tuple(name for name, known in ADVANTAGES.items() if known.normalized)
 
 LOSSES = {
-    "ppo": LossChoice(ratio=True, average="tokens"),
-    "dapo": LossChoice(ratio=True, average="tokens"),
+    "ppo": LossChoice(ratio=True, average="tokens", dual_clip=True),
+    "dapo": LossChoice(ratio=True, average="tokens", dual_clip=True),
     "cispo": LossChoice(ratio=True, average="tokens"),
     "gspo": LossChoice(ratio=True, average="samples"),
     "grpo": LossChoice(ratio=False, average="samples"),
@@ -64,6 +65,10 @@ LOSSES = {
 }
 RATIO_LOSSES = tuple(name for name, known in LOSSES.items() if known.ratio)
 AVERAGE_OF = {name: known.average for name, known in LOSSES.items()}
+
+# Settings of the learner that the state of its optimizer depends on. The moments in a checkpoint
+# were averaged with these betas, and the bias correction divides them by 1 - beta^t.
+OPTIMIZER_STATE = ("optimizer", "beta1", "beta2")
 
 # Arguments of a chat template that streamrl and vLLM give themselves.
 TEMPLATE_ARGUMENTS = (

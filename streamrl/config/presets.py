@@ -12,12 +12,14 @@ from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
     # GRPO, arXiv:2402.03300, equations 3 and 4 and section 4.2: rewards on their group's scale, k3
-    # in the loss, averaged by sample. The paper does not say its clip; TRL and verl have 0.2.
+    # in the loss, averaged by sample. The paper does not give its clip; TRL and verl have 0.2, and
+    # verl bounds the ratio by 3.
     "grpo": {
         "buffer.advantage": "grpo",
         "learner.loss": "ppo",
         "learner.average": "samples",
         "learner.clip_epsilon": 0.2,
+        "learner.clip_ratio_max": 3.0,
         "learner.kl": "k3",
         "learner.kl_in": "loss",
         "learner.kl_coefficient": 0.04,
@@ -35,8 +37,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.normalize_advantages": False,
     },
     # DAPO, arXiv:2503.14476, section 4.1: a higher upper clip, dynamic sampling, averaged by token.
-    # The weight decay is that of its recipe (verl, run_dapo_qwen2.5_32b.sh). Its penalty for long
-    # answers is a reward, and rewards are the env's.
+    # Weight decay and largest ratio are those of its recipe (verl, run_dapo_qwen2.5_32b.sh). Its
+    # penalty for long answers is a reward, and rewards are the env's.
     "dapo": {
         "buffer.advantage": "grpo",
         "buffer.zero_advantage": "filter",
@@ -44,6 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.average": "tokens",
         "learner.clip_epsilon": 0.2,
         "learner.clip_epsilon_high": 0.28,
+        "learner.clip_ratio_max": 10.0,
         "learner.kl_coefficient": 0.0,
         "learner.normalize_advantages": False,
         "learner.warmup_steps": 20,
@@ -117,20 +120,23 @@ PRETRAINED: dict[str, Any] = {
 one.
 """
 
+# Adapters begin at 0 and are small, so they want 10 to 100 times the rate of the whole model.
+PRETRAINED_LORA: dict[str, Any] = {"learner.learning_rate": 3e-5}
+"""Defaults where adapters of a pretrained model are trained, in place of those above."""
+
 
 def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The run file with the settings of its preset, and of a pretrained model if it names one, and
-    a schedule over all of its steps. What it says itself stays as it is.
+    """The run file with the settings of its preset, and of a pretrained model if it names one. What
+    it gives itself stays as it is.
     """
     filled = dict(data)
     for name, value in PRESETS.get(str(_at(data, "learner", "preset")), {}).items():
         _fill(filled, name, value)
     if _at(data, "model", "path"):
-        for name, value in PRETRAINED.items():
+        has_lora = isinstance(_at(data, "learner", "lora"), Mapping)  # {} are the default adapters
+        defaults = PRETRAINED | PRETRAINED_LORA if has_lora else PRETRAINED
+        for name, value in defaults.items():
             _fill(filled, name, value)
-    steps = _at(data, "orchestrator", "max_steps")
-    if steps and (_at(data, "learner", "schedule") or _at(data, "learner", "warmup_fraction")):
-        _fill(filled, "learner.schedule_steps", steps)
     return filled
 
 

@@ -84,8 +84,25 @@ class RunFile(Section):
         return presets.resolve(data)
 
     @model_validator(mode="after")
+    def _schedule_over_all_steps(self) -> RunFile:
+        """A schedule without a number of steps goes over all steps of the run. The number is not
+        among the learner's `model_fields_set` then, so that a resume can tell it from a given one.
+        """
+        learner = self.learner
+        steps = self.orchestrator.max_steps
+        if not learner.needs_schedule_steps or learner.schedule_steps or not steps:
+            return self
+        values = {**dict(learner), "schedule_steps": steps}
+        given = learner.model_fields_set - {"schedule_steps"}
+        filled = Learner.model_construct(given, **values)
+        return self.model_copy(update={"learner": filled})
+
+    @model_validator(mode="after")
     def _works_together(self, info: ValidationInfo) -> RunFile:
-        for problem in checks.problems(self, recorded=info.context == RECORDED):
+        found = checks.problems(
+            self, recorded=info.context == RECORDED, resolved=info.context == RESOLVED
+        )
+        for problem in found:
             raise ValueError(problem)
         return self
 

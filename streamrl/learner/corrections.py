@@ -25,6 +25,7 @@ class TokenCorrection(NamedTuple):
     """What the correction does to each token."""
 
     weights: jax.Array  # The weight of its loss.
+    untruncated: jax.Array  # The same before `weight_max` and `weight_min` apply.
     kept: jax.Array  # 1, or 0 if the token is rejected or masked and does not train at all.
 
     def where_kept(self, values: jax.Array) -> jax.Array:
@@ -38,7 +39,8 @@ def correct(
     settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
 ) -> TokenCorrection:
     """The importance weights and the rejections that the settings ask for."""
-    weights = jnp.ones_like(d)
+    whole = jnp.ones_like(d)
+    weights = whole
     kept = acceptance_mask(settings, d, mask, segment_ids)
     if settings.weights != "none":
         whole = (
@@ -51,7 +53,7 @@ def correct(
             else jnp.where(inside, whole, 0.0)
         )
         kept *= jnp.ones_like(d) if settings.beyond == "truncate" else inside.astype(d.dtype)
-    return TokenCorrection(weights, kept * mask)
+    return TokenCorrection(weights, whole, kept * mask)
 
 
 def token_weights(d: jax.Array) -> jax.Array:
@@ -97,6 +99,7 @@ class WeightSums(NamedTuple):
     number: jax.Array
     sum: jax.Array
     squares: jax.Array
+    untruncated: jax.Array  # Sum of the weights before truncation and rejection.
 
 
 def weight_sums(
@@ -109,16 +112,23 @@ def weight_sums(
     """The sums over the weights that the loss uses. Without any, they are over exp(d), which shows
     how much there would be to correct.
     """
-    weights = (
-        token_weights(d) if settings.weights == "none" else corrected.weights
-    ) * corrected.kept
+    if settings.weights == "none":
+        used = token_weights(d)
+        untruncated = used
+    else:
+        used = corrected.weights
+        untruncated = corrected.untruncated
+    weights = used * corrected.kept
     share = (
         mask / jnp.maximum(segments.segment_sum(mask, segment_ids), 1.0)
         if settings.weights == "sequence"
         else mask
     )
     return WeightSums(
-        jnp.sum(share), jnp.sum(share * weights), jnp.sum(share * jnp.square(weights))
+        number=jnp.sum(share),
+        sum=jnp.sum(share * weights),
+        squares=jnp.sum(share * jnp.square(weights)),
+        untruncated=jnp.sum(share * untruncated),
     )
 
 
@@ -127,3 +137,10 @@ def effective_sample_size(number: float, weights: float, squares: float) -> floa
     sample has all the weight. Kish 1965.
     """
     return weights * weights / (number * squares) if squares > 0 else 0.0
+
+
+def mean_weight(number: float, weights: float) -> float:
+    """The mean weight, a factor of the whole gradient. The effective sample size does not show it,
+    because it is the same for all weights times a constant.
+    """
+    return weights / number if number > 0 else 0.0

@@ -7,6 +7,7 @@ minimized, so tokens with a positive advantage have a negative loss. docs/losses
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class Clip(NamedTuple):
 
     low: float
     high: float
+    ratio_max: float = math.inf  # largest ratio of a token with a negative advantage
 
 
 Loss = Callable[[Tokens, Clip], jax.Array]  # (rows, max_seq_len) float32
@@ -76,10 +78,13 @@ def ppo(tokens: Tokens, clip: Clip) -> jax.Array:
     """-min(ratio * A, clip(ratio) * A). PPO, arXiv:1707.06347, equation 7.
 
     The minimum keeps the gradient where an update has made the objective worse by more than the
-    clip range.
+    clip range. Where A < 0 it has no lower bound, so one token with a large ratio can outweigh all
+    others of a batch. `clip.ratio_max` bounds it: there the ratio is min(ratio, ratio_max), and the
+    gradient is 0 above that. Dual-clip PPO, arXiv:1912.09729, equation 5.
     """
     ratios = ratio(tokens.current, tokens.old)
-    return -jnp.minimum(ratios * tokens.advantages, clip_ratio(ratios, clip) * tokens.advantages)
+    bounded = jnp.where(tokens.advantages < 0, jnp.minimum(ratios, clip.ratio_max), ratios)
+    return -jnp.minimum(bounded * tokens.advantages, clip_ratio(ratios, clip) * tokens.advantages)
 
 
 def dapo(tokens: Tokens, clip: Clip) -> jax.Array:

@@ -12,6 +12,7 @@ sequences, possibly in several rows; here they are one rollout.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -40,11 +41,12 @@ def rollout_mean(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     )
 
 
-def constant_length(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
-    """1 / (N * max_seq_len): like `rollout_mean`, but with the same divisor for all rollouts,
-    whatever their length. Dr. GRPO, arXiv:2503.20783.
+def constant_length(mask: np.ndarray, rollouts: np.ndarray, length: int) -> np.ndarray:
+    """1 / (N * length): like `rollout_mean`, but with the same divisor for all rollouts, whatever
+    their length. `length` is the run's `batcher.max_seq_len`, also in a batch of shorter rows.
+    Dr. GRPO, arXiv:2503.20783.
     """
-    return mask / np.float32(mask.shape[1] * max(_rollout_count(mask, rollouts), 1))
+    return mask / np.float32(length * max(_rollout_count(mask, rollouts), 1))
 
 
 def segment_numbers(segment_ids: np.ndarray) -> np.ndarray:
@@ -65,8 +67,11 @@ def _rollout_count(mask: np.ndarray, rollouts: np.ndarray) -> int:
     return len(np.unique(rollouts[mask > 0]))
 
 
-AVERAGES: dict[str, Average] = {
-    "tokens": token_mean,
-    "samples": rollout_mean,
-    "constant": constant_length,
-}
+AVERAGES: dict[str, Average] = {"tokens": token_mean, "samples": rollout_mean}
+
+
+def average_named(name: str, length: int) -> Average:
+    """The average of that name (`learner.average`). `length`: that of `constant_length`."""
+    if name == "constant":
+        return partial(constant_length, length=length)
+    return AVERAGES[name]

@@ -7,6 +7,7 @@ here adds up over the micro-batches of a batch.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from streamrl.learner.corrections import (
     WeightSums,
     correct,
     effective_sample_size,
+    mean_weight,
     weight_sums,
 )
 from streamrl.learner.examples import RlExample
@@ -41,7 +43,7 @@ from streamrl.learner.losses import (
 from streamrl.learner.model import predict, unnamed
 
 Metrics = dict[str, Metric]
-# what the effective sample size is made of
+# what the effective sample size and the mean weights are made of
 WEIGHT_SUMS = tuple(f"weights_{name}" for name in WeightSums._fields)
 
 
@@ -147,7 +149,7 @@ class Objective(NamedTuple):
             advantages = penalize_advantages(tokens, divergence, coefficient)
             lowered = inputs._replace(tokens=tokens._replace(advantages=advantages))
             return lowered, 0.0, to_metrics(means, {}, inputs.mask)
-        loss = coefficient * weighted_sum(divergence, inputs.weights)
+        loss = coefficient * weighted_sum(inputs.correction.weights * divergence, inputs.weights)
         return inputs, loss, to_metrics(means, {"kl_loss": loss}, inputs.mask)
 
     def _policy_gradient_term(self, inputs: TermInputs) -> tuple[jax.Array, Metrics]:
@@ -229,7 +231,11 @@ def make_objective(config: Learner, micro_batches: int = 1) -> Objective:
 
 
 def clip_range(config: Learner) -> Clip:
-    return Clip(config.clip_epsilon, config.clip_epsilon_high or config.clip_epsilon)
+    return Clip(
+        low=config.clip_epsilon,
+        high=config.clip_epsilon_high or config.clip_epsilon,
+        ratio_max=config.clip_ratio_max or math.inf,
+    )
 
 
 def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -252,7 +258,10 @@ def penalize_advantages(tokens: Tokens, divergence: jax.Array, coefficient: floa
 def to_run_metrics(measured: dict[str, float]) -> dict[str, float]:
     """The measurements of all micro-batches, under the names of the run's metrics."""
     internal = (*WEIGHT_SUMS, "kl_loss")
+    sums = WeightSums(*(measured[name] for name in WEIGHT_SUMS))
     return {
         **{name: value for name, value in measured.items() if name not in internal},
-        "effective_sample_size": effective_sample_size(*(measured[name] for name in WEIGHT_SUMS)),
+        "effective_sample_size": effective_sample_size(sums.number, sums.sum, sums.squares),
+        "weight_mean": mean_weight(sums.number, sums.sum),
+        "untruncated_weight_mean": mean_weight(sums.number, sums.untruncated),
     }

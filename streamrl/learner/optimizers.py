@@ -104,33 +104,46 @@ OPTIMIZERS: dict[str, Build] = {
 """The optimizers by the names of `learner.optimizer`."""
 
 
-class GradientNorm(NamedTuple):
-    """Optimizer state that records the norm of the last gradient, before clipping."""
+class UpdateRecord(NamedTuple):
+    """What the optimizer's state records of the last step. All are scalars."""
 
-    norm: jax.Array
+    norm: jax.Array  # float32: of the gradient, before clipping
+    learning_rate: jax.Array  # float32
+    steps: jax.Array  # int32: the steps that were taken, skipped ones not counted
 
 
 def make_optimizer(config: Learner) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of the settings. Its state begins with a `GradientNorm`."""
-    return skip_not_finite(optax.chain(*OPTIMIZERS[config.optimizer](config)))
+    """The optimizer of the settings. Its state begins with an `UpdateRecord`."""
+    optimizer = optax.chain(*OPTIMIZERS[config.optimizer](config))
+    return skip_not_finite(optimizer, learning_rate(config))
 
 
-def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def skip_not_finite(
+    inner: optax.GradientTransformation, rate: optax.Schedule
+) -> optax.GradientTransformationExtraArgs:
     """Wrap `inner` so that a step whose loss or gradient norm is not finite changes neither the
-    parameters nor the optimizer's state. The state begins with the norm of the last gradient.
+    parameters nor the optimizer's state. The state begins with an `UpdateRecord`. `rate`: the
+    schedule that `inner` uses, which counts the same steps.
 
     The decision is made inside the compiled step, because the step reuses the memory of the old
     state for the new one. It is a branch: a choice between two complete states would need both.
     """
 
     def init(params: Any) -> Any:
-        return GradientNorm(jnp.zeros(())), *cast(Any, inner.init(params))
+        record = UpdateRecord(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
+        return record, *cast(Any, inner.init(params))
 
     def update(
         updates: Any, state: Any, params: Any = None, *, loss: Any = 0.0, **_: Any
     ) -> tuple[Any, Any]:
-        noted = GradientNorm(jnp.asarray(optax.global_norm(updates)))
-        finite = jnp.isfinite(noted.norm) & jnp.isfinite(jnp.asarray(getattr(loss, "array", loss)))
+        norm = jnp.asarray(optax.global_norm(updates))
+        finite = jnp.isfinite(norm) & jnp.isfinite(jnp.asarray(getattr(loss, "array", loss)))
+        steps = state[0].steps
+        record = UpdateRecord(
+            norm=norm,
+            learning_rate=jnp.asarray(rate(steps), jnp.float32),
+            steps=steps + finite.astype(jnp.int32),
+        )
         changes, after = jax.lax.cond(
             finite,
             lambda updates, state: inner.update(updates, state, params),
@@ -138,6 +151,6 @@ def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransf
             updates,
             state[1:],
         )
-        return changes, (noted, *after)
+        return changes, (record, *after)
 
     return optax.GradientTransformationExtraArgs(init, cast(Any, update))

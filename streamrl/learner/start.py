@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from streamrl.config.choices import NAME
+from streamrl.config.choices import NAME, OPTIMIZER_STATE
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
@@ -40,11 +40,13 @@ def learner_settings(
             )
     # A preset also has settings of the buffer, and those are the run's.
     own = run.model_copy(update={"learner": with_overrides(run, overrides).learner})
-    if at is not None and own.learner.optimizer != run.learner.optimizer:
-        raise ConfigError(
-            f"--set learner.optimizer: a learner that begins at version {at} goes on with the state"
-            f" of {run.learner.optimizer}; leave one of them out"
-        )
+    for name in OPTIMIZER_STATE if at is not None else ():
+        if getattr(own.learner, name) != getattr(run.learner, name):
+            raise ConfigError(
+                f"--set learner.{name}: a learner that begins at version {at} continues with the"
+                f" state of the lead's optimizer, made with {getattr(run.learner, name)}; leave one"
+                " of them out"
+            )
     if own.learner.teacher.path != run.learner.teacher.path:
         raise ConfigError(
             "--set learner.teacher.path: the pool, if the run has one, scores under the run's own"

@@ -96,7 +96,7 @@ def open_trainer(
     """
     make_deterministic()
     directory = rank_zero_first(lambda: initial_model_dir(run))
-    updater = Updater(run.learner, run.batcher.rows)
+    updater = Updater(run.learner, run.batcher.rows, run.batcher.max_seq_len)
     lora = run.learner.lora
     with updater.training():
         initial = model.load(directory, run.model.max_seq_len, run.learner)

@@ -37,9 +37,9 @@ from streamrl.learner.model import (
     unnamed,
     with_axes,
 )
-from streamrl.learner.normalization import AVERAGES, segment_numbers
+from streamrl.learner.normalization import average_named, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
-from streamrl.learner.optimizers import GradientNorm, make_optimizer
+from streamrl.learner.optimizers import UpdateRecord, make_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -83,15 +83,18 @@ class Updater:
 
     `rows`: the number of rows in the batches that the run file describes. A batch with another
     number of rows, made under earlier settings, is trained on too, after another compilation.
+    `max_seq_len`: the run's `batcher.max_seq_len`, by which `average: constant` divides. The rows
+    of a batch may be shorter.
 
     With several devices, in one process or in many, every process has the whole batch and works on
     the rows of its own devices. Each device has a stretch of consecutive rows, so the batcher,
     which assigns rows to processes, decides how the work is divided.
     """
 
-    def __init__(self, config: Learner, rows: int) -> None:
+    def __init__(self, config: Learner, rows: int, max_seq_len: int) -> None:
         self.config = config
-        self._normalize = AVERAGES[config.average or AVERAGE_OF.get(config.loss, "tokens")]
+        average = config.average or AVERAGE_OF.get(config.loss, "tokens")
+        self._normalize = average_named(average, max_seq_len)
         self._layouts = dict[int, RowLayout]()
         self.trainer = self._layout(rows).trainer
         self._tracker = InMemoryTracker()
@@ -187,11 +190,12 @@ class Updater:
             for name, value in self._tracker.values.items()
             if name.startswith("train/")
         }
-        noted: GradientNorm = cast(Any, info.state.opt_state)[0]
+        record: UpdateRecord = cast(Any, info.state.opt_state)[0]
         measured = {
             **to_run_metrics(measured),
             "loss": float(info.loss),
-            "grad_norm": float(noted.norm),
+            "grad_norm": float(record.norm),
+            "learning_rate": float(record.learning_rate),
         }
         skipped = not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"]))
         if skipped:

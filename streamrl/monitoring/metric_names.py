@@ -208,6 +208,7 @@ METRICS = (
     ),
     MetricSpec("learner/kl", "nats", "divergence from the reference per token, by learner.kl"),
     MetricSpec("learner/grad_norm", "1", "norm of the gradient before clipping"),
+    MetricSpec("learner/learning_rate", "1", "learning rate of the step"),
     MetricSpec("learner/entropy", "nats", "entropy of the policy per token"),
     MetricSpec(
         "learner/ratio_mean", "1", "probability of a token over that when it was sampled, mean"
@@ -222,6 +223,14 @@ METRICS = (
     MetricSpec("learner/rejected_frac", "1", "share of tokens that learner.correction rejects"),
     MetricSpec(
         "learner/effective_sample_size", "1", "of the importance weights, as a share of the samples"
+    ),
+    MetricSpec(
+        "learner/weight_mean", "1", "mean importance weight in use, a factor of the gradient"
+    ),
+    MetricSpec(
+        "learner/untruncated_weight_mean",
+        "1",
+        "mean importance weight before truncation and rejection",
     ),
     MetricSpec(
         "learner/masked_sequences",
@@ -391,6 +400,9 @@ METRICS = (
     ),
     MetricSpec("evals/{evaluation}/reward", "reward", "mean reward of the answers"),
     MetricSpec("evals/{evaluation}/repeated", "answers", "answers thrown away and asked again"),
+    MetricSpec(
+        "evals/{evaluation}/too_slow", "answers", "answers that took too long, which are wrong"
+    ),
     # ---- orchestrator: the run as a whole
     MetricSpec(
         "orchestrator/active_s", "s", "time that the run has had a server, in all its sessions"

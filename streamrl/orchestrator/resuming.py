@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from streamrl.config.checks.learner import steps_without_rate
+from streamrl.config.choices import OPTIMIZER_STATE
 from streamrl.config.run_file import RunFile
 
 ELSEWHERE = "begin a new run, or fork this one (`streamrl fork`)"
@@ -20,9 +22,10 @@ FIXED = {
         "buffer, batcher and servers follow the versions of that learner; begin a second one beside"
         " it (`streamrl learner --name`)"
     ),
-    "learner.optimizer": (
-        "checkpoints have its state; begin a new run from an export (`streamrl export-model`, then"
-        " model.path)"
+    **dict.fromkeys(
+        (f"learner.{name}" for name in OPTIMIZER_STATE),
+        "the optimizer's state in the checkpoints depends on it; begin a new run from an export"
+        " (`streamrl export-model`, then model.path)",
     ),
     "learner.lora": f"every version is an adapter of that shape, or a whole model; {ELSEWHERE}",
     "fork": "it says what the run began with, and is written by `streamrl fork`",
@@ -46,6 +49,23 @@ def refusals(before: RunFile, now: RunFile) -> Iterator[str]:
         yield (
             "model.max_seq_len cannot be changed in a run that is gone on with: the model was made"
             f" for {before.model.max_seq_len}; {ELSEWHERE}"
+        )
+    yield from _stretched_schedule(before, now)
+    yield from steps_without_rate(now)
+
+
+def _stretched_schedule(before: RunFile, now: RunFile) -> Iterator[str]:
+    """A schedule that the run file gives no steps of its own follows `orchestrator.max_steps`. More
+    steps would then change the learning rates of the steps that are trained already.
+    """
+    was = before.learner.schedule_steps
+    steps = now.learner.schedule_steps
+    if was and steps != was and "schedule_steps" not in now.learner.model_fields_set:
+        yield (
+            f"orchestrator.max_steps {steps} would change the learning rates of steps that are"
+            f" trained already: the run's learner.schedule_steps is {was}, and the run file gives"
+            f" none; set learner.schedule_steps, to {was} for the same rates or to {steps} for"
+            " others from here on"
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from streamrl.config import topology
-from streamrl.config.choices import NAME
+from streamrl.config.choices import NAME, OPTIMIZER_STATE
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
 from streamrl.errors import ConfigError, StreamrlError
@@ -144,11 +144,13 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
             f"--set model...: a fork goes on with the weights of {parent.run}, so model, vocabulary"
             " and tokenizer stay what they are"
         )
-    if run.learner.optimizer != parent.learner.optimizer:
-        raise ConfigError(
-            f"--set learner.optimizer: a fork goes on with the state of {parent.learner.optimizer};"
-            " begin a new run from an export instead (`streamrl export-model`, then model.path)"
-        )
+    for name in OPTIMIZER_STATE:
+        if getattr(run.learner, name) != getattr(parent.learner, name):
+            raise ConfigError(
+                f"--set learner.{name}: a fork continues with the state of the parent's optimizer,"
+                f" made with {getattr(parent.learner, name)}; begin a new run from an export"
+                " instead (`streamrl export-model`, then model.path)"
+            )
     if run.learner.lora != parent.learner.lora:
         raise ConfigError(
             f"--set learner.lora...: a fork goes on with the weights of {parent.run}, which are"

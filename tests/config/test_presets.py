@@ -122,6 +122,24 @@ def test_a_schedule_goes_over_all_steps_of_the_run():
     whole = {"orchestrator": {"max_steps": 200}}
     run = parse(a_run(**whole, learner={"schedule": "linear", "warmup_fraction": 0.1}))
     assert (run.learner.schedule_steps, run.learner.warmup) == (200, 20)
-    own = parse(a_run(**whole, learner={"schedule": "linear", "schedule_steps": 50}))
+    shorter = {"schedule": "linear", "schedule_steps": 50, "min_learning_rate": 1e-5}
+    own = parse(a_run(**whole, learner=shorter))
     assert (own.learner.schedule_steps, own.learner.warmup) == (50, 10)
     assert parse(a_run(**whole)).learner.schedule_steps == 0
+
+
+def test_a_schedule_that_a_fork_chooses_goes_over_all_of_its_steps():
+    parent = parse(a_run(orchestrator={"max_steps": 200}))
+    fork = with_overrides(parent, ["learner.schedule=cosine"])
+    assert (fork.learner.schedule, fork.learner.schedule_steps) == ("cosine", 200)
+
+
+def test_adapters_of_a_pretrained_model_have_a_higher_learning_rate():
+    for lora in ({}, {"rank": 8}):
+        run = parse(a_run(model={"path": "/a/model"}, learner={"lora": lora}))
+        assert run.learner.learning_rate == 3e-5
+        assert (run.learner.precision, run.learner.remat) == ("bf16", "full")
+    own = parse(a_run(model={"path": "/a/model"}, learner={"lora": {}, "learning_rate": 1e-5}))
+    assert own.learner.learning_rate == 1e-5
+    whole = parse(a_run(model={"path": "/a/model"}, learner={"lora": None}))
+    assert whole.learner.learning_rate == 1e-6

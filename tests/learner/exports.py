@@ -27,7 +27,7 @@ def main(origin: str, directory: str, file_bytes: str, coordinator: str, process
     assert jax.device_count() == 8
     export.SHARD_BYTES = int(file_bytes)
     settings = Learner()
-    with Updater(settings, 8).training():
+    with Updater(settings, 8, CONTEXT).training():
         weights = export.local_weights(model.load(Path(origin), CONTEXT, settings))
     out = Path(directory)
     staged = StagedFiles(staging_directory(out, version=1), weights)

@@ -82,7 +82,7 @@ def gradient(
         warmup_steps=0,
         **compute,
     )
-    updater = shared_updater(settings, ROWS)
+    updater = shared_updater(settings, ROWS, CONTEXT)
     with updater.training():
         reference = model.load(directory, CONTEXT, settings, frozen=True)
         # arrays of its own, too: the trainer takes them

@@ -50,7 +50,7 @@ def reference_rows(directory: Path) -> np.ndarray:
     device has: (2,) int32.
     """
     settings = Learner()
-    updater = Updater(settings, ROWS)
+    updater = Updater(settings, ROWS, CONTEXT)
     with updater.training():
         (micro_batch,) = updater.micro_batch_logprobs(
             model.load(directory, CONTEXT, settings, frozen=True), batch()

@@ -9,8 +9,10 @@ import pytest
 from streamrl.config.sections.learner import Correction
 from streamrl.learner.corrections import (
     TokenCorrection,
+    WeightSums,
     correct,
     effective_sample_size,
+    mean_weight,
     weight_sums,
 )
 
@@ -89,10 +91,34 @@ def test_weights_and_rejection_are_separate_choices():
 
 
 def share(**settings: object) -> float:
+    found = sums(**settings)
+    return effective_sample_size(found.number, found.sum, found.squares)
+
+
+def sums(**settings: object) -> WeightSums:
     made = Correction.model_validate(settings)
-    return effective_sample_size(
-        *map(float, weight_sums(made, D, correct(made, D, MASK, SEGMENTS), MASK, SEGMENTS))
-    )
+    found = weight_sums(made, D, correct(made, D, MASK, SEGMENTS), MASK, SEGMENTS)
+    return WeightSums(*map(float, found))
+
+
+def means(**settings: object) -> list[float]:
+    """Of the weights in use, and before truncation and rejection."""
+    found = sums(**settings)
+    return [mean_weight(found.number, found.sum), mean_weight(found.number, found.untruncated)]
+
+
+def test_the_mean_weights_by_hand():
+    # no weights: of exp(d), 1/2 4 1 3
+    assert means() == pytest.approx([8.5 / 4, 8.5 / 4])
+    assert means(weights="token", weight_max=2) == pytest.approx([5.5 / 4, 8.5 / 4])
+    # two rollouts, 2 and 3
+    assert means(weights="sequence", weight_max=2) == pytest.approx([2, 2.5])
+    masked = {"weights": "sequence", "beyond": "mask", "weight_max": 2.5}
+    assert means(**masked) == pytest.approx([1, 2.5])
+    # the third token of four is left
+    rejecting = {"weights": "token", "weight_max": 9, "reject": "k1", "reject_above": 0.5}
+    assert means(**rejecting) == pytest.approx([1 / 4, 8.5 / 4])
+    assert mean_weight(0, 0) == 0
 
 
 def test_the_effective_sample_size_by_hand():

@@ -83,6 +83,23 @@ def test_ppo_keeps_the_gradient_of_what_has_become_worse():
     np.testing.assert_allclose(slope(ppo), [-3.0, 3.0, 0, 6.0, -1.5, 0, -3.3, 2.7], rtol=1e-6)
 
 
+@pytest.mark.parametrize("loss", [ppo, dapo])
+def test_the_largest_ratio_bounds_what_a_bad_token_costs(loss: Loss):
+    """Ratios 2, 3, 4 and e^8, of bad tokens and of a good one: above 3 a bad one costs 3 |A|, and
+    has no gradient. A good one is clipped at 1.2 as ever.
+    """
+    current = POLICY + np.log([2, 3, 4, np.exp(8), 4, 1, 1, 1]).astype(np.float32)
+    advantages = [-2, -2, -2, -2, 2, 0, 0, 0]
+    clip = Clip(0.2, 0.2, ratio_max=3.0)
+    given = np.asarray(loss(tokens(current, advantages), clip))[0]
+    np.testing.assert_allclose(given[:5], [4, 6, 6, 6, -2.4], rtol=1e-5)
+    slopes = jax.grad(lambda values: loss(tokens(values, advantages), clip).sum())
+    found = np.asarray(slopes(jnp.asarray(current)))
+    np.testing.assert_allclose(found[[0, 2, 3, 4]], [4, 0, 0, 0], rtol=1e-5)
+    unbounded = np.asarray(loss(tokens(current, advantages), CLIP))[0]
+    assert unbounded[3] == pytest.approx(2 * np.exp(8), rel=1e-5)
+
+
 def test_dapo_clips_higher():
     # good tokens may go up to 1.28; all else is as with ppo
     np.testing.assert_allclose(
@@ -223,3 +240,15 @@ def test_an_unknown_name_is_a_config_error_with_the_nearest():
         ConfigError, match=r"^learner\.kl: module 'streamrl\.learner\.losses' has no 'k9'$"
     ):
         divergence_named("streamrl.learner.losses:k9")
+
+
+def test_the_losses_with_a_largest_ratio_are_those_that_the_run_file_takes_it_for():
+    bounded = {name for name, known in choices.LOSSES.items() if known.dual_clip}
+    far = tokens(POLICY + 8, [-1.0] * 8)
+    clip = Clip(0.2, 0.2, ratio_max=3.0)
+    changed = {
+        name
+        for name, loss in LOSSES.items()
+        if not np.allclose(loss(far, clip), loss(far, CLIP)) and name != "gspo"
+    }
+    assert changed == bounded == {"ppo", "dapo"}

@@ -14,11 +14,11 @@ import pytest
 
 from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import parse
-from streamrl.config.sections.learner import Learner
+from streamrl.config.sections.learner import Correction, Learner
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.head import Predictions
 from streamrl.learner.losses import LOSSES
-from streamrl.learner.normalization import AVERAGES, segment_numbers
+from streamrl.learner.normalization import average_named, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
 from tests.learner.examples import Segment, example
 
@@ -50,9 +50,8 @@ def of_preset(name: str) -> Learner:
 
 
 def average(settings: Learner, taken: RlExample) -> np.ndarray:
-    return AVERAGES[settings.average or AVERAGE_OF.get(settings.loss, "tokens")](
-        taken.loss_mask, segment_numbers(taken.segment_ids)
-    )
+    name = settings.average or AVERAGE_OF.get(settings.loss, "tokens")
+    return average_named(name, ROW)(taken.loss_mask, segment_numbers(taken.segment_ids))
 
 
 @cache
@@ -275,3 +274,117 @@ def test_the_divergence_can_be_a_cost_in_the_advantages():
         atol=1e-6,
     )
     assert np.abs(gradient(shaped, WHOLE, weights) - gradient(plain, WHOLE, weights)).max() > 1e-3
+
+
+ACTIONS = 4  # of the policies below, each a table of logits
+CURRENT = np.array([1.0, 0.2, -0.5, 0.3], np.float32)
+SAMPLED_BY = np.array([-0.5, 1.0, 0.2, 0.1], np.float32)  # an older policy
+REFERENCE = np.array([0.1, 0.1, 0.9, -0.4], np.float32)
+
+
+def expected_gradient(term: str, weights: str) -> np.ndarray:
+    """The gradient of one divergence of k2, in expectation over the four actions that the older
+    policy takes. Row i takes action i, and has the probability of that as its weight: (4,) float32.
+
+    `term`: reference or teacher, whose divergence counts.
+    """
+    settings: dict[str, Any] = {
+        "loss": "grpo",
+        "kl": "k2",
+        "kl_coefficient": float(term == "reference"),
+        "correction": {"weights": weights, "weight_max": 100.0},
+    }
+    if term == "teacher":
+        settings["teacher"] = {"path": "t", "kl": "k2"}
+    made = make_objective(Learner.model_validate(settings))
+
+    def column(values: np.ndarray) -> np.ndarray:
+        return np.stack([values, np.zeros(ACTIONS)], axis=1).astype(np.float32)
+
+    def log_softmax(logits: np.ndarray) -> np.ndarray:
+        return np.asarray(jax.nn.log_softmax(jnp.asarray(logits)))
+
+    mask = column(np.ones(ACTIONS))
+    taken = empty_example(ACTIONS, 2)._replace(
+        loss_mask=mask,
+        segment_ids=mask.astype(np.int32),
+        policy_logprobs=column(log_softmax(SAMPLED_BY)),
+        reference_logprobs=column(log_softmax(REFERENCE)),
+    )
+    if term == "teacher":
+        taken = taken._replace(
+            policy_gradient_weights=np.zeros_like(mask),
+            teacher_kl_weights=mask,
+            teacher_logprobs=taken.reference_logprobs,
+        )
+    probabilities = jnp.asarray(column(np.exp(log_softmax(SAMPLED_BY))))
+
+    def loss(logits: Any) -> Any:
+        logprobs = jnp.zeros((ACTIONS, 2)).at[:, 0].set(jax.nn.log_softmax(logits))
+        predicted = Predictions(logprobs, jnp.zeros((ACTIONS, 2)))
+        return made.from_predictions(predicted, taken, probabilities)[0]
+
+    return np.asarray(jax.grad(loss)(jnp.asarray(CURRENT)))
+
+
+@pytest.mark.parametrize("term", ["reference", "teacher"])
+@pytest.mark.parametrize("weights", ["token", "sequence"])
+def test_with_importance_weights_the_gradient_of_k2_is_that_of_the_divergence_off_policy(
+    term: str, weights: str
+):
+    """d KL(c || q) / d logit_i = c_i (log c_i - log q_i - KL(c || q)), at c, not at the older
+    policy that sampled.
+    """
+    c = np.exp(CURRENT) / np.exp(CURRENT).sum()
+    q = np.exp(REFERENCE) / np.exp(REFERENCE).sum()
+    distance = np.log(c) - np.log(q)
+    right = c * (distance - (c * distance).sum())
+    np.testing.assert_allclose(expected_gradient(term, weights), right, atol=1e-5)
+    assert np.abs(expected_gradient(term, "none") - right).max() > 0.05
+
+
+def test_the_divergence_in_the_advantages_is_subtracted_after_the_baseline():
+    """A group of four answers of one token, rewards 1 0 1 0, leave-one-out advantages 2/3 -2/3 2/3
+    -2/3, divergences .5 .1 .2 .4, coefficient .1: the baseline has no part in the divergence.
+    """
+    settings = Learner(loss="grpo", kl="k1", kl_coefficient=0.1, kl_in="advantages")
+    ones = np.ones((4, 1), np.float32)
+    divergences = np.array([[0.5], [0.1], [0.2], [0.4]], np.float32)
+    advantages = np.array([[2], [-2], [2], [-2]], np.float32) / 3
+    taken = empty_example(4, 1)._replace(
+        loss_mask=ones,
+        segment_ids=ones.astype(np.int32),
+        advantages=advantages,
+        reference_logprobs=-ones - divergences,
+        policy_logprobs=-ones,
+    )
+
+    def loss(current: Any) -> Any:
+        predicted = Predictions(current, jnp.zeros((4, 1)))
+        return make_objective(settings).from_predictions(predicted, taken, jnp.asarray(ones))[0]
+
+    slopes = np.asarray(jax.grad(loss)(jnp.asarray(-ones)))
+    np.testing.assert_allclose(-slopes[:, 0], [0.6167, -0.6767, 0.6467, -0.7067], atol=1e-4)
+
+
+def test_sequence_weights_that_vanish_are_measured():
+    """8,000 tokens, each 0.3 % less likely to the model than to the server: the weight of the
+    rollout is e^-24, of which the cut of 20 nats leaves e^-20 = 2e-9, and the effective sample size
+    is 1 all the same.
+    """
+    tokens = 8_000
+    ones = np.ones((2, tokens), np.float32)
+    taken = empty_example(2, tokens)._replace(
+        loss_mask=ones,
+        segment_ids=ones.astype(np.int32),
+        advantages=ones * [[1], [-1]],
+        policy_logprobs=-ones + np.float32(0.003),
+    )
+    settings = Learner(loss="grpo", kl_coefficient=0.0, correction=Correction(weights="sequence"))
+    _, found = make_objective(settings).from_predictions(
+        Predictions(jnp.asarray(-ones), jnp.asarray(ones)), taken, jnp.asarray(ones) / (2 * tokens)
+    )
+    metrics = to_run_metrics({name: float(metric) for name, metric in found.items()})
+    assert metrics["effective_sample_size"] == pytest.approx(1)
+    assert metrics["weight_mean"] == pytest.approx(np.exp(-20), rel=1e-3)
+    assert metrics["untruncated_weight_mean"] == pytest.approx(np.exp(-20), rel=1e-3)

@@ -105,7 +105,8 @@ def test_adamw_is_that_of_runs_before_there_was_a_choice():
         optax.chain(
             optax.clip_by_global_norm(1.0),
             optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.01),
-        )
+        ),
+        rate,
     )
     model: Any = a_model()
     state: Any = before.init(model)
@@ -131,3 +132,18 @@ def test_adamw_writes_its_moments_in_their_place():
     made: Any = compiled.lower(parameters, optimizer.init(parameters), parameters).compile()
     held = made.memory_analysis().temp_size_in_bytes
     assert held < 1.1 * sum(array.nbytes for array in parameters.values())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_learning_rate_of_the_last_step_is_recorded_and_a_skipped_one_counts_for_none(
+    name: str,
+):
+    """A line from 0.1 to 0 in four steps: 0.1, 0.075, 0.05. The third is spoiled, so the rate of
+    the next one would be 0.05 again.
+    """
+    falling = settings(optimizer=name, schedule="linear", schedule_steps=4)
+    for steps, rate, taken in ((1, 0.1, 1), (2, 0.075, 2), (3, 0.05, 3)):
+        record = trained(falling, steps)[1][0]
+        assert (float(record.learning_rate), int(record.steps)) == (pytest.approx(rate), taken)
+    spoiled = trained(falling, 3, spoil=True)[1][0]
+    assert (float(spoiled.learning_rate), int(spoiled.steps)) == (pytest.approx(0.05), 2)

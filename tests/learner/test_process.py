@@ -282,6 +282,7 @@ def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Pat
 def test_metrics_come_with_every_step(lived: Lived):
     names = (
         "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s"
+        " learning_rate weight_mean untruncated_weight_mean"
         " tokens_per_s export_s hash_s probe_s announce_s checkpoint_s publish_s publish_wait_s"
         " batch_age_mean batch_age_max idle_s"
     )

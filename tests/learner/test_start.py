@@ -33,7 +33,13 @@ def announced(version: int, sha256: str) -> PolicyVersion:
         ("second", None, ("batcher.max_seq_len=8",), "a second learner can have settings learner"),
         ("second", None, ("learner.name=x",), "a second learner can have settings learner"),
         ("second", None, ("learner.los=ppo",), "did you mean 'loss'"),
-        ("second", 2, ("learner.optimizer=lion",), "goes on with the state of adamw"),
+        (
+            "second",
+            2,
+            ("learner.optimizer=lion",),
+            "state of the lead's optimizer, made with adamw",
+        ),
+        ("second", 2, ("learner.beta2=0.5",), "state of the lead's optimizer, made with 0.95"),
         ("../x", None, (), "not a name of lowercase letters"),
     ],
 )

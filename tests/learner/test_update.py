@@ -44,7 +44,7 @@ def batch(advantage: float = 1.0, temperature: float = 1.0) -> RlExample:
 
 
 def an_updater(**settings: Any) -> Updater:
-    return Updater(Learner.model_validate({"warmup_steps": 0, **settings}), ROWS)
+    return Updater(Learner.model_validate({"warmup_steps": 0, **settings}), ROWS, ROW)
 
 
 class Training:
@@ -273,9 +273,9 @@ def test_a_batch_of_another_shape_is_trained_on_whole(tiny: Path):
 
 def test_a_loss_that_cannot_be_loaded_is_said_before_any_training():
     with pytest.raises(ConfigError, match="learner.loss: .*nowhere"):
-        Updater(Learner(loss="nowhere:mine"), ROWS)
+        Updater(Learner(loss="nowhere:mine"), ROWS, ROW)
     with pytest.raises(ConfigError, match="learner.kl: .*nowhere"):
-        Updater(Learner(kl="nowhere:mine"), ROWS)
+        Updater(Learner(kl="nowhere:mine"), ROWS, ROW)
 
 
 def test_advantages_are_divided_by_their_deviation_over_sampled_tokens():

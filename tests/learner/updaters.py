@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from streamrl.config.sections.learner import Learner
 from streamrl.learner.update import Updater
 
-_unused = dict[tuple[str, int], list["SharedUpdater"]]()
+_unused = dict[tuple[str, int, int], list["SharedUpdater"]]()
 _lock = threading.Lock()  # learners and scorers are threads here
 
 
 class SharedUpdater(Updater):
     """Goes back to the others at the end of its life."""
 
-    def __init__(self, config: Learner, rows: int) -> None:
-        super().__init__(config, rows)
-        self._key = key(config, rows)
+    def __init__(self, config: Learner, rows: int, max_seq_len: int) -> None:
+        super().__init__(config, rows, max_seq_len)
+        self._key = key(config, rows, max_seq_len)
 
     @contextmanager
     def training(self) -> Generator[None]:
@@ -47,13 +47,13 @@ class SharedUpdater(Updater):
             _unused.setdefault(self._key, []).append(self)
 
 
-def key(config: Learner, rows: int) -> tuple[str, int]:
-    return config.model_dump_json(), rows
+def key(config: Learner, rows: int, max_seq_len: int) -> tuple[str, int, int]:
+    return config.model_dump_json(), rows, max_seq_len
 
 
-def shared_updater(config: Learner, rows: int) -> Updater:
+def shared_updater(config: Learner, rows: int, max_seq_len: int) -> Updater:
     """One that nobody uses, or a new one."""
     with _lock:
-        if unused := _unused.get(key(config, rows)):
+        if unused := _unused.get(key(config, rows, max_seq_len)):
             return unused.pop()
-    return SharedUpdater(config, rows)
+    return SharedUpdater(config, rows, max_seq_len)

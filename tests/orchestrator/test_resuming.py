@@ -8,8 +8,10 @@ import time
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from streamrl.config import run_file, topology
@@ -43,7 +45,9 @@ REFUSED = {
     "model.tiny.seed": "the model is made at the run's beginning",
     "model.max_seq_len": "the model was made for 10",
     "learner.name": "buffer, batcher and servers follow the versions of that learner",
-    "learner.optimizer": "checkpoints have its state",
+    "learner.optimizer": "the optimizer's state in the checkpoints depends on it",
+    "learner.beta1": "the optimizer's state in the checkpoints depends on it",
+    "learner.beta2": "the optimizer's state in the checkpoints depends on it",
     "learner.lora.rank": "every version is an adapter of that shape, or a whole model",
     "learner.lora.alpha": "every version is an adapter of that shape, or a whole model",
     "learner.lora.targets": "every version is an adapter of that shape, or a whole model",
@@ -106,6 +110,7 @@ LEARNER = {
     "learner.average": "samples",
     "learner.clip_epsilon": 0.1,
     "learner.clip_epsilon_high": 0.3,
+    "learner.clip_ratio_max": 3.0,
     "learner.correction.old_policy": "decoupled",
     "learner.correction.weights": "sequence",
     "learner.correction.beyond": "mask",
@@ -128,8 +133,6 @@ LEARNER = {
     "learner.schedule": "cosine",
     "learner.schedule_steps": 50,
     "learner.min_learning_rate": 0.001,
-    "learner.beta1": 0.8,
-    "learner.beta2": 0.9,
     "learner.weight_decay": 0.1,
     "learner.max_grad_norm": 2,
     "learner.normalize_advantages": False,
@@ -412,6 +415,8 @@ OTHERS = {
     "model.max_seq_len": 9,
     "learner.name": "other",
     "learner.optimizer": "lion",
+    "learner.beta1": 0.5,
+    "learner.beta2": 0.5,
     "learner.lora.targets": "[q_proj]",
 }
 
@@ -439,3 +444,64 @@ def test_where_a_fork_came_from_is_refused():
     assert [said.partition(":")[0] for said in refusals(RUN, forked)] == [
         "fork cannot be changed in a run that is gone on with"
     ]
+
+
+SCHEDULES = [
+    {"schedule": "cosine"},
+    {"schedule": "linear"},
+    {"schedule": "linear", "min_learning_rate": 1e-5},
+    {"schedule": "constant", "warmup_fraction": 0.1},
+]
+
+
+def with_more_steps(tmp_path: Path, schedule: dict[str, Any], *more: str) -> dict[str, list[str]]:
+    """Why a run of 100 steps cannot be resumed with 200: by the file of its user, by its own."""
+    data = {
+        "run": "x",
+        "runs_dir": str(tmp_path / "runs"),
+        "envs": {"copy-digits": {}},
+        "orchestrator": {"max_steps": 100},
+        "learner": {"learning_rate": 1e-3, "warmup_steps": 0, **schedule},
+    }
+    user = tmp_path / "user.yaml"
+    user.write_text(yaml.safe_dump(data))
+    before = run_file.load(user)
+    own = tmp_path / "runs" / "x" / "run.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(yaml.safe_dump(before.model_dump(mode="json")))
+    overrides = ["orchestrator.max_steps=200", *more]
+    return {
+        name: list(refusals(before, run_file.load(path, overrides)))
+        for name, path in (("user", user), ("own", own))
+    }
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_more_steps_change_no_rate_of_a_trained_step_and_none_is_0(
+    tmp_path: Path, schedule: dict[str, Any]
+):
+    """The user's file would stretch the schedule. The run's own keeps it, and is refused where the
+    further steps would have a rate of 0.
+    """
+    found = with_more_steps(tmp_path, schedule)
+    (stretched,) = found["user"]
+    assert stretched.startswith("orchestrator.max_steps 200 would change the learning rates of")
+    assert "schedule_steps is 100" in stretched
+    if schedule["schedule"] == "constant" or "min_learning_rate" in schedule:
+        assert found["own"] == []
+    else:
+        (ended,) = found["own"]
+        assert "the learning rate would be 0 from step 100 on; raise it" in ended
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_more_steps_with_a_number_of_steps_for_the_schedule_are_taken(
+    tmp_path: Path, schedule: dict[str, Any]
+):
+    found = with_more_steps(tmp_path, schedule, "learner.schedule_steps=200")
+    assert found == {"user": [], "own": []}
+
+
+def test_a_resume_without_a_change_of_the_schedule_is_taken(tmp_path: Path):
+    found = with_more_steps(tmp_path, {"schedule": "cosine"}, "orchestrator.max_steps=100")
+    assert found == {"user": [], "own": []}

@@ -15,7 +15,9 @@ from tests.support.data_path import RUN
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("learner.optimizer=muon", "goes on with the state of adamw"),
+        ("learner.optimizer=muon", "continues with the state of the parent's optimizer"),
+        ("learner.beta1=0.5", "state of the parent's optimizer, made with 0.9"),
+        ("learner.beta2=0.5", "state of the parent's optimizer, made with 0.95"),
         ("learner.lora={rank: 8}", "are those of its adapters, or of a whole model"),
         ("model.tiny.hidden=64", "goes on with the weights of small"),
         ("model.tiny.alphabet=abc", "vocabulary and tokenizer stay"),
@@ -38,3 +40,15 @@ def test_the_run_file_of_a_fork_is_a_run_file():
     assert with_overrides(run, []) is run and run.learner.learning_rate == 0.5
     with pytest.raises(ConfigError, match=r"unknown key 'fork.versio'; did you mean 'version'\?"):
         with_overrides(run, ["fork.versio=3"])
+
+
+def test_a_fork_with_more_steps_than_its_schedule_is_refused_unless_that_is_given():
+    """The parent's cosine ends at its 100 steps, so 100 further ones would have a rate of 0."""
+    schedule = ["orchestrator.max_steps=100", "learner.schedule=cosine"]
+    parent = with_overrides(RUN, schedule)
+    assert parent.learner.schedule_steps == 100
+    more = "orchestrator.max_steps=200"
+    with pytest.raises(ConfigError, match="the learning rate would be 0 from step 100 on"):
+        child_run_file(parent, "other", [more])
+    longer = child_run_file(parent, "other", [more, "learner.schedule_steps=200"])
+    assert longer.learner.schedule_steps == 200

@@ -192,7 +192,7 @@ def test_each_batch_is_scored_once_by_its_worker_and_the_place_is_committed(made
 def test_the_scores_are_the_learners_own_logprobs_bit_for_bit(made: Made):
     """Under version 0, asked of the function that the learner asks."""
     run, log = made["pool"]
-    updater = Updater(run.learner, run.batcher.rows)
+    updater = Updater(run.learner, run.batcher.rows, run.batcher.max_seq_len)
     with updater.training():
         first = model.load(Path(run.model.path), run.model.max_seq_len)
         for record in [s for s in scores(log) if s.reference == 0]:

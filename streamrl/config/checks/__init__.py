@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 
 from streamrl.config.checks.batches import curriculum_problems, size_problems
 from streamrl.config.checks.envs import env_problems
-from streamrl.config.checks.learner import loss_problems, schedule_problems
+from streamrl.config.checks.learner import (
+    loss_problems,
+    schedule_problems,
+    steps_without_rate,
+)
 from streamrl.config.checks.operation import placement_problems, secret_problems
 from streamrl.config.checks.serving import eval_problems, guest_problems, pool_problems
 
@@ -17,11 +21,12 @@ if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
 
 
-def problems(run: RunFile, recorded: bool) -> Iterator[str]:
+def problems(run: RunFile, recorded: bool, resolved: bool) -> Iterator[str]:
     """Every problem of this run file.
 
     `recorded`: the run exists already. Sizes and losses that are refused today must not keep its
-    records from being read, so they are not checked.
+    records from being read, so they are not checked. `resolved`: the file is the one that a run
+    keeps; changes in it are checked when the run is resumed (`orchestrator/resuming.py`).
     """
     yield from env_problems(run)
     yield from pool_problems(run)
@@ -34,3 +39,5 @@ def problems(run: RunFile, recorded: bool) -> Iterator[str]:
         yield from size_problems(run)
         yield from loss_problems(run)
         yield from schedule_problems(run)
+        if not resolved:
+            yield from steps_without_rate(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from streamrl.config.choices import RATIO_LOSSES
+from streamrl.config.choices import LOSSES, RATIO_LOSSES
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -29,6 +29,19 @@ def loss_problems(run: RunFile) -> Iterator[str]:
         yield (
             "learner.loss: dapo is ppo unless clip_epsilon_high is above clip_epsilon"
             f" {learner.clip_epsilon}; its paper has 0.28 and 0.2"
+        )
+    largest = learner.clip_ratio_max
+    clip_high = learner.clip_epsilon_high or learner.clip_epsilon
+    if largest and learner.loss in LOSSES and not LOSSES[learner.loss].dual_clip:
+        bounded = ", ".join(name for name, known in LOSSES.items() if known.dual_clip)
+        yield (
+            f"learner.clip_ratio_max: {learner.loss} has no such bound; leave it out, or set"
+            f" learner.loss to one of {bounded}"
+        )
+    elif largest and largest < 1 + clip_high:
+        yield (
+            f"learner.clip_ratio_max {largest:g} is inside the clip range, which ends at"
+            f" {1 + clip_high:g}; raise it (verl has 3), or set it to 0 for no bound"
         )
     if (
         correction.weights != "none"
@@ -95,7 +108,7 @@ def loss_problems(run: RunFile) -> Iterator[str]:
 def schedule_problems(run: RunFile) -> Iterator[str]:
     learner = run.learner
     which = "warmup_fraction" if learner.warmup_fraction else f"schedule: {learner.schedule}"
-    if (learner.warmup_fraction or learner.schedule != "constant") and not learner.schedule_steps:
+    if learner.needs_schedule_steps and not learner.schedule_steps:
         yield (
             f"learner.{which} needs a number of steps: set learner.schedule_steps, or"
             " orchestrator.max_steps"
@@ -109,4 +122,20 @@ def schedule_problems(run: RunFile) -> Iterator[str]:
         yield (
             f"learner.min_learning_rate {learner.min_learning_rate:g} is above learning_rate"
             f" {learner.learning_rate:g}; the rate only falls"
+        )
+
+
+def steps_without_rate(run: RunFile) -> Iterator[str]:
+    """The run has steps after the end of its schedule, and their learning rate is 0."""
+    learner = run.learner
+    steps = learner.schedule_steps
+    if (
+        learner.schedule != "constant"
+        and not learner.min_learning_rate
+        and 0 < steps < run.orchestrator.max_steps
+    ):
+        yield (
+            f"learner.schedule_steps {steps} is below orchestrator.max_steps"
+            f" {run.orchestrator.max_steps}: the learning rate would be 0 from step {steps} on;"
+            " raise it, or set learner.min_learning_rate"
         )

@@ -158,12 +158,15 @@ class Learner(Section):
     preset: Annotated[str, AfterValidator(known_preset)] = ""
     # ppo, dapo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION.
     loss: Annotated[str, one_of(*LOSSES)] = "ppo"
-    # How the loss is averaged: over tokens, over samples, or by a constant. Empty: as the paper of
-    # the loss does.
+    # How the loss is averaged: over tokens, over samples, or by the constant batcher.max_seq_len.
+    # Empty: as the paper of the loss does.
     average: Literal["", "tokens", "samples", "constant"] = ""
     clip_epsilon: float = Field(default=0.2, gt=0)  # The ratio is clipped below 1 - clip_epsilon.
     # The ratio is clipped above 1 + clip_epsilon_high. 0: clip_epsilon.
     clip_epsilon_high: float = Field(default=0.0, ge=0)
+    # Where the advantage is negative, ppo and dapo bound the ratio by this (dual clip), so that one
+    # token cannot outweigh a batch. 0: no bound.
+    clip_ratio_max: float = Field(default=0.0, ge=0)
     # Corrections for rollouts of an older version or another engine.
     correction: Correction = Correction()
     # Estimator of the divergence from the reference: k1, k2, k3 (docs/losses.md), or
@@ -200,16 +203,18 @@ class Learner(Section):
     # adamw, lion, adopt, cautious (AdamW that leaves out what goes against the gradient), or muon:
     # Muon for matrices, AdamW for the rest, at one learning rate.
     optimizer: Literal["adamw", "lion", "adopt", "cautious", "muon"] = "adamw"
-    # Learning rate after the warm-up. It is 1e-6 where `model.path` is given.
+    # Learning rate after the warm-up. Where `model.path` is given it is 1e-6, and 3e-5 for the
+    # adapters of `lora`.
     learning_rate: float = Field(default=1e-3, gt=0)
     # Steps in which the learning rate rises, from learning_rate / warmup_steps on.
     warmup_steps: int = Field(default=10, ge=0)
-    # The same as a share of schedule_steps. 0: warmup_steps says it.
+    # The same as a share of schedule_steps. 0: warmup_steps applies.
     warmup_fraction: float = Field(default=0.0, ge=0, lt=1)
     # The learning rate after the warm-up: it stays, or falls to min_learning_rate in a line or as
     # half a cosine.
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     # Steps, the warm-up's included, in which it falls. 0: orchestrator.max_steps, if there is one.
+    # A run that is resumed with more steps needs it given.
     schedule_steps: int = Field(default=0, ge=0)
     # Learning rate at the end of schedule_steps, and from then on.
     min_learning_rate: float = Field(default=0.0, ge=0)
@@ -234,6 +239,11 @@ class Learner(Section):
     # Tokens of the last batch that are announced with each version, with their logprobs. Servers
     # are checked against them.
     probe_tokens: int = Field(default=64, ge=8)
+
+    @property
+    def needs_schedule_steps(self) -> bool:
+        """Whether the learning rate depends on `schedule_steps`."""
+        return self.schedule != "constant" or self.warmup_fraction > 0
 
     @property
     def warmup(self) -> int:

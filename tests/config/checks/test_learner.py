@@ -27,9 +27,20 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "learner.reference.every is 2, and with learner.lora the reference is the base",
         ),
         ("learner.lora={targets: [lm_head]}", "Input should be 'q_proj', 'k_proj'"),
-        ("learner.schedule=cosine", "learner.schedule: cosine needs a number of steps"),
-        ("learner.warmup_fraction=0.1", "learner.warmup_fraction needs a number of steps"),
         ("learner={schedule: linear, schedule_steps: 10}", "10 leaves nothing after the 10 steps"),
+        (
+            "learner={schedule: cosine, schedule_steps: 50}",
+            "schedule_steps 50 is below orchestrator.max_steps 100: the learning rate would be 0"
+            " from step 50 on; raise it",
+        ),
+        (
+            "learner={loss: gspo, clip_ratio_max: 3}",
+            "learner.clip_ratio_max: gspo has no such bound; leave it out",
+        ),
+        (
+            "learner={loss: ppo, clip_epsilon_high: 0.5, clip_ratio_max: 1.4}",
+            "clip_ratio_max 1.4 is inside the clip range, which ends at 1.5; raise it",
+        ),
         ("learner.min_learning_rate=1", "min_learning_rate 1 is above learning_rate 0.001"),
         (
             "envs.copy-digits.loss={policy_gradient: 0}",
@@ -62,4 +73,16 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
 )
 def test_what_cannot_work_is_named(override: str, says: str):
     with pytest.raises(ConfigError, match=says):
-        run_file.load(QUICKSTART, [override])
+        run_file.load(QUICKSTART, ["orchestrator.max_steps=100", override])
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("learner.schedule=cosine", "learner.schedule: cosine needs a number of steps"),
+        ("learner.warmup_fraction=0.1", "learner.warmup_fraction needs a number of steps"),
+    ],
+)
+def test_a_schedule_of_a_run_without_an_end_needs_a_number_of_steps(override: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        run_file.load(QUICKSTART, ["orchestrator.max_steps=0", override])
