@@ -156,6 +156,7 @@ def examples() -> dict[str, Record]:
             sha256="ab",
             truncated=1,
             repeated=2,
+            too_slow=1,
             temperature=0.5,
             max_tokens=3,
             seed=7,

@@ -24,7 +24,7 @@ from streamrl.inference.vllm_launch import check_vllm
 from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import quoted
 from streamrl.processor.part import open_part
-from streamrl.records import Evaluation, PolicyVersion
+from streamrl.records import Evaluation, PassAt, PolicyVersion
 from streamrl.weights.announcements import newest_lineages, read_announcements
 from streamrl.weights.store import Store
 
@@ -157,7 +157,9 @@ def evaluate(
 
 
 def table(evaluations: Iterable[Evaluation]) -> Table:
-    """A table with a row for each evaluation and version. Of several results the last counts."""
+    """A table with a row for each evaluation and version. Of several results the last counts. Each
+    pass@k comes with the number of problems that it is the mean of, if that is not all of them.
+    """
     last = {(evaluation.name, evaluation.version): evaluation for evaluation in evaluations}
     ks = sorted({p.k for evaluation in last.values() for p in evaluation.pass_at})
     shown = Table(
@@ -167,6 +169,7 @@ def table(evaluations: Iterable[Evaluation]) -> Table:
         "reward (95 %)",
         "problems",
         "answers",
+        "too slow",
         "repeated",
         box=None,
         header_style="bold",
@@ -174,9 +177,15 @@ def table(evaluations: Iterable[Evaluation]) -> Table:
     for column in shown.columns[1:]:
         column.justify = "right"
     for (name, version), evaluation in sorted(last.items()):
-        values = {p.k: interval(p.value, p.low, p.high) for p in evaluation.pass_at}
+        problems = len(evaluation.problems)
+        values = {p.k: _pass_at_cell(p, problems) for p in evaluation.pass_at}
         reward = interval(evaluation.reward_mean, evaluation.reward_low, evaluation.reward_high)
-        counts = (len(evaluation.problems), int(evaluation.samples.sum()), evaluation.repeated)
+        counts = (
+            problems,
+            int(evaluation.samples.sum()),
+            evaluation.too_slow,
+            evaluation.repeated,
+        )
         shown.add_row(
             quoted(name),
             str(version),
@@ -185,6 +194,11 @@ def table(evaluations: Iterable[Evaluation]) -> Table:
             *(f"{count:,}" for count in counts),
         )
     return shown
+
+
+def _pass_at_cell(estimate: PassAt, problems: int) -> str:
+    shown = interval(estimate.value, estimate.low, estimate.high)
+    return shown if estimate.problems == problems else f"{shown} of {estimate.problems:,} problems"
 
 
 def interval(value: float, low: float, high: float) -> str:

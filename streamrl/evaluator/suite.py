@@ -2,7 +2,9 @@
 statistics.
 
 The server reports which version sampled each token. An answer that failed, or that is not of the
-requested version from its first token to its last, does not count and is requested again.
+requested version from its first token to its last, does not count and is requested again. An answer
+that took too long counts as wrong, as one that `max_tokens` cuts off does: if only the answers in
+time counted, a policy would be the better the more of its wrong answers are long.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.held_out import HeldOutProblem, make_eval_env, select_held_out
 from streamrl.evaluator.estimates import mean_of_problems, over_problems
-from streamrl.inference.client import SamplingFailed
+from streamrl.inference.client import SamplingFailed, SamplingTimeout, is_too_late
 from streamrl.records import Evaluation, PassAt, PolicyVersion, Rollout
+from streamrl.sessions.rollouts import build_failed_rollout
 
 ROUNDS = 3  # Answers that do not count are requested again in at most this many rounds altogether.
 
@@ -49,7 +52,8 @@ class EvalSuite:
 class ProblemAnswers(NamedTuple):
     """The answers of a version to one problem."""
 
-    rollouts: list[Rollout]  # the answers that count, with their rewards
+    # the answers that count, with their rewards; those that took too long are failed rollouts
+    rollouts: list[Rollout]
     repeated: int  # the number of answers that did not count
 
 
@@ -110,18 +114,34 @@ async def sample_problem(suite: EvalSuite, held: HeldOutProblem, version: int) -
         missing = suite.own.samples - len(kept)
         if not missing:
             break
-        try:
-            answers = await suite.runner.run_group(task, missing)
-        except SamplingFailed:
-            repeated += missing
-            continue
-        counting = [answer for answer in answers if is_single_version(answer, version)]
+        answers = await _ask(suite, task, missing, version)
+        counting = [answer for answer in answers if counts(answer, version)]
         kept += counting
         repeated += len(answers) - len(counting)
     rollouts = [
         _with_unique_uid(answer, suite.name, version, index) for index, answer in enumerate(kept)
     ]
     return ProblemAnswers(rollouts, repeated)
+
+
+async def _ask(suite: EvalSuite, task: Task, count: int, version: int) -> list[Rollout]:
+    """`count` answers to a problem. Those that could not be sampled are failed rollouts."""
+    try:
+        return await suite.runner.run_group(task, count)
+    except SamplingTimeout as error:
+        cause = str(error)
+        if count > 1:
+            # A request for several answers is as late as its slowest one, so each gets its own.
+            alone = await asyncio.gather(*[_ask(suite, task, 1, version) for _ in range(count)])
+            return [answer for answers in alone for answer in answers]
+    except SamplingFailed as error:
+        cause = str(error)
+    return [build_failed_rollout(task.name(index), cause, version) for index in range(count)]
+
+
+def counts(rollout: Rollout, version: int) -> bool:
+    """Whether the answer counts: it is of that version alone, or took too long."""
+    return is_too_late(rollout.failure) or is_single_version(rollout, version)
 
 
 def is_single_version(rollout: Rollout, version: int) -> bool:
@@ -133,8 +153,10 @@ def is_single_version(rollout: Rollout, version: int) -> bool:
 
 def passes(rollout: Rollout, own: EvalEnv) -> bool:
     """Whether the answer counts as right: its reward, or the one that `own.reward` names, reaches
-    `own.pass_at`.
+    `own.pass_at`. One that took too long is wrong.
     """
+    if rollout.failure:
+        return False
     reward = rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward
     return reaches(reward, own.pass_at)
 
@@ -173,6 +195,7 @@ def to_evaluation(
         reward_high=mean.high,
         truncated=sum(rollout.truncated for a in answers for rollout in a.rollouts),
         repeated=sum(a.repeated for a in answers),
+        too_slow=sum(bool(rollout.failure) for a in answers for rollout in a.rollouts),
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
@@ -190,6 +213,7 @@ def metrics(evaluation: Evaluation) -> Mapping[str, float]:
         **values,
         f"evals/{evaluation.name}/reward": evaluation.reward_mean,
         f"evals/{evaluation.name}/repeated": float(evaluation.repeated),
+        f"evals/{evaluation.name}/too_slow": float(evaluation.too_slow),
     }
 
 

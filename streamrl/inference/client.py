@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,6 +64,18 @@ class SamplingRejected(SamplingFailed):
 
 class SamplingTimeout(SamplingFailed):
     """None of the servers that were asked answered in time."""
+
+
+# What SamplingTimeout gives as its cause: `A attempts failed; SERVER: no answer within S s; ...`.
+LATE = r"[^;]*: no answer within \S+ s"
+TOO_LATE = re.compile(rf"(\d+ attempts failed; )?({LATE}|no answer within \S+ s)(; {LATE})*")
+
+
+def is_too_late(cause: str) -> bool:
+    """Whether this failure of a rollout is that no server answered it in time, or that it took
+    longer than `rollout_timeout_s`. False if any of the servers failed in another way.
+    """
+    return cause == "time" or TOO_LATE.fullmatch(cause) is not None
 
 
 class ServerFailed(Exception):

@@ -45,6 +45,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     truncated: int = 0  # answers that a limit ended
     # answers that were thrown away, and asked for again: failed, or of another version in part
     repeated: int = 0
+    too_slow: int = 0  # answers among `samples` that did not come in time, and are wrong for that
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1  # -1: off

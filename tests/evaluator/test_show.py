@@ -6,6 +6,7 @@ import io
 import re
 import threading
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from streamrl.evaluator.history import posed_fingerprints
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.reading import read
-from streamrl.records import Rollout
+from streamrl.records import Evaluation, PassAt, Rollout
 from tests.evaluator.world import World, announce, live, made, text, trained
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -97,3 +98,34 @@ def test_what_there_is_can_be_listed(run: RunFile, log: MemoryLog):
     show.show_recorded(run, log, (), console)
     said = console.export_text()
     assert "run r has no evaluations" in said and re.search(r"held +0 .*\n +held +2 ", said), said
+
+
+def test_the_table_names_the_problems_of_each_k_where_they_are_not_all():
+    """Three problems with 2, 1 and 0 answers: pass@1 is over two of them, pass@2 over one."""
+    samples = np.array([2, 1, 0], np.int32)
+    evaluation = Evaluation(
+        name="held",
+        environment="copy",
+        learner="lead",
+        version=7,
+        sha256="ab",
+        problems=np.arange(3),
+        samples=samples,
+        passed=samples,
+        rewards=np.ones(3, np.float32),
+        pass_at=[
+            PassAt(k=k, problems=problems, value=1.0, low=0.2, high=1.0)
+            for k, problems in ((1, 2), (2, 1))
+        ],
+        reward_mean=1.0,
+        reward_low=1.0,
+        reward_high=1.0,
+        too_slow=1,
+        repeated=4,
+    )
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(show.table([evaluation]))
+    shown = console.export_text()
+    assert "1.000 [0.200, 1.000] of 2 problems" in shown
+    assert "1.000 [0.200, 1.000] of 1 problems" in shown
+    assert re.search(r" 3 +3 +1 +4 *$", shown, re.MULTILINE), shown

@@ -24,7 +24,12 @@ from streamrl.evaluator.suite import (
     sample_answers,
     sampling,
 )
-from streamrl.inference.client import SampledCompletion, SamplingFailed
+from streamrl.inference.client import (
+    SampledCompletion,
+    SamplingFailed,
+    SamplingTimeout,
+    is_too_late,
+)
 from streamrl.log.codec import decode, encode
 from streamrl.records import Evaluation, PolicyVersion, VersionSpan
 from tests.support.build import floats, rollout, tokens
@@ -142,6 +147,7 @@ def test_what_is_right_is_counted_problem_by_problem():
         "evals/held/pass@4",
         "evals/held/reward",
         "evals/held/repeated",
+        "evals/held/too_slow",
     }
 
 
@@ -218,3 +224,63 @@ def test_right_is_a_reward_from_a_limit_on():
     )
     assert not passes(made, EvalEnv(reward="nothing", pass_at=0.0))
     assert passes(rollout(reward=float(np.float32(0.1) * 10 - 1e-8)), EvalEnv())
+
+
+LATE = "1 attempts failed; inference-0: no answer within 60 s"
+
+
+class Slow(Policy):
+    """Needs too long for the answers that it gives to a prompt for the `slow`-th time; a request
+    with such an answer among others gets none of them in time.
+    """
+
+    def __init__(self, slow: Sequence[int]) -> None:
+        super().__init__()
+        self.slow = slow
+        self.answers = 0
+
+    async def sample(self, messages: list[dict[str, Any]], n: int, *more: Any) -> Any:
+        first = self.answers
+        self.answers += n
+        if any(number in self.slow for number in range(first, first + n)):
+            self.asked.append(n)
+            raise SamplingTimeout(LATE)
+        return await super().sample(messages, n, *more)
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_the_others_of_its_request_are_not():
+    """The request for four answers is late as a whole, so each is asked for alone: the second of
+    these is late again.
+    """
+    policy = Slow([0, 5])
+    found = judged(policy, problems=1, samples=4, k=[1, 4])
+    assert policy.asked == [4, 1, 1, 1, 1]
+    assert (found.samples.tolist(), found.passed.tolist()) == ([4], [3])
+    assert found.rewards.tolist().count(0) == 1 and found.reward_mean == 0.75
+    assert [(p.k, p.value, p.problems) for p in found.pass_at] == [(1, 0.75, 1), (4, 1.0, 1)]
+    assert (found.too_slow, found.repeated) == (1, 0)
+
+
+def test_problems_that_are_answered_too_slowly_stay_in_the_mean():
+    """One of two problems is never answered in time. Even a limit of 0 does not make that right."""
+    half = judged(Slow([0]), problems=2, samples=1, pass_at=0.0)
+    assert (half.pass_at[0].value, half.pass_at[0].problems, half.too_slow) == (0.5, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "late"),
+    [
+        (LATE, True),
+        ("2 attempts failed; a: no answer within 0.5 s; b: no answer within 0.5 s", True),
+        ("no answer within 60 s", True),
+        ("time", True),
+        ("2 attempts failed; a: no answer within 60 s; b: connection refused", False),
+        ("2 attempts failed; b: connection refused; a: no answer within 60 s", False),
+        ("no server became ready within 60 s", False),
+        ("its rewards took longer than 60 s", False),
+        ("", False),
+    ],
+)
+def test_only_what_the_policy_did_too_slowly_counts(cause: str, late: bool):
+    assert is_too_late(cause) is late
+    assert suite.counts(rollout(failure=cause), VERSION) is (late and cause != "")
