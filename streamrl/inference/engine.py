@@ -4,14 +4,17 @@ version and load.
 A swap drops no request and mixes no versions. vLLM pauses (`PAUSE` returns when no step is
 running), loads the weights, and is told the number of the new version. It discards all KV cache of
 the old weights, also that of running requests: `reset_running_requests` puts them back into the
-queue with the tokens that they have. Then vLLM resumes, and computes the prefixes of these requests
-again under the new weights. So the logprob of a token is that of the policy that its version span
-names, given the whole prefix. No cache block of the old weights is left.
+queue with the tokens that they have. While they wait, the probe is answered, so that it is known
+before the first token of the version whether its weights are right. Then vLLM resumes, and computes
+the prefixes of these requests again under the new weights. So the logprob of a token is that of the
+policy that its version span names, given the whole prefix. No cache block of the old weights is
+left.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +23,7 @@ import httpx
 import numpy as np
 
 from streamrl.errors import InferenceError
+from streamrl.inference.inside_vllm.streamrl_probing import probe_name
 from streamrl.inference.vllm_api import logprob_request
 from streamrl.inference.vllm_launch import MODEL
 from streamrl.text import one_line
@@ -29,6 +33,7 @@ METRICS_TIMEOUT_S = 5.0
 # The same paths stand in inside_vllm/streamrl_guard.py. It runs in vLLM's environment, so this
 # module does not import it.
 PAUSE = "/streamrl/pause"
+ADMIT_PROBES = "/streamrl/admit-probes"
 CLOCK = "/streamrl/clock"
 LOAD_ADAPTER = "/v1/load_lora_adapter"
 UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
@@ -37,11 +42,12 @@ NAMES_LABEL = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
 
 
 class Swap(NamedTuple):
-    """The durations of a swap."""
+    """The durations of a swap, and what was probed before vLLM was resumed."""
 
     pause_s: float  # until vLLM was paused
     reload_s: float  # for loading the weights
     total_s: float  # from the request to pause until vLLM was resumed
+    probed: np.ndarray | None = None  # as `Engine.probe` returns it; None if there was none
 
 
 class Load(NamedTuple):
@@ -59,15 +65,18 @@ class Engine:
 
     def __init__(self, url: str, key: str = "") -> None:
         self.url = url
+        self._probe_name = probe_name(key)
         self._http = httpx.Client(
             base_url=url,
             timeout=SWAP_TIMEOUT_S,
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
 
-    def swap(self, directory: Path, version: int) -> Swap:
+    def swap(self, directory: Path, version: int, probe: np.ndarray | None = None) -> Swap:
         """Serve the weights in `directory` as `version`, without dropping a request. After an error
         the server is unusable, because it may have loaded a part of the weights.
+
+        `probe`: tokens whose logprobs are computed before vLLM resumes, (n,) integer ids.
         """
         start = time.monotonic()
         self._post(PAUSE)
@@ -83,8 +92,16 @@ class Engine:
                 f"{self.url}: vLLM did not give up the KV cache of the old weights; restart the"
                 " server"
             )
+        probed = None
+        if probe is not None and self._post(ADMIT_PROBES).get("admitted"):
+            probed = self.probe(probe)
         self._post("/resume")
-        return Swap(paused - start, reloaded - paused, time.monotonic() - start)
+        return Swap(
+            pause_s=paused - start,
+            reload_s=reloaded - paused,
+            total_s=time.monotonic() - start,
+            probed=probed,
+        )
 
     def set_version(self, version: int) -> None:
         """Set the version of the loaded weights. Version spans name it from the next token on."""
@@ -119,14 +136,18 @@ class Engine:
         return {name for name in names.split(",") if name}
 
     def probe(self, tokens: np.ndarray, model: str = MODEL) -> np.ndarray:
-        """The logprobs of the given tokens at temperature 1, computed without the prefix cache.
-        `model`: the base, or the name of an adapter.
+        """The logprobs of the given tokens at temperature 1, computed without the prefix cache and
+        before the requests that wait. `model`: the base, or the name of an adapter.
 
         `tokens`: (n,) integer ids, n >= 2. Returns (n - 1,) float32: the logprob of each of
         tokens[1:], given the tokens before it.
         """
         ids = [int(token) for token in tokens]
-        answer = self._post("/inference/v1/generate", logprob_request(model, ids))
+        request = {
+            **logprob_request(model, ids),
+            "request_id": f"{self._probe_name}-{secrets.token_hex(4)}",
+        }
+        answer = self._post("/inference/v1/generate", request)
         entries = zip(ids[1:], answer["prompt_logprobs"][1:], strict=True)
         return np.array([entry[str(token)]["logprob"] for token, entry in entries], np.float32)
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, WeightError
 from streamrl.inference import vllm_process
@@ -56,13 +58,13 @@ class LoadResult(NamedTuple):
         }
         if self.swap is None:
             return {**values, "inference/start_s": self.start_s}
-        pause_s, reload_s, total_s = self.swap
+        swap = self.swap
         return {
             **values,
-            "inference/swap_s": total_s,
-            "inference/pause_s": pause_s,
-            "inference/reload_s": reload_s,
-            "inference/resume_s": total_s - pause_s - reload_s,
+            "inference/swap_s": swap.total_s,
+            "inference/pause_s": swap.pause_s,
+            "inference/reload_s": swap.reload_s,
+            "inference/resume_s": swap.total_s - swap.pause_s - swap.reload_s,
         }
 
     def probe_failure(self, tolerance: ProbeTolerance) -> str:
@@ -129,9 +131,9 @@ class VllmHost:
                 model = self._load_adapter(version, version.base, copies, guest)
                 swap = None if is_first else self._without_pause(pulled_s)
             elif not is_first:
-                swap = engine.swap(copies.weights, version.version)
+                swap = engine.swap(copies.weights, version.version, self._probe_tokens(version))
             loaded_s = time.monotonic()
-            mismatch = self._probe(version, model)
+            mismatch = self._compare(version, engine, model, swap)
             if self._adapters is None:
                 self._copies.delete_all_but((self._started_on, copies.weights))
             else:
@@ -257,14 +259,26 @@ class VllmHost:
         seconds = time.monotonic() - began_s
         return Swap(pause_s=0.0, reload_s=seconds, total_s=seconds)
 
-    def _probe(self, version: PolicyVersion, model: str) -> Mismatch:
-        """Compare the server's logprobs of the probe with the learner's. The probe is cut to the
-        server's context less one token, because vLLM always samples one.
+    def _probe_tokens(self, version: PolicyVersion) -> np.ndarray | None:
+        """The tokens of the version's probe, cut to the server's context less one, because vLLM
+        always samples one. None if it has no probe.
         """
-        if version.probe is None or self._engine is None:
+        if version.probe is None:
+            return None
+        return version.probe.tokens[: self._run.inference.max_model_len - 1]
+
+    def _compare(
+        self, version: PolicyVersion, engine: Engine, model: str, swap: Swap | None
+    ) -> Mismatch:
+        """Compare the server's logprobs of the probe with the learner's: those that the swap has
+        measured, or else they are asked for now.
+        """
+        tokens = self._probe_tokens(version)
+        if version.probe is None or tokens is None:
             return Mismatch(0.0, 0)
-        most = self._run.inference.max_model_len - 1
-        measured = self._engine.probe(version.probe.tokens[:most], model)
+        measured = swap.probed if swap else None
+        if measured is None:
+            measured = engine.probe(tokens, model)
         return compare_logprobs(version.probe.logprobs, measured)
 
 

@@ -42,6 +42,7 @@ class Stub(ThreadingHTTPServer):
         self.mode = mode
         self.version = version
         self.reset_succeeds = True
+        self.admits_probes = True  # while it is paused
         self.key, self.spans, self.killed = key, ("2", "3"), threading.Event()
         # what messages come to, and what tokens say
         self.rendered, self.texts = [1, 4, 10, 13, 17, 5], dict[tuple[int, ...], str]()
@@ -109,6 +110,8 @@ class Stub(ThreadingHTTPServer):
                 return 200, {"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0}
             case "/weight_info":
                 return 200, {"weight_version": self.version}
+            case "/streamrl/admit-probes":
+                return 200, {"admitted": self.admits_probes}
             case "/reset_prefix_cache":
                 return 200, {"success": self.reset_succeeds}
             case _:

@@ -8,6 +8,7 @@ import pytest
 
 from streamrl.errors import InferenceError
 from streamrl.inference.engine import Engine, Load
+from streamrl.inference.inside_vllm.streamrl_probing import probe_name
 from tests.inference.stub import Stub
 
 
@@ -27,6 +28,33 @@ def test_a_swap_empties_the_cache_between_the_new_weights_and_the_next_token(stu
         ("/resume", None),
     ]
     assert 0 < timing.pause_s + timing.reload_s <= timing.total_s
+
+
+def test_a_probe_is_answered_before_vllm_resumes(stub: Stub):
+    swap = Engine(stub.url).swap(Path("/weights/7"), 7, probe=np.array([1, 4, 8]))
+    assert [path for path, _ in stub.asked[-3:]] == [
+        "/streamrl/admit-probes",
+        "/inference/v1/generate",
+        "/resume",
+    ]
+    np.testing.assert_array_equal(swap.probed, [-0.5, -1.0])
+
+
+def test_a_vllm_that_computes_nothing_while_it_is_paused_resumes_without_a_probe(stub: Stub):
+    stub.admits_probes = False
+    swap = Engine(stub.url).swap(Path("/weights/7"), 7, probe=np.array([1, 4, 8]))
+    assert [path for path, _ in stub.asked[-2:]] == ["/streamrl/admit-probes", "/resume"]
+    assert swap.probed is None
+
+
+def test_the_ids_of_probes_are_made_from_the_key_of_the_agent(stub: Stub):
+    stub.key = "the agent's"
+    Engine(stub.url, "the agent's").probe(np.array([1, 4]))
+    Engine(stub.url, "the agent's").probe(np.array([1, 4]))
+    first, second = (body["request_id"] for _, body in stub.asked)
+    name = probe_name("the agent's")
+    assert first.startswith(name) and second.startswith(name) and first != second
+    assert "the agent" not in name and name != probe_name("another")
 
 
 def test_a_cache_that_is_not_given_up_is_an_error_and_nothing_resumes(stub: Stub):

@@ -165,6 +165,8 @@ def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: py
         "streamrl_forking-1.dist-info",
         "streamrl_forking.py",
         "streamrl_guard.py",
+        "streamrl_probing-1.dist-info",
+        "streamrl_probing.py",
         "streamrl_waiting-1.dist-info",
         "streamrl_waiting.py",
     ], "nothing there is to shadow a module of vLLM's"

@@ -11,6 +11,7 @@ measures what the server's time goes to.
 - `/health` answers everybody.
 - `PAUSE` pauses vLLM for its agent as soon as no step is running. (vLLM's own request then sleeps
   for 20 ms, so that clients get what was sampled.)
+- `ADMIT_PROBES` lets a paused vLLM compute the probes of its agent, and nothing else.
 - `CLOCK` tells its agent for how long somebody waited for tokens, for how long the server was
   paused, and for how long nobody asked (`Clock`).
 
@@ -53,6 +54,7 @@ TEXT_KEYS = {"type", "text", "refusal", "thinking"}
 NOT_TEXT = {"content_parts", "features", "prompt_embeds"}  # The keys that a request must not have.
 ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"}
 PAUSE = "/streamrl/pause"
+ADMIT_PROBES = "/streamrl/admit-probes"
 RESUME = "/resume"
 CLOCK = "/streamrl/clock"
 REFUSED = {
@@ -122,6 +124,9 @@ class Guard:
                 if from_agent and path == PAUSE:
                     await _pause(scope["app"].state.engine_client)
                     await _answer(send, 200, {})
+                elif from_agent and path == ADMIT_PROBES:
+                    admitted = await _admit_probes(scope["app"].state.engine_client)
+                    await _answer(send, 200, {"admitted": admitted})
                 else:
                     await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -229,6 +234,19 @@ async def _pause(engine: Any) -> None:
     """
     await engine.renderer.clear_mm_cache_async()
     await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+
+
+async def _admit_probes(engine: Any) -> bool:
+    """Let a paused vLLM, in which nothing runs, compute what `streamrl_probing.py` puts first.
+    Returns whether this vLLM can. If not, it stays paused altogether.
+    """
+    # vLLM has loaded it as a plugin, under this name.
+    import streamrl_probing  # pyright: ignore[reportMissingImports]
+
+    if not streamrl_probing.admitted:
+        return False
+    await engine.engine_core.pause_scheduler_async(mode="wait", clear_cache=False)
+    return True
 
 
 async def _answer(send: Send, status: int, body: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -272,3 +273,41 @@ async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
     for path in ("/streamrl/clock", "/streamrl/pause"):
         assert (await answered(path, SAMPLER))[0]["status"] == 401
     assert len(inside) == 6 and not guard._clock.paused  # refused, and not passed on
+
+
+@pytest.mark.parametrize("can", [True, False])
+async def test_the_probes_of_the_agent_pass_a_paused_server_that_has_the_plugin(
+    monkeypatch: pytest.MonkeyPatch, can: bool
+):
+    """Nobody else may ask for that, and a server without the plugin stays paused altogether."""
+    modes = list[dict[str, Any]]()
+
+    async def paused(**how: Any) -> None:
+        modes.append(how)
+
+    core = SimpleNamespace(pause_scheduler_async=paused)
+    state = SimpleNamespace(engine_client=SimpleNamespace(engine_core=core))
+    monkeypatch.setitem(sys.modules, "streamrl_probing", SimpleNamespace(admitted=can))
+    sent = list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def unreached(*_: Any) -> None:
+        raise AssertionError("the guard answers that itself")
+
+    guard = Guard(unreached)
+    for key in (SAMPLER, AGENT):
+        scope = {
+            "type": "http",
+            "path": "/streamrl/admit-probes",
+            "headers": [(b"authorization", b"Bearer " + key)],
+            "app": SimpleNamespace(state=state),
+        }
+        await guard(scope, receive, send)
+    assert [message["status"] for message in sent if "status" in message] == [401, 200]
+    assert json.loads(sent[-1]["body"]) == {"admitted": can}
+    assert modes == ([{"mode": "wait", "clear_cache": False}] if can else [])
