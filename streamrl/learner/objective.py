@@ -258,10 +258,10 @@ def penalize_advantages(tokens: Tokens, divergence: jax.Array, coefficient: floa
 def to_run_metrics(measured: dict[str, float]) -> dict[str, float]:
     """The measurements of all micro-batches, under the names of the run's metrics."""
     internal = (*WEIGHT_SUMS, "kl_loss")
-    sums = WeightSums(*(measured[name] for name in WEIGHT_SUMS))
+    number, weights, squares, untruncated = (measured[name] for name in WEIGHT_SUMS)
     return {
         **{name: value for name, value in measured.items() if name not in internal},
-        "effective_sample_size": effective_sample_size(sums.number, sums.sum, sums.squares),
-        "weight_mean": mean_weight(sums.number, sums.sum),
-        "untruncated_weight_mean": mean_weight(sums.number, sums.untruncated),
+        "effective_sample_size": effective_sample_size(number, weights, squares),
+        "weight_mean": mean_weight(number, weights),
+        "untruncated_weight_mean": mean_weight(number, untruncated),
     }
