@@ -15,7 +15,6 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.parts import split_batch
 from streamrl.log import topics
 from streamrl.log.codec import decode, encode
 from streamrl.records import (
@@ -90,10 +89,7 @@ def examples() -> dict[str, Record]:
         ),
         "scored-group": group(sizes=(1, 2)),
         "batch": batch,
-        "batch-part": split_batch(batch, limit_bytes=100)[-1],
-        "scores": Scores(
-            number=3, scorer="scorer-1", reference=-1, tokens=5, start=1, logprobs=floats(-0.5, 0.0)
-        ),
+        "scores": Scores(number=3, scorer="scorer-1", reference=-1, logprobs=floats(-0.5, 0.0)),
         "demand": Demand(
             environment="copy",
             wanted_tokens=100,
@@ -262,7 +258,6 @@ def whole() -> dict[str, Record]:
             config="{}",
             removed=[("rollouts.copy", 0, 3)],
         ),
-        "snapshot": structs.replace(short["snapshot"], part=1, parts=3),
         "evaluation": structs.replace(short["evaluation"], top_p=0.75, top_k=20),
     }
 
@@ -371,7 +366,7 @@ def test_the_documentation_names_every_field(name: str):
 def test_the_documentation_says_what_lies_in_every_topic():
     page = (Path(__file__).parents[1] / "docs" / "records.md").read_text()
     for kind in topics.kinds().values():
-        wanted = set(kind.records) - {"batch-part"}  # which earlier versions wrote
+        wanted = set(kind.records)
         row = next(
             (line for line in page.splitlines() if re.match(rf"\| `{kind.name}\b", line)), ""
         )

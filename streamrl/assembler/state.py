@@ -1,7 +1,7 @@
 """The configuration and the state of the assembler.
 
 Journals have AssemblerConfig as JSON and snapshots have AssemblerState, both by the names of the
-fields: a field may be added with a default, and none is renamed.
+fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class SessionRules:
 @dataclass(frozen=True)
 class AssemblerConfig:
     envs: dict[str, SessionRules]
-    rules_version: int = 1
 
 
 class OpenSession(msgspec.Struct):

@@ -44,16 +44,13 @@ def admission_named(name: str) -> Admission:
     return ADMISSIONS.get(name) or import_path(name, "batcher.admission", ADMISSIONS)
 
 
-def capacity(
-    batches: float, batch_tokens: int, owed_tokens: float, missing_tokens: int, held_tokens: int
-) -> int:
+def capacity(batches: float, batch_tokens: int, owed_tokens: float, held_tokens: int) -> int:
     """Tokens that an env may have in flight; at least 0, rounded up.
 
     They are what it is due of the batches to come (`batches`: its shares of them added up) and is
-    owed of earlier batches, less what is held of it already. Before `rules_version` 3 all that the
-    next batch lacks of any env was added (`missing_tokens`).
+    owed of earlier batches, less what is held of it already.
     """
-    due_tokens = math.ceil(batches * batch_tokens + owed_tokens + missing_tokens)
+    due_tokens = math.ceil(batches * batch_tokens + owed_tokens)
     return max(due_tokens - held_tokens, 0)
 
 

@@ -19,7 +19,6 @@ from streamrl.batcher.demand import changed_demands
 from streamrl.batcher.env_totals import EnvTotals
 from streamrl.batcher.metrics import batch_metrics, waiting_metrics
 from streamrl.batcher.packing import pack, row_shapes
-from streamrl.batcher.parts import split_batch
 from streamrl.batcher.selection import (
     DATA,
     REMAINDER,
@@ -98,7 +97,7 @@ class BatchBuilder:
         elif usable.uids:
             held = held_group(event, usable)
             queue.add(held, announced=self.state.version)
-            queue.measure(held.tokens, forget=config.rules_version > 0)
+            queue.measure(held.tokens)
             queue.tokens += held.tokens
             queue.rollouts += held.rollouts
             self.expire_old(env, queue)
@@ -165,7 +164,7 @@ class BatchBuilder:
         budget = self.config.total_token_budget
         if group.total_tokens > budget:
             return f"group larger than total_token_budget {budget}"
-        if group.uids and self.config.rules_version and not self.fits_rows(group):
+        if group.uids and not self.fits_rows(group):
             return self.too_large
         return ""
 
@@ -276,8 +275,7 @@ class BatchBuilder:
             env: (queue.rollouts, queue.tokens, on_policy_rollouts(queue.groups, state.version))
             for env, queue in state.queues.items()
         }
-        records = [batch] if config.rules_version >= 2 else split_batch(batch)
-        self.outputs += [Output(topology.BATCHES, str(batch.number), record) for record in records]
+        self.outputs.append(Output(topology.BATCHES, str(batch.number), batch))
         for group in groups:
             self.record_fate("batched", group, batch=batch.number)
         fractions = fractions_at(config, state, state.next_batch)
@@ -287,9 +285,8 @@ class BatchBuilder:
             charged_for(selection, len(taken)),
             config.spill,
         )
-        if config.rules_version >= 3:
-            for candidate in taken:
-                state.queues[candidate.env].last_batch = batch.number
+        for candidate in taken:
+            state.queues[candidate.env].last_batch = batch.number
         self.remove(taken)
         state.next_batch += 1
         newest_versions = np.concatenate([group.newest_versions for group in groups])

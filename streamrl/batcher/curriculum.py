@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from streamrl.config.goals import CLOSE, reaches
+from streamrl.config.goals import reaches
 from streamrl.config.plugins import import_path
 from streamrl.records import Batch, mean_rewards
 
@@ -49,8 +49,6 @@ class CurriculumRules:
     stages: tuple[CurriculumStage, ...] = ()
     batches: int = 10  # that the mean reward of an env is taken over
     least: float = 0.0  # fraction of each env (learnability)
-    # Since version 1, a mean that is below a target by rounding only has reached it.
-    version: int = 0
 
     @property
     def memory(self) -> int:
@@ -136,20 +134,19 @@ def advance(rules: CurriculumRules, state: CurriculumState, batch: Batch) -> Cur
     for env, reward in mean_rewards(batch).items():
         rewards[env] = [*rewards.get(env, []), reward][-rules.memory :]
     stage = stage_of(rules, state.stage, batch.number)
-    close = CLOSE if rules.version else 0.0
-    if stage < len(rules.stages) - 1 and target_reached(rules.stages[stage].until, rewards, close):
+    if stage < len(rules.stages) - 1 and target_reached(rules.stages[stage].until, rewards):
         stage += 1
     return CurriculumState(stage, rewards)
 
 
-def target_reached(
-    target: RewardTarget | None, rewards: Mapping[str, list[float]], close: float = CLOSE
-) -> bool:
-    """Has the env as many batches as the target says, and the mean reward over them?"""
+def target_reached(target: RewardTarget | None, rewards: Mapping[str, list[float]]) -> bool:
+    """Has the env as many batches as the target asks for, and the mean reward over them? A mean
+    that is below the target by rounding only has reached it.
+    """
     if target is None:
         return False
     last = rewards.get(target.env, [])[-target.batches :]
-    return len(last) == target.batches and reaches(mean(last), target.reward, close)
+    return len(last) == target.batches and reaches(mean(last), target.reward)
 
 
 def mean(values: Sequence[float]) -> float:

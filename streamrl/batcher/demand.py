@@ -43,7 +43,6 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> 
     """
     admission = admission_named(config.admission)
     deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
-    asks_all = config.rules_version < 3  # each env for all that any may supply
     spilled = spilled_tokens(config, state, time_s)
     batches = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
     last = dict[int, int]()  # the number of the last batch that work begun now may be for
@@ -59,10 +58,9 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> 
             batches=batches[max_age][env],
             batch_tokens=config.total_token_budget,
             owed_tokens=deficit.get(env, 0.0),
-            missing_tokens=state.short.get(REMAINDER, 0) if asks_all else 0,
             held_tokens=queue.tokens if queue else 0,
         )
-        if not asks_all and last[max_age] >= state.next_batch:
+        if last[max_age] >= state.next_batch:
             tokens = max(tokens, state.short.get(env, 0)) or spilled
         wanted[env] = tokens if state.version >= 0 else 0
     return wanted
@@ -136,12 +134,11 @@ def update_grants(
     queue.granted = {
         producer: granted.get(producer, queue.closed.get(producer, 0) + 1) for producer in producers
     }
-    if config.rules_version:
-        queue.busy_since_s = {
-            producer: queue.busy_since_s.get(producer, time_s)
-            for producer, count in queue.granted.items()
-            if count > queue.closed.get(producer, 0)
-        }
+    queue.busy_since_s = {
+        producer: queue.busy_since_s.get(producer, time_s)
+        for producer, count in queue.granted.items()
+        if count > queue.closed.get(producer, 0)
+    }
 
 
 def absent_producers(config: BatcherConfig, env: str, queue: EnvQueue, time_s: float) -> list[str]:
@@ -152,8 +149,6 @@ def absent_producers(config: BatcherConfig, env: str, queue: EnvQueue, time_s: f
     comes, or comes back, shows itself. A producer of which nothing has ever come is waited for
     FIRST_WAIT_S only. While there is nobody to give the groups to, nothing is taken back.
     """
-    if not config.rules_version:
-        return []
     limit_s = config.group_limits_s.get(env, math.inf)
     absent = list[str]()
     for producer, since_s in queue.busy_since_s.items():

@@ -55,7 +55,6 @@ def batcher_config(run: RunFile) -> BatcherConfig:
             name: run.buffer_of(name).group_size * 2 * env.max_tokens
             for name, env in granted.items()
         },
-        rules_version=3,
         row_lengths=list(rules.row_lengths),
         max_ages={
             name: env.buffer.max_age
@@ -70,7 +69,7 @@ def batcher_config(run: RunFile) -> BatcherConfig:
 
 def curriculum_rules(run: RunFile) -> CurriculumRules:
     """The rules of the curriculum, by the run file."""
-    settings = {**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs), "version": 1}
+    settings = {**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs)}
     return msgspec.convert(settings, CurriculumRules)
 
 

@@ -1,8 +1,7 @@
 """What the batcher goes by and what it holds.
 
 Journals have BatcherConfig as JSON, and snapshots have BatcherState, both by the names of the
-fields. So a field may be added with a default, and none is renamed: where an attribute has a better
-name than the field in snapshots, `msgspec.field(name=...)` says the latter.
+fields.
 """
 
 from __future__ import annotations
@@ -50,11 +49,6 @@ class BatcherConfig:
     producers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     # by such an env: what a group is thought to cost before the first one has come
     group_tokens: dict[str, int] = field(default_factory=dict[str, int])
-    # Since version 1 a group that fits no rows is filtered at once, grants of absent producers are
-    # taken back, and old groups weigh less. Since version 2 a batch is one record, however large.
-    # Since version 3 an env is asked for what others lack only when it holds its own share, and
-    # always for what the next batch lacks of it.
-    rules_version: int = 0
     # by such an env: a group of a replica that runs comes to its end within this time
     group_limits_s: dict[str, float] = field(default_factory=dict[str, float])
     # policy versions, by env that has an age limit of its own
@@ -128,11 +122,11 @@ class EnvQueue(msgspec.Struct):
         self.rollouts -= held.rollouts
         return held
 
-    def measure(self, tokens: int, forget: bool) -> None:
-        """Note the cost of a group. With `forget`, groups that came long ago weigh less in the
-        mean, which is over about the last RECENT_GROUPS.
+    def measure(self, tokens: int) -> None:
+        """Note the cost of a group. Groups that came long ago weigh less in the mean, which is over
+        about the last RECENT_GROUPS.
         """
-        if forget and self.measured >= RECENT_GROUPS:
+        if self.measured >= RECENT_GROUPS:
             self.measured_tokens = self.measured_tokens * (RECENT_GROUPS - 1) // self.measured
             self.measured = RECENT_GROUPS - 1
         self.measured += 1
@@ -142,9 +136,9 @@ class EnvQueue(msgspec.Struct):
 class BatcherState(msgspec.Struct):
     version: int = -1  # the newest announced version; -1: none yet
     next_batch: int = 0
-    queues: dict[str, EnvQueue] = msgspec.field(default_factory=dict[str, EnvQueue], name="pools")
+    queues: dict[str, EnvQueue] = {}
     # tokens carried over by share: what it is owed of earlier batches
-    deficit: dict[str, float] = msgspec.field(default_factory=dict[str, float], name="balance")
+    deficit: dict[str, float] = {}
     short: dict[str, int] = {}  # tokens that the next batch lacks, by share
     short_since_s: float = 0.0
     # Seconds that the next batch was short, by what it waited for. They are counted up to

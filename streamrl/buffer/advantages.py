@@ -73,16 +73,11 @@ def maxrl(rewards: np.ndarray) -> np.ndarray:
     term of order group - 1. `rewards`: (group,) float32. Returns (group,) float32; 0 where the mean
     is not above 0, or so close to 0 that it is rounding. MaxRL, arXiv:2602.02710.
     """
-    if not len(rewards) or rewards.astype(np.float64).mean() <= ROUNDING * np.abs(rewards).max():
-        return np.zeros(len(rewards), np.float32)
-    return maxrl_of_version_0(rewards)
-
-
-def maxrl_of_version_0(rewards: np.ndarray) -> np.ndarray:
-    """MaxRL of runs that began before `rules_version` 1: it divides by a mean that is rounding."""
+    if not len(rewards):
+        return np.zeros(0, np.float32)
     exact = rewards.astype(np.float64)
-    mean = exact.mean() if len(rewards) else 0.0
-    if not mean > 0:
+    mean = exact.mean()
+    if mean <= ROUNDING * np.abs(rewards).max():
         return np.zeros(len(rewards), np.float32)
     return ((exact - mean) / mean).astype(np.float32)
 
@@ -116,8 +111,6 @@ ADVANTAGES: dict[str, Advantage] = {
 }
 
 
-def advantage_named(name: str, rules_version: int = 1) -> Advantage:
+def advantage_named(name: str) -> Advantage:
     """The shipped function of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    if name == "maxrl" and not rules_version:
-        return maxrl_of_version_0
     return ADVANTAGES.get(name) or import_path(name, "buffer.advantage", ADVANTAGES)

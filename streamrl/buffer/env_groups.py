@@ -66,8 +66,7 @@ class EnvGroups:
             self.record_fate("duplicate", [event])
             return
         window = state.windows.setdefault(self.env, self.window)
-        seen = window.seen if rules.rules_version else state.seen
-        seen[rollout.rollout_uid] = state.version
+        window.seen[rollout.rollout_uid] = state.version
         tokens = rollout.total_tokens
         window.intake.add(rollout, tokens)
         if rollout.misaligned:
@@ -80,8 +79,7 @@ class EnvGroups:
         if rollout.misaligned:
             group.lost += 1
         elif rollout.failure:
-            failure = printable(rollout.failure) if rules.rules_version else rollout.failure
-            self.record_fate("failed", [event], failure)
+            self.record_fate("failed", [event], printable(rollout.failure))
             group.lost += 1
         elif not self.is_fresh(rollout):
             self.record_fate("expired", [event])
@@ -94,8 +92,6 @@ class EnvGroups:
     def refuse(self, event: Event, rollout: Rollout, cause: str) -> None:
         """Put the rollout aside. Its group counts it as lost, so that it can close."""
         self.outputs += to_dead_letter(event, cause)
-        if not self.rules.rules_version:
-            return
         if self.is_closed(rollout.group_id) or self.is_known(rollout.rollout_uid):
             return
         self.state.windows.setdefault(self.env, self.window)
@@ -143,18 +139,15 @@ class EnvGroups:
     def remove(self) -> None:
         """The env was taken out of the run: everything that is held of it is filtered.
 
-        Nobody may read or write its topics now, so by the rules of version 2 the ends of its groups
-        are published when it is put back.
+        Its topics may not be read or written now, so the ends of its groups are published when it
+        is put back.
         """
         del self.state.windows[self.env]
         for group_id, group in self.window.open.items():
-            if not self.rules.rules_version:
-                self.state.closed[group_id] = self.state.version
             if group.members:
                 self.record_fate("filtered", group.members, ENV_REMOVED)
-            if self.rules.rules_version >= 2:
-                group.members = []
-                self.state.groups_of_removed_envs.setdefault(self.env, {})[group_id] = group
+            group.members = []
+            self.state.groups_of_removed_envs.setdefault(self.env, {})[group_id] = group
         self.window = Window()
 
     def restore(self) -> None:
@@ -197,13 +190,11 @@ class EnvGroups:
         group.next_check_version = min(group.next_check_version, check_version)
 
     def is_known(self, uid: str) -> bool:
-        """Has this rollout come before? Ids belong to their env; the rules of version 0 noted them
-        for all envs together.
-        """
-        return uid in self.state.seen or uid in self.window.seen
+        """Has a rollout of the env with this id come before?"""
+        return uid in self.window.seen
 
     def is_closed(self, group_id: str) -> bool:
-        return group_id in self.state.closed or group_id in self.window.closed
+        return group_id in self.window.closed
 
     def is_fresh(self, rollout: Rollout) -> bool:
         """May the batch of the newest announced version, or a later one, still take it?"""
@@ -235,9 +226,8 @@ class EnvGroups:
     def close_idle(self) -> None:
         """Close the groups to which nothing has been added for long (`Window.idle_groups`)."""
         for group in self.window.open.values():
-            # A snapshot of rules version 0 does not have the time, and a clock may be set back.
-            if group.last_rollout_s < 0 or group.last_rollout_s > self.time_s:
-                group.last_rollout_s = self.time_s
+            # A clock may be set back.
+            group.last_rollout_s = min(group.last_rollout_s, self.time_s)
         for group_id in self.window.idle_groups(self.rules, self.state.version, self.time_s):
             self.close_incomplete(group_id)
 
@@ -258,8 +248,6 @@ class EnvGroups:
             is_large_enough = len(group.members) >= rules.min_group_size
             if is_large_enough and group.is_announced(self.state.version):
                 self.close_group(group_id)
-        if not rules.rules_version:
-            return
         for group_id in list(window.open):
             if not window.is_full(rules):
                 return
@@ -289,8 +277,7 @@ class EnvGroups:
         del window.open[group_id]
         # a group that was refused as a whole may be put back from the dead letters
         if group.lost > group.refused:
-            closed = window.closed if self.rules.rules_version else self.state.closed
-            closed[group_id] = self.state.version
+            window.closed[group_id] = self.state.version
         record, cause = self.score(members)
         if record is None:
             record = self.empty_record(group_id, group)
@@ -305,7 +292,7 @@ class EnvGroups:
             return None, "group below its minimum size"
         scored, cause = try_score(
             members,
-            advantage_named(rules.advantage, rules.rules_version),
+            advantage_named(rules.advantage),
             rules.losses.get(self.env, POLICY_GRADIENT),
         )
         if scored is None:

@@ -40,7 +40,7 @@ class GroupBuffer:
         is_new_vocabulary = vocab_size > 0 and vocab_size != state.vocab_size
         state.version = version
         state.vocab_size = vocab_size
-        if is_new_vocabulary and self.config.rules_version >= 2:
+        if is_new_vocabulary:
             for env in state.windows:
                 self.groups_of(env).refuse_foreign_tokens()
         self.forget_ids(version - self.config.remember_versions)
@@ -62,7 +62,7 @@ class GroupBuffer:
         batch is short of just these groups, so this happens by time.
         """
         state = self.state
-        if not self.config.rules_version or 0 <= self.time_s - state.checked_s < IDLE_CHECK_S:
+        if 0 <= self.time_s - state.checked_s < IDLE_CHECK_S:
             return
         state.checked_s = self.time_s
         for env in state.windows:
@@ -70,10 +70,8 @@ class GroupBuffer:
 
     def forget_ids(self, horizon: int) -> None:
         """Forget uids and closed groups that were noted at a version below `horizon`."""
-        memories = [self.state.seen, self.state.closed]
         for window in self.state.windows.values():
-            memories += [window.seen, window.closed]
-        for memory in memories:
-            old = [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]
-            for name in old:
-                del memory[name]
+            for memory in (window.seen, window.closed):
+                old = list(takewhile(lambda item: item[1] < horizon, memory.items()))
+                for name, _ in old:
+                    del memory[name]

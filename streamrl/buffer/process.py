@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from streamrl.buffer.group_buffer import IDLE_CHECK_S, GroupBuffer
 from streamrl.buffer.report import report
 from streamrl.buffer.settings import buffer_config
-from streamrl.buffer.state import BufferConfig, BufferState, full_envs
+from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
@@ -95,17 +95,18 @@ def reconcile(
 
 def paused(config: BufferConfig, state: BufferState) -> frozenset[str]:
     """The topics that are not read now. A fork reads no rollouts before the version that it begins
-    with is announced. Under the rules of version 0, an env whose window is full is not read.
+    with is announced.
     """
-    waiting = list(config.envs) if state.version < config.begins_at else full_envs(config, state)
-    return frozenset(topology.rollouts(env) for env in waiting)
+    if state.version >= config.begins_at:
+        return frozenset()
+    return frozenset(topology.rollouts(env) for env in config.envs)
 
 
 def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:
     """Whether a group has been open without a new rollout for long enough to be closed. This is
     checked every IDLE_CHECK_S.
     """
-    if not config.rules_version or 0 <= time_s - state.checked_s < IDLE_CHECK_S:
+    if 0 <= time_s - state.checked_s < IDLE_CHECK_S:
         return False
     if time_s < state.checked_s:
         return True  # The clock was set back.

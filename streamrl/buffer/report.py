@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamrl.buffer.state import BufferConfig, BufferState, Window, full_envs
+from streamrl.buffer.state import BufferConfig, BufferState, Window
 from streamrl.processor.definition import ProcessorReport
 
 
@@ -12,9 +12,6 @@ def report(config: BufferConfig, state: BufferState, time_s: float) -> Processor
     """The gauges of all windows, and warnings for whoever runs the producers."""
     values = {"buffer/version": float(state.version)}
     warnings = list[str]()
-    for env in full_envs(config, state):
-        full = f"the window of {env} is full of open groups, not reading on"
-        warnings.append(f"{full}; raise buffer.max_window_tokens")
     for env, window in state.windows.items():
         values[f"buffer/window_tokens/{env}"] = float(window.tokens)
         warnings += warnings_of(config, env, window, time_s)
@@ -27,10 +24,8 @@ def warnings_of(config: BufferConfig, env: str, window: Window, time_s: float) -
     """
     rules = config.for_env(env)
     half_s = rules.group_wait_s / 2
-    waiting = [
-        group for group in window.open.values() if 0 <= group.last_rollout_s < time_s - half_s
-    ]
-    if config.rules_version and waiting:
+    waiting = [group for group in window.open.values() if group.last_rollout_s < time_s - half_s]
+    if waiting:
         most = max(group.size for group in waiting)
         yield (
             f"{len(waiting)} groups of {env} have had no new rollout for {half_s:g} s, with {most} "

@@ -24,7 +24,6 @@ def buffer_config(run: RunFile, index: int) -> BufferConfig:
         advantage=rules.advantage,
         zero_advantage=rules.zero_advantage,
         ahead=max_future_versions(run.batcher.lookahead),
-        rules_version=2,
         group_wait_s=rules.group_wait_s,
         max_seq_len=run.model.max_seq_len,
         partitions=run.topics.partitions,

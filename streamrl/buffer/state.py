@@ -1,8 +1,6 @@
 """What the buffer goes by and what it holds.
 
 Journals have BufferConfig as JSON, and snapshots have BufferState, both by the names of the fields.
-So a field may be added with a default, and none is renamed: where an attribute has a better name
-than the field in snapshots, `msgspec.field(name=...)` says the latter.
 """
 
 from __future__ import annotations
@@ -52,11 +50,6 @@ class BufferConfig:
     zero_advantage: Literal["keep", "filter"] = "keep"
     # versions that a rollout may be ahead of the newest announced one; it is held until then
     ahead: int = FUTURE_VERSIONS
-    # Since version 1 a refused rollout counts as lost of its group, groups do not wait for ever,
-    # ids belong to their env, and `validation.validate_strictly` refuses more. Since version 2,
-    # rollouts that came before the vocabulary was known are held to it, and an env that comes back
-    # gets the ends of the groups that it had open.
-    rules_version: int = 0
     group_wait_s: float = 60.0  # a group without a new rollout for so long closes with what it has
     max_seq_len: int = 0  # of the model; 0: not known
     partitions: int = 0  # of rollouts.<env>; 0: not known
@@ -87,10 +80,9 @@ class OpenGroup(msgspec.Struct):
     lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
     # The first version whose announcement may change anything: a member gets too old, or is of a
     # version that is announced by then, or the group has waited for too long.
-    next_check_version: int = msgspec.field(default=0, name="look_at")
+    next_check_version: int = 0
     refused: int = 0  # of the lost ones
-    # when a rollout was last added to it, or lost; -1: not known
-    last_rollout_s: float = msgspec.field(default=-1.0, name="last_s")
+    last_rollout_s: float = 0.0  # when a rollout was last added to it, or lost
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -150,8 +142,7 @@ class Window(msgspec.Struct):
     def is_full(self, config: BufferConfig) -> bool:
         if self.tokens >= config.max_window_tokens:
             return True
-        limit_bytes = config.max_window_tokens * BYTES_PER_TOKEN
-        return config.rules_version > 0 and self.bytes >= limit_bytes
+        return self.bytes >= config.max_window_tokens * BYTES_PER_TOKEN
 
     def idle_groups(self, rules: BufferConfig, version: int, time_s: float) -> list[str]:
         """Open groups to which nothing was added for `group_wait_s`. Where fewer than
@@ -160,7 +151,7 @@ class Window(msgspec.Struct):
         idle = list[str]()
         for group_id, group in self.open.items():
             idle_s = time_s - group.last_rollout_s
-            if group.last_rollout_s < 0 or idle_s < rules.group_wait_s:
+            if idle_s < rules.group_wait_s:
                 continue
             usable = sum(rollout.newest_policy_version <= version for rollout in group.rollouts)
             if usable >= rules.min_group_size or idle_s >= rules.group_wait_s * PATIENCE:
@@ -172,26 +163,11 @@ class BufferState(msgspec.Struct):
     version: int = -1  # the newest announced version; -1: none yet
     vocab_size: int = 0  # of the policy, as announced; 0: not known
     windows: dict[str, Window] = {}
-    # ids under the rules of version 0, for all envs together; otherwise they are in the windows
-    seen: dict[str, int] = {}
-    closed: dict[str, int] = {}
     # when it was last checked how long the open groups have waited
-    checked_s: float = msgspec.field(default=0.0, name="looked_s")
+    checked_s: float = 0.0
     # By env: the groups, without their members, that were open when the env was taken out of the
     # run. Its producers are owed an end of each when it is put back.
-    groups_of_removed_envs: dict[str, dict[str, OpenGroup]] = msgspec.field(
-        default_factory=dict[str, dict[str, OpenGroup]], name="left"
-    )
-
-
-def full_envs(config: BufferConfig, state: BufferState) -> list[str]:
-    """The envs whose open groups have as many tokens as a window may hold. There are none since
-    version 1 of the rules, as a full window closes its oldest groups instead.
-    """
-    if config.rules_version:
-        return []
-    limit = config.max_window_tokens
-    return sorted(env for env, window in state.windows.items() if window.tokens >= limit)
+    groups_of_removed_envs: dict[str, dict[str, OpenGroup]] = {}
 
 
 def record_bytes(event: Event) -> int:

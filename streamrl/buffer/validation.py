@@ -25,48 +25,64 @@ ID_CHARS = 256  # of a uid, a group id, a producer: they are remembered
 def refusal(
     event: Event, rollout: Rollout, env: str, rules: BufferConfig, state: BufferState
 ) -> str:
-    """Why this readable rollout of the env's topic cannot be used, by the rules of the env."""
-    cause = validate_rollout(
-        rollout,
-        key=event.key,
-        environment=env,
-        newest_version=state.version + rules.ahead,
-        vocab_size=state.vocab_size,
-    )
-    if cause or not rules.rules_version:
-        return cause
-    return validate_strictly(
-        event, rollout, rollout.total_tokens, rules.max_seq_len, rules.partitions
-    )
-
-
-def validate_rollout(
-    rollout: Rollout, key: str, environment: str, newest_version: int, vocab_size: int = 0
-) -> str:
-    """Why this readable rollout cannot be used.
-
-    `key`: of the record. `environment`: whose topic the record lies in. `newest_version`: rollouts
-    of later versions are not held. `vocab_size`: bounds token ids; 0 if it is not known.
+    """Why this readable rollout of the env's topic cannot be used, by the rules of the env. A bound
+    of 0 is not known.
     """
-    if rollout.environment != environment:
+    cause = (
+        _wrong_place(event, rollout, env, rules.partitions)
+        or _wrong_name(rollout)
+        or _wrong_number(rollout, state.version + rules.ahead)
+        or _wrong_sampling(rollout, state.vocab_size)
+    )
+    if cause or rollout.failure or rollout.misaligned:
+        return cause  # the others are not trained on
+    return _wrong_reward(event, rollout) or _wrong_tokens(rollout, rules.max_seq_len)
+
+
+def _wrong_place(event: Event, rollout: Rollout, env: str, partitions: int) -> str:
+    """Is the record in another topic, or under another key, than its group's?"""
+    if rollout.environment != env:
+        return f"its environment is {rollout.environment!r}, and it is in rollouts.{env}"
+    if event.key != rollout.group_id:
         return (
-            f"rollout says environment {rollout.environment!r} but lies in rollouts.{environment}"
-        )
-    if key != rollout.group_id:
-        return (
-            f"key {key!r} is not the rollout's group_id {rollout.group_id!r}: "
+            f"key {event.key!r} is not the rollout's group_id {rollout.group_id!r}: "
             "its group would be split over partitions"
         )
+    if partitions > 1:
+        expected = partition_of(event.key, partitions)
+        if event.partition != expected:
+            return (
+                f"it is in partition {event.partition}, and murmur2 of its key {event.key!r} is "
+                f"partition {expected}: its group would be split"
+            )
+    return ""
+
+
+def _wrong_name(rollout: Rollout) -> str:
+    for field in ("rollout_uid", "group_id", "problem_id", "producer"):
+        length = len(getattr(rollout, field))
+        if length > ID_CHARS:
+            return f"{field} has {length:,} characters, more than {ID_CHARS}"
+    return ""
+
+
+def _wrong_number(rollout: Rollout, newest_version: int) -> str:
+    """`newest_version`: rollouts of later versions are not held."""
     if rollout.newest_policy_version > newest_version:
         return (
             f"policy version {rollout.newest_policy_version} is further ahead than "
-            f"{newest_version}: nobody has announced it"
+            f"{newest_version}, and is not announced"
         )
     if max(map(abs, _rewards(rollout))) > REWARD_LIMIT:
         return f"a reward is larger than {REWARD_LIMIT:g}: its group could not be scored"
     lowest, highest = TEMPERATURES
     if not lowest <= rollout.temperature <= highest:
         return f"temperature {rollout.temperature:g} is not within {lowest:g} and {highest:g}"
+    return ""
+
+
+def _wrong_sampling(rollout: Rollout, vocab_size: int) -> str:
+    """Tokens that the policy does not have, or logprobs of another distribution than its own."""
     for turn in rollout.turns:
         cause = _foreign_token(turn, vocab_size) if vocab_size else ""
         if cause:
@@ -80,33 +96,16 @@ def validate_rollout(
     return ""
 
 
-def validate_strictly(
-    event: Event, rollout: Rollout, tokens: int, max_seq_len: int = 0, partitions: int = 0
-) -> str:
-    """Why this rollout is refused since `rules_version` 1. A bound of 0 is not known.
-
-    `tokens`: of all its turns.
-    """
-    ids = (rollout.rollout_uid, rollout.group_id, rollout.problem_id, rollout.producer)
-    lengths = [len(text) for text in ids]
-    if max(lengths) > ID_CHARS:
-        names = ("rollout_uid", "group_id", "problem_id", "producer")
-        name, length = next(pair for pair in zip(names, lengths, strict=True) if pair[1] > ID_CHARS)
-        return f"{name} has {length:,} characters, more than {ID_CHARS}"
-    if partitions > 1:
-        expected = partition_of(event.key, partitions)
-        if event.partition != expected:
-            return (
-                f"it lies in partition {event.partition}, and murmur2 of its key {event.key!r} is "
-                f"partition {expected}: its group would be split"
-            )
-    if rollout.failure or rollout.misaligned:
-        return ""
+def _wrong_reward(event: Event, rollout: Rollout) -> str:
     if len(rollout.rewards) > REWARD_NAMES:
         return f"it has {len(rollout.rewards):,} named rewards, more than {REWARD_NAMES}"
-    if not says_reward(event, rollout):
-        return "it has no reward: send `reward`, 0.0 too, or say in `failure` why there is none"
-    if max_seq_len and tokens > max_seq_len:
+    if not _has_reward(event, rollout):
+        return "it has no reward: send `reward`, 0.0 too, or the reason for none in `failure`"
+    return ""
+
+
+def _wrong_tokens(rollout: Rollout, max_seq_len: int) -> str:
+    if max_seq_len and rollout.total_tokens > max_seq_len:
         longest = max(sum(turn.token_count for turn in turns) for turns in split_sequences(rollout))
         if longest > max_seq_len:
             return f"it has {longest:,} tokens, more than model.max_seq_len {max_seq_len:,}"
@@ -166,8 +165,8 @@ def _invalid_spans(turn: Turn, rollout: Rollout) -> str:
     return ""
 
 
-def says_reward(event: Event, rollout: Rollout) -> bool:
-    """Does the record say what the rollout has earned? A `reward` of 0 is the default, so only the
+def _has_reward(event: Event, rollout: Rollout) -> bool:
+    """Does the record have what the rollout has earned? A `reward` of 0 is the default, so only the
     bytes tell whether it was sent.
     """
     if rollout.reward or rollout.rewards or event.value is None:

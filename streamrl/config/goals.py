@@ -9,8 +9,8 @@ from __future__ import annotations
 CLOSE = 1e-6
 
 
-def reaches(reward: float, goal: float, close: float = CLOSE) -> bool:
-    """reward >= goal - close * max(1, |goal|). A goal in float32 may be smaller by 6e-8 of it, and
+def reaches(reward: float, goal: float) -> bool:
+    """reward >= goal - CLOSE * max(1, |goal|). A goal in float32 may be smaller by 6e-8 of it, and
     0.7 + 0.2 + 0.1 is 0.9999999999999999.
     """
-    return reward >= goal - close * max(1.0, abs(goal))
+    return reward >= goal - CLOSE * max(1.0, abs(goal))

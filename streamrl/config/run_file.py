@@ -28,13 +28,8 @@ from streamrl.config.sections.serving import Eval, Gateway, Inference, Weights
 from streamrl.errors import ConfigError
 from streamrl.text import nearest, one_line
 
-RECORDED = "recorded"  # Context of a validation: the run exists already.
 RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
 RUN_FILE = "run.yaml"  # Name of the resolved run file in the run's directory.
-REMOVED_SETTINGS = {"inference.stick_margin": 8, "orchestrator.restart_window_s": 300.0}
-"""Settings of earlier versions, and the value that always applies now. Runs of those versions have
-them in their run file and in their log.
-"""
 
 
 class RunFile(Section):
@@ -79,7 +74,7 @@ class RunFile(Section):
         """The settings of the file, filled up with those of its preset and those for a pretrained
         model.
         """
-        if info.context in (RECORDED, RESOLVED) or not isinstance(data, dict):
+        if info.context == RESOLVED or not isinstance(data, dict):
             return data
         return presets.resolve(data)
 
@@ -99,10 +94,7 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self, info: ValidationInfo) -> RunFile:
-        found = checks.problems(
-            self, recorded=info.context == RECORDED, resolved=info.context == RESOLVED
-        )
-        for problem in found:
+        for problem in checks.problems(self, resolved=info.context == RESOLVED):
             raise ValueError(problem)
         return self
 
@@ -209,36 +201,18 @@ def with_preset(overrides: Sequence[str]) -> list[str]:
     return [*(setting for name in chosen for setting in presets.settings_of(name)), *overrides]
 
 
-def parse_recorded(data: dict[str, Any], where: str) -> RunFile:
-    """The run file that a run was made with. Sizes and losses are not checked: those that are
-    refused today must not keep the run's records from being read.
-    """
-    return parse(data, where, RECORDED)
+def parse_resolved(data: dict[str, Any], where: str) -> RunFile:
+    """The run file of a run, which has every setting. Raises ConfigError."""
+    return parse(data, where, RESOLVED)
 
 
 def parse(data: dict[str, Any], where: str = "run file", context: str = "") -> RunFile:
     try:
-        return RunFile.model_validate(_without_removed(data, where, context), context=context)
+        return RunFile.model_validate(data, context=context)
     except ValidationError as error:
         raise ConfigError(
             f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())
         ) from None
-
-
-def _without_removed(data: dict[str, Any], where: str, context: str) -> dict[str, Any]:
-    """The settings without those that have been removed. Raises ConfigError if one of them has
-    another value than the one that applies, but not for a run that exists already.
-    """
-    for key, value in REMOVED_SETTINGS.items():
-        name, _, setting = key.partition(".")
-        section = data.get(name)
-        if isinstance(section, dict) and setting in section:
-            if section[setting] != value and context != RECORDED:
-                raise ConfigError(
-                    f"{where}: the setting {key} is gone, {value:g} always applies; leave it out"
-                )
-            data = {**data, name: {k: v for k, v in section.items() if k != setting}}
-    return data
 
 
 def _set(data: dict[str, Any], override: str) -> None:

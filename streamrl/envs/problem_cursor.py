@@ -64,24 +64,17 @@ def resume_progress(
     begins = 0
     own = None
     for progress in known:
-        same_count = _same_count(progress, replicas)
-        begins = max(begins, progress.begins if same_count else progress.next_problem)
+        is_same_count = progress.replicas == replicas
+        begins = max(begins, progress.begins if is_same_count else progress.next_problem)
         if progress.producer == producer:
             own = progress
     if own is None:
-        own = EnvProgress(producer=producer, next_problem=replica)
+        own = EnvProgress(producer=producer, next_problem=replica, replicas=replicas)
         first = max(begins, replica)
-    elif _same_count(own, replicas):
+    elif own.replicas == replicas:
         first = max(begins, own.next_problem)
     else:
         first = begins
     # the first number of this replica's own that is not below `first`
     next_problem = first + (replica - first) % replicas
     return structs.replace(own, next_problem=next_problem, replicas=replicas, begins=begins)
-
-
-def _same_count(progress: EnvProgress, replicas: int) -> bool:
-    """Whether the record was written under this number of replicas. Records of earlier versions do
-    not have the number, and count as written under any.
-    """
-    return progress.replicas in (0, replicas)

@@ -43,7 +43,7 @@ def resume_replica(
         launched=progress.published_groups + len(progress.open_problems),
     )
     resume_offsets: ResumeOffsets | None = None
-    if records_turns(run, log, name, runner.env):
+    if records_turns(run, name, runner.env):
         recorder, resume_offsets = resume_recorder(log, name, progress, group_size)
         runner = replace(runner, recorder=recorder)
     return Replica(
@@ -59,25 +59,14 @@ def resume_replica(
     )
 
 
-def records_turns(run: RunFile, log: Log, name: str, env: BaseEnv) -> bool:
+def records_turns(run: RunFile, name: str, env: BaseEnv) -> bool:
     """Whether the replica records its model calls. Where the run file leaves it open it does not if
-    a rollout has one turn, nor in a run that began before envs recorded theirs.
+    a rollout has one turn.
     """
     asked_for = run.envs[name].record_turns
     if asked_for is not None:
         return asked_for
-    if not (run.records_turns(name) and isinstance(env, MultiTurnEnv | AgentLoopEnv)):
-        return False
-    topic = topology.turns(name)
-    is_there = topic in log.topics()
-    if not is_there:
-        logger.warning(
-            "topic %s is missing, so the model calls of %s are not recorded; create it with"
-            " `streamrl topics apply RUN.yaml`",
-            topic,
-            name,
-        )
-    return is_there
+    return run.records_turns(name) and isinstance(env, MultiTurnEnv | AgentLoopEnv)
 
 
 def progress_of_all(log: Log, name: str) -> Iterator[EnvProgress]:

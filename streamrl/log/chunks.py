@@ -14,9 +14,6 @@ first chunk to the last there are at most SPAN_RECORDS offsets, and the chunks a
 record and of others, have at most twice the bytes of the largest record. So a reader never holds
 more than that. A last chunk that makes no record is returned as it is, and becomes a dead letter.
 Other chunks that make none are skipped. docs/records.md describes this for other languages.
-
-Earlier versions of streamrl split batches themselves, into records `batch-part/1`. Readers join
-these by the same rules, and return a batch.
 """
 
 from __future__ import annotations
@@ -27,13 +24,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from streamrl.config import topology
 from streamrl.errors import StreamrlError
 from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition, beginning_offset
 from streamrl.log.reading import read
-from streamrl.records import BatchPart
 
 CHUNK_SCHEMA = ("schema", b"chunk/1")
 CHUNK_HEADER = "streamrl.chunk"
@@ -55,10 +49,6 @@ INCOMPLETE = (
     "it is the last chunk of a record whose other chunks are missing, in another order, altered, "
     "or too far away"
 )
-
-PART_SCHEMA = ("schema", b"batch-part/1")
-BATCH_SCHEMA = ("schema", b"batch/1")
-_BATCH_PARTS = msgspec.msgpack.Decoder(BatchPart)
 
 
 def record_limit(topic: str) -> int:
@@ -150,30 +140,15 @@ class Chunk(NamedTuple):
         return 0 <= self.number < self.total and self.is_last == bool(self.sha256)
 
 
-def may_be_chunk(message: Message) -> bool:
-    """Whether it has the headers of a chunk, or of a part of a batch in an earlier log."""
-    return is_chunk(message) or (
-        message.topic == topology.BATCHES and message.headers[:1] == (PART_SCHEMA,)
-    )
-
-
 def chunk_of(message: Message) -> Chunk | None:
     """The chunk that a message is. None where it is none, or its header makes no sense."""
-    if is_chunk(message):
-        chunk = _chunk_by_header(message)
-    elif may_be_chunk(message):
-        chunk = _chunk_of_batch_part(message)
-    else:
-        chunk = None
-    return chunk if chunk is not None and chunk.makes_sense else None
-
-
-def _chunk_by_header(message: Message) -> Chunk | None:
+    if not is_chunk(message):
+        return None
     name, *rest = message.headers[1][1][:200].split(b" ")
     sha256 = rest.pop() if len(rest) == 3 else b""
     if len(rest) != 2 or not all(number.isdigit() and len(number) < 7 for number in rest):
         return None
-    return Chunk(
+    chunk = Chunk(
         message=message,
         name=name,
         number=int(rest[0]),
@@ -182,23 +157,7 @@ def _chunk_by_header(message: Message) -> Chunk | None:
         data=message.value or b"",
         headers=message.headers[2:],
     )
-
-
-def _chunk_of_batch_part(message: Message) -> Chunk | None:
-    """A BatchPart, which only earlier versions of streamrl wrote, as a chunk of its batch."""
-    try:
-        part = _BATCH_PARTS.decode(message.value or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return Chunk(
-        message=message,
-        name=b"batch %d" % part.number,
-        number=part.part,
-        total=part.parts,
-        sha256=part.digest.hex(),
-        data=part.data,
-        headers=(BATCH_SCHEMA,),
-    )
+    return chunk if chunk.makes_sense else None
 
 
 @dataclass
@@ -287,7 +246,7 @@ class JoiningReader:
         not over.
         """
         messages = self._reader.poll(max_messages, timeout_s)
-        if not any(may_be_chunk(message) for message in messages):
+        if not any(is_chunk(message) for message in messages):
             return messages
         records: list[Message] = []
         for message in messages:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
-from streamrl.errors import TopicMissing
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, TopicPartition, end_offset, partitions_of
 from streamrl.log.reading import read
@@ -51,21 +50,10 @@ def read_view(run: RunFile, log: Log) -> RunView:
 
 
 def view_partitions(log: Log) -> list[TopicPartition]:
-    """The partitions from which the state of a run is folded.
-
-    A run that an earlier streamrl began lacks the topics that have come since, and they are passed
-    over. Raises TopicMissing for any topic as long as the run has no policy version: its topics are
-    still being made then.
+    """The partitions from which the state of a run is folded. Raises TopicMissing while its topics
+    are still being made.
     """
-    has_begun = end_offset(log, *topology.sole_partition(topology.POLICY_VERSIONS)) > 0
-    partitions = list[TopicPartition]()
-    for topic in TOPICS:
-        try:
-            partitions += partitions_of(log, [topic])
-        except TopicMissing:
-            if not has_begun:
-                raise
-    return partitions
+    return partitions_of(log, TOPICS)
 
 
 def lag(log: Log, identity: str) -> int | None:

@@ -18,7 +18,7 @@ from typing import IO
 import yaml
 
 from streamrl.config import run_file
-from streamrl.config.run_file import RUN_FILE, RunFile, parse_recorded
+from streamrl.config.run_file import RUN_FILE, RunFile, parse_resolved
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.local_kafka import broker, connect
 from streamrl.orchestrator.resuming import refusals
@@ -126,7 +126,7 @@ def resolved_run(run: RunFile) -> RunFile | None:
     path = run.directory / RUN_FILE
     if not path.exists():
         return None
-    return parse_recorded(yaml.safe_load(path.read_text()), str(path))
+    return parse_resolved(yaml.safe_load(path.read_text()), str(path))
 
 
 def archive(directory: Path) -> Path:

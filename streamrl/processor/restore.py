@@ -6,7 +6,7 @@ must be those that were committed: each entry has a digest of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from streamrl.errors import InputGone, StreamrlError
@@ -15,7 +15,7 @@ from streamrl.log.protocol import Log, Message, Offsets, beginning_offset
 from streamrl.processor.definition import Processor, ProcessorState, from_json
 from streamrl.processor.journal import SliceReader, entries, last_record
 from streamrl.processor.retention import deleted_inputs, first_offsets, is_gone, listed
-from streamrl.processor.snapshots import deserialize_state, references, whole_snapshots
+from streamrl.processor.snapshots import deserialize_state, references
 from streamrl.processor.transaction import decode_and_step
 from streamrl.records import JournalEntry, Snapshot
 
@@ -36,9 +36,7 @@ def restore(log: Log, processor: Processor[C, S]) -> tuple[ProcessorState[C, S],
         return current, 0
     reader = SliceReader(log, processor.schemas_of)
     begin = beginning_offset(log, processor.journal, 0)
-    records = list(
-        whole_snapshots(entries(log, processor.journal, max(last.snapshot_offset, begin)))
-    )
+    records = list(state_records(log, processor.journal, max(last.snapshot_offset, begin)))
     base = choose_snapshot(log, records, last.snapshot_offset)
     if base is not None:
         load_snapshot(processor, current, *base, reader)
@@ -57,6 +55,15 @@ def restore(log: Log, processor: Processor[C, S]) -> tuple[ProcessorState[C, S],
             current.set_snapshot(snapshot[0], len(snapshot[1].state))
     reader.close()
     return current, reader.records_read
+
+
+def state_records(
+    log: Log, journal: str, start: int
+) -> Iterator[tuple[int, JournalEntry | Snapshot]]:
+    """The entries and snapshots of a journal from offset `start` on, each with its offset."""
+    for offset, record in entries(log, journal, start):
+        if isinstance(record, JournalEntry | Snapshot):
+            yield offset, record
 
 
 def choose_snapshot(
@@ -199,7 +206,7 @@ def _earliest_snapshot(
 
     is_whole = start == 0
     base: tuple[int, Snapshot] | None = None
-    for offset, record in whole_snapshots(entries(log, processor.journal, start)):
+    for offset, record in state_records(log, processor.journal, start):
         if isinstance(record, JournalEntry):
             if is_any_gone((piece.topic, piece.partition, piece.start) for piece in record.slices):
                 is_whole = False

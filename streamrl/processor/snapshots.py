@@ -19,7 +19,7 @@ from streamrl.errors import TransactionFailed
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Event, Offsets, Output, Reader, TopicPartition
 from streamrl.processor.definition import Commit, Processor, ProcessorState, to_json
-from streamrl.records import JournalEntry, Record, Snapshot
+from streamrl.records import Snapshot
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S")
@@ -108,30 +108,6 @@ def to_snapshot(current: ProcessorState[Any, Any], offsets: Offsets) -> Snapshot
         state=serialize_state(current.state),
         config=to_json(current.config),
     )
-
-
-def whole_snapshots(
-    records: Iterable[tuple[int, Record]],
-) -> Iterator[tuple[int, JournalEntry | Snapshot]]:
-    """The entries of a journal and its snapshots, with their offsets.
-
-    Earlier versions of streamrl wrote a large snapshot as several records, each with a part of the
-    state. They are put together here, with the offset of the first; a snapshot that lacks a record
-    is left out.
-    """
-    first_offset = -1
-    pieces = list[Snapshot]()
-    for offset, record in records:
-        if isinstance(record, JournalEntry):
-            yield offset, record
-        elif isinstance(record, Snapshot):
-            if record.part == 0:
-                first_offset = offset
-                pieces = []
-            pieces.append(record)
-            if [piece.part for piece in pieces] == list(range(record.parts)):
-                state = b"".join(piece.state for piece in pieces)
-                yield first_offset, msgspec.structs.replace(record, state=state, part=0, parts=1)
 
 
 def save_snapshot(

@@ -18,7 +18,7 @@ import msgspec
 from streamrl.config import topology
 from streamrl.config.choices import NAME
 from streamrl.config.plugins import is_import
-from streamrl.config.run_file import RUN_FILE, RunFile, load, parse_recorded
+from streamrl.config.run_file import RUN_FILE, RunFile, load, parse_resolved
 from streamrl.config.secrets import is_reference
 from streamrl.errors import BrokerError, ConfigError
 from streamrl.log import topic_changes
@@ -100,9 +100,7 @@ def _with_progress(
 
 
 def recorded_run_file(log: Log, run: RunFile) -> RunFile:
-    """The run file that the run itself has recorded last, or `run` if it has none that this version
-    of streamrl can read.
-    """
+    """The run file that the run has recorded last, or `run` if it has none that can be read."""
     if topology.CONFIG not in log.topics():
         return run
     last = last_record(log, topology.CONFIG, RunConfig)
@@ -110,8 +108,8 @@ def recorded_run_file(log: Log, run: RunFile) -> RunFile:
         return run
     try:
         # The settings of the cluster are recorded without their secrets, so they are of no use.
-        return parse_recorded({**msgspec.json.decode(last.text), "kafka": {}}, "config")
-    except (ConfigError, msgspec.DecodeError):  # Another version of streamrl has written it.
+        return parse_resolved({**msgspec.json.decode(last.text), "kafka": {}}, "config")
+    except (ConfigError, msgspec.DecodeError):
         return run
 
 
@@ -134,14 +132,14 @@ def exported_run_file(files: FileLog) -> RunFile:
     if NAME.fullmatch(files.manifest.run) and own.is_file():
         trusted = load(own).imported
     settings = _without_local_settings(files.manifest.run_file, trusted)
-    return parse_recorded({**settings, "imports": sorted(trusted)}, str(files.directory))
+    return parse_resolved({**settings, "imports": sorted(trusted)}, str(files.directory))
 
 
 def run_file_for_import(files: FileLog, name: str) -> RunFile:
     """The run file for an import of an export as run `name`. Retention deletes nothing of it."""
     run = exported_run_file(files)
     kept = {**run.topics.model_dump(), "config": {**run.topics.config, "retention.ms": "-1"}}
-    return parse_recorded({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
+    return parse_resolved({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
 
 
 def _without_local_settings(run_file: dict[str, Any], trusted: frozenset[str]) -> dict[str, Any]:

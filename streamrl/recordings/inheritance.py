@@ -16,9 +16,6 @@ from streamrl.batcher import process as batcher
 from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.buffer.staleness import is_fresh
-from streamrl.config import topology
-from streamrl.log.chunks import joined
-from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Output
 from streamrl.records import Batch, Rollout, ScoredGroup
 
@@ -103,13 +100,8 @@ class BatcherCut:
 
 
 def batch_of(outputs: Iterable[Output]) -> Batch | None:
-    """The batch among these outputs, or None. A batch of an older run may consist of chunks."""
-    written = [to_message(output) for output in outputs if output.topic == topology.BATCHES]
-    for message in joined(written):
-        record = to_event(message, ("batch",)).record
-        if isinstance(record, Batch):
-            return record
-    return None
+    """The batch among these outputs, or None."""
+    return next((output.record for output in outputs if isinstance(output.record, Batch)), None)
 
 
 def next_problem(parents_next: Collection[int], replica: int, replicas: int) -> int:

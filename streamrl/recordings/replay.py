@@ -12,7 +12,6 @@ import numpy as np
 
 from streamrl.config import topology
 from streamrl.errors import InputGone
-from streamrl.log.chunks import joined
 from streamrl.log.codec import DecodeError, decode, digest
 from streamrl.log.protocol import Log, Message, beginning_offset, end_offset
 from streamrl.log.reading import read
@@ -144,7 +143,7 @@ def compare(
 
     Adds the number of identical outputs to `identical`, by kind of topic.
     """
-    for output in joined(outputs):  # A batch of an older run consists of chunks.
+    for output in outputs:
         kind = topology.kind_of(output.topic)
         if kind not in COMPARED:
             continue

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from streamrl.records.batches import (
     Batch,
-    BatchPart,
     Demand,
     ScoredGroup,
     Scores,
@@ -50,7 +49,6 @@ __all__ = [
     "AdapterCheck",
     "Array",
     "Batch",
-    "BatchPart",
     "Column",
     "Demand",
     "EnvProgress",
@@ -95,7 +93,6 @@ RECORDS: dict[str, type[Record]] = {
     "reward": Reward,
     "scored-group": ScoredGroup,
     "batch": Batch,
-    "batch-part": BatchPart,
     "scores": Scores,
     "demand": Demand,
     "policy-version": PolicyVersion,

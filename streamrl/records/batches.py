@@ -185,18 +185,6 @@ def check_prompt_experts(what: str, record: ScoredGroup | Batch, length: int) ->
         raise ValueError(f"{what}: prompt_routed_experts do not fit routed_experts")
 
 
-class BatchPart(Record, frozen=True, kw_only=True):
-    """A part of a large Batch, as earlier versions of streamrl wrote it. The last one carries the
-    digest of the whole. Readers of the log see whole batches (`log/chunks.py`).
-    """
-
-    number: int
-    part: int
-    parts: int
-    data: bytes
-    digest: bytes = b""
-
-
 class Demand(Record, frozen=True, kw_only=True):
     """How much work the batcher wants from an env: its replicas together keep what they have
     launched and not seen closed within `wanted_tokens`.
@@ -216,20 +204,14 @@ class Demand(Record, frozen=True, kw_only=True):
 
 
 class Scores(Record, frozen=True, kw_only=True):
-    """Logprobs of a batch's tokens under the reference, and under the teacher if there is one.
-
-    Earlier versions of streamrl wrote those of a large batch as several records, each with some of
-    the tokens.
-    """
+    """Logprobs of a batch's tokens under the reference, and under the teacher if there is one."""
 
     number: int  # the batch
     scorer: str  # the worker
     # policy version of the model; -1: one of its own (learner.reference.path); -2: the pool was not
     # asked for a reference, and `logprobs` are 0
     reference: int
-    tokens: int  # that the whole batch has, prompts left out
-    start: int = 0  # the first token that these are of
-    logprobs: Array  # (n,) float32: of tokens start to start + n of the batch; 0 where not sampled
+    logprobs: Array  # (n,) float32: of the batch's tokens, prompts left out; 0 where not sampled
     teacher_logprobs: Array | None = None  # (n,) float32: likewise; None: there is no teacher
 
     def __post_init__(self) -> None:
@@ -237,6 +219,3 @@ class Scores(Record, frozen=True, kw_only=True):
         check_floats(f"{what}: logprobs", self.logprobs, None)
         if self.teacher_logprobs is not None:
             check_floats(f"{what}: teacher_logprobs", self.teacher_logprobs, len(self.logprobs))
-        end = self.start + len(self.logprobs)
-        if not 0 <= self.start <= end <= self.tokens:
-            raise ValueError(f"{what}: tokens {self.start} to {end} of {self.tokens}")

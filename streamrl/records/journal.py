@@ -69,15 +69,9 @@ class JournalEntry(Record, frozen=True, kw_only=True):
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
-    """A part's state after entry `sequence`, held records by reference.
-
-    Earlier versions of streamrl wrote a large one as `parts` records, of which this is number
-    `part`.
-    """
+    """A part's state after entry `sequence`, held records by reference."""
 
     sequence: int
     positions: list[tuple[str, int, int]]  # topic, partition, next offset
     state: bytes
     config: str  # JSON: what was in force
-    part: int = 0
-    parts: int = 1

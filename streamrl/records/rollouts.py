@@ -181,7 +181,7 @@ class EnvProgress(Record, frozen=True, kw_only=True):
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
-    replicas: int = 0  # that the env had at the time; 0: not said
+    replicas: int = 1  # that the env had at the time
     begins: int = 0  # first index that was dealt under the current number of replicas
     # By partition: no record of its open problems lies before this offset of turns.<env>.
     turns_from: list[int] = []

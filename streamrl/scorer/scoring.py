@@ -73,7 +73,6 @@ def score_all(
         number=batch.number,
         scorer=scorer,
         reference=version,
-        tokens=count,
         logprobs=reference.logprobs if reference else np.zeros(count, np.float32),
         teacher_logprobs=teacher.logprobs if teacher else None,
     )

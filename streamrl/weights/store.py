@@ -41,7 +41,7 @@ from streamrl.weights.manifest import (
 logger = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
-VERSION_NAME = re.compile(r"v(\d{6,})(-[0-9a-f]{16})?")  # without a hash: of an earlier streamrl
+VERSION_NAME = re.compile(r"v(\d{6,})-[0-9a-f]{16}")
 
 
 def version_name(version: int) -> str:

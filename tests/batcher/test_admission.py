@@ -46,7 +46,7 @@ def test_capacity_is_areals_inequality_solved_for_what_is_in_flight(version: int
     batch = 10
     built = 3
     held = 4
-    free = capacity(by_capacity(version, 0, eta, eta) + 1 - built, batch, 0.0, 0, held)
+    free = capacity(by_capacity(version, 0, eta, eta) + 1 - built, batch, 0.0, held)
     under_way = batch * built + held
     if free:
         assert areal(under_way + free, batch, version, eta) and not areal(
@@ -65,9 +65,9 @@ def test_the_last_batch_that_work_begun_now_may_be_for():
 
 
 def test_capacity_by_hand():
-    assert capacity(2, 20, 0.0, 0, 10) == 30
-    assert capacity(1.5, 21, -1.75, 4, 10) == 24  # 31.5 - 1.75 + 4 - 10 = 23.75
-    assert capacity(0, 20, 0.0, 0, 10) == 0
+    assert capacity(2, 20, 0.0, 10) == 30
+    assert capacity(1.5, 21, -1.75, 10) == 20  # 31.5 - 1.75 - 10 = 19.75
+    assert capacity(0, 20, 0.0, 10) == 0
 
 
 def wanted(**changes: object) -> int:
@@ -239,7 +239,7 @@ class Replicas(Async):
 
     def __init__(self, eta: int, replicas: int, running: int) -> None:
         super().__init__(0, eta, replicas)
-        self.config = replace(self.config, rules_version=1, group_limits_s={"copy": 600.0})
+        self.config = replace(self.config, group_limits_s={"copy": 600.0})
         self.running = self.credits[:running]
         self.time_s = 0.0
 

@@ -99,14 +99,11 @@ def test_a_rollout_that_forked_counts_once_and_has_one_fate():
     ) == (3, 1 / 3, 20)
 
 
-RULES = replace(CONFIG, rules_version=1)
-
-
 def test_a_group_that_fits_the_budget_and_not_the_rows_is_filtered_when_it_comes():
     """Four sequences of 6 tokens are 24, and no two of them fit into one of three rows of 10; three
     of them do.
     """
-    config = replace(RULES, total_token_budget=24)
+    config = replace(CONFIG, total_token_budget=24)
     out = step_once(
         [
             version_event(0),
@@ -124,18 +121,11 @@ def test_a_group_that_fits_the_budget_and_not_the_rows_is_filtered_when_it_comes
 
 
 def test_a_group_that_the_rows_cannot_hold_any_more_does_not_end_the_batcher():
-    """It was held when there were more rows; or by the rules of version 0, which look at it only
-    now.
-    """
+    """It was held when there were more rows."""
     config = replace(CONFIG, total_token_budget=24)
-    out = step_once(
-        [
-            version_event(0),
-            group_event(0, group(name="wide", sizes=(4, 4, 4, 4))),
-            *arrivals("a", "b", "c"),
-        ],
-        config,
-    )
+    wide = group_event(0, group(name="wide", sizes=(4, 4, 4, 4)))
+    state, _ = step(replace(config, row_count=4), BatcherState(), [wide], 0.0)
+    _, out = step(config, state, [version_event(0), *arrivals("a", "b", "c")], 0.0)
     assert fates(out)[0][:2] == ("filtered", "wide") and batches(out) == [["c", "b"]]
 
 
@@ -174,7 +164,7 @@ def test_a_stage_that_cannot_do_a_batch_ends_its_groups_and_not_the_batcher():
         structs.replace(group(name=name), advantages=np.array([0.25, -0.25], np.float32))
         for name in "ab"
     ]
-    config = replace(RULES, advantage=f"{__name__}:stage_that_raises")
+    config = replace(CONFIG, advantage=f"{__name__}:stage_that_raises")
     out = step_once(
         [version_event(0), *(group_event(i, g) for i, g in enumerate(odd)), *arrivals("c", "d")],
         config,
@@ -196,7 +186,7 @@ def test_an_env_may_have_an_age_limit_of_its_own():
     """Version 1: of version 0, `copy` may be trained on, `add` not; and of `add` work is wanted for
     one batch, of `copy` for two.
     """
-    config = replace(RULES, fractions={"copy": 0.5, "add": 0.5}, max_ages={"add": 0})
+    config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, max_ages={"add": 0})
     old = [
         group_event(i, group(env, f"{env}-0", version=0)) for i, env in enumerate(("copy", "add"))
     ]

@@ -58,14 +58,13 @@ def test_demand_is_said_again_only_when_it_changes():
     assert step(CONFIG, state, [version_event(0, learner="other")], 1.0)[1] == []
 
 
-def test_what_is_missing_of_the_rest_is_asked_of_everybody():
-    # no fractions: each env is asked for half of two batches of 40; the first one lacks 30 of the
-    # rest, and anybody may supply it
+def test_without_fractions_each_env_is_asked_for_an_even_part_of_the_batches_to_come():
+    # half of two batches of 40 each, less what is held
     config = replace(CONFIG, fractions={"copy": 0.0, "add": 0.0}, total_token_budget=40)
     out = step_once([version_event(0), *arrivals("a")], config)
     assert {
         o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)
-    } == {"copy": 40 + 30 - 10, "add": 40 + 30}
+    } == {"copy": 40 - 10, "add": 40}
 
 
 def wanted_of(outputs: list[Output]) -> dict[str, int]:
@@ -83,7 +82,6 @@ SPILL = replace(
     row_count=16,
     max_age=0,
     spill=True,
-    rules_version=3,
 )
 
 
@@ -108,13 +106,6 @@ def test_after_a_while_what_others_lack_is_divided_among_those_that_hold_somethi
     assert wanted_of(out) == {"a": 50 // 4 + 1, "b": 10, "c": 20, "d": 20}
     _, out = step(SPILL, state, [group_event(9, group("b", "d"))], SPILL.shortage_after_s)
     assert wanted_of(out) == {"a": 20, "b": 20}  # 40 lack, and two envs have sent something
-
-
-def test_a_state_of_older_rules_stays_as_it_was():
-    config = replace(SPILL, rules_version=2)
-    groups = [group_event(i, group("a", f"g{i}")) for i in range(8)]
-    state, _ = step(config, BatcherState(), [version_event(0), *groups], 0.0)
-    assert (state.next_batch, state.queues["a"].last_batch) == (1, -1)
 
 
 def test_less_than_a_token_that_lacks_is_asked_for_as_well():

@@ -50,5 +50,5 @@ def test_what_is_held_is_counted_and_what_can_be_used_is_less():
 def test_what_a_group_costs_is_what_the_last_few_hundred_have_cost():
     pool = EnvQueue(measured=100_000, measured_tokens=100_000 * 8)
     for _ in range(3 * 256):
-        pool.measure(40, forget=True)
+        pool.measure(40)
     assert pool.measured == 256 and 37 < pool.group_tokens <= 40

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.buffer import process as buffer
-from streamrl.buffer.process import make_processor, paused, step
+from streamrl.buffer.process import make_processor, step
 from streamrl.buffer.state import BufferState
 from streamrl.config.run_file import parse
 from streamrl.log.codec import to_message
@@ -51,16 +51,6 @@ def test_how_a_poll_is_cut_does_not_matter():
         state, outputs = step(CONFIG, state, [event], 0.0)
         pieces += outputs
     assert str(whole) == str(pieces)
-
-
-def test_a_full_window_is_not_read_on():
-    config = replace(CONFIG, max_window_tokens=10, group_size=8, min_group_size=8)
-    state, _ = step(
-        config, BufferState(), [version_event(0), rollout_event(0, rollout(sample=0))], 0.0
-    )
-    assert paused(config, state) == frozenset()  # 5 tokens
-    state, _ = step(config, state, [rollout_event(1, rollout(sample=1))], 0.0)
-    assert paused(config, state) == {"rollouts.copy"}
 
 
 @settings(max_examples=200)

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
-from tests.support.buffer import CONFIG, RULES, advance, of_size
+from tests.support.buffer import CONFIG, advance, of_size
 from tests.support.build import rollout, rollout_event, version_event
 
 
 def test_an_empty_buffer_has_a_version_and_no_warnings():
-    result = report(RULES, BufferState(version=4), 0.0)
+    result = report(CONFIG, BufferState(version=4), 0.0)
     assert result.values == {"buffer/version": 4.0} and result.warnings == ()
 
 
 def test_every_window_says_how_full_it_is():
     state, _ = advance([version_event(0), rollout_event(0, rollout())])
-    assert report(RULES, state, 0.0).values == {
+    assert report(CONFIG, state, 0.0).values == {
         "buffer/version": 0.0,
         "buffer/window_tokens/copy": 5.0,
     }
-
-
-def test_a_full_window_that_is_not_read_on_is_reported_under_the_earlier_rules():
-    config = replace(CONFIG, max_window_tokens=5)
-    state, _ = advance([version_event(0), rollout_event(0, rollout())], config)
-    assert report(config, state, 0.0).warnings == (
-        "the window of copy is full of open groups, not reading on; raise buffer.max_window_tokens",
-    )
 
 
 def test_whoever_sends_too_few_is_told_before_its_groups_close():

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
-
-from streamrl.buffer.state import BufferState, EnvRules, OpenGroup, Window, full_envs
+from streamrl.buffer.state import EnvRules, OpenGroup, Window
 from streamrl.log.protocol import Event
-from streamrl.processor.snapshots import serialize_state
-from tests.support.buffer import CONFIG, RULES, advance, fates, of_size
-from tests.support.build import rollout, rollout_event, version_event
-
-
-def test_ids_that_were_remembered_by_the_earlier_rules_are_known():
-    state, _ = advance([version_event(0), rollout_event(0, rollout())], CONFIG)
-    assert fates(advance([rollout_event(1, rollout())], RULES, state)[1]) == [
-        ("duplicate", [1], "")
-    ]
+from tests.support.buffer import CONFIG, advance, fates, of_size
+from tests.support.build import rollout, version_event
 
 
 def a_group(members: list[Event]) -> OpenGroup:
@@ -52,13 +42,8 @@ def test_a_window_counts_what_its_open_groups_have():
 
 
 def test_a_window_is_full_at_its_limit():
-    assert not Window(tokens=999).is_full(RULES) and Window(tokens=1000).is_full(RULES)
-    assert Window(bytes=64_000).is_full(RULES) and not Window(bytes=64_000).is_full(CONFIG)
-
-
-def test_an_env_that_is_full_is_named_under_the_earlier_rules():
-    state = BufferState(windows={"b": Window(tokens=1000), "a": Window(tokens=2000), "c": Window()})
-    assert full_envs(CONFIG, state) == ["a", "b"] and full_envs(RULES, state) == []
+    assert not Window(tokens=999).is_full(CONFIG) and Window(tokens=1000).is_full(CONFIG)
+    assert Window(bytes=64_000).is_full(CONFIG) and not Window(bytes=63_999).is_full(CONFIG)
 
 
 def test_the_rules_of_an_env_replace_those_for_all():
@@ -75,15 +60,3 @@ def test_the_rules_of_an_env_replace_those_for_all():
     rules = config.for_env("copy")
     assert (rules.group_size, rules.max_age, rules.zero_advantage) == (8, 0, "filter")
     assert rules.max_window_tokens == CONFIG.max_window_tokens
-
-
-def test_snapshots_have_the_fields_under_the_names_that_they_had_from_the_first():
-    assert list(msgspec.msgpack.decode(serialize_state(BufferState()))) == [
-        "version",
-        "vocab_size",
-        "windows",
-        "seen",
-        "closed",
-        "looked_s",
-        "left",
-    ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from streamrl.buffer.process import step
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
-from streamrl.buffer.validation import validate_rollout, validate_strictly
+from streamrl.buffer.validation import refusal
 from streamrl.log.codec import DecodeError, decode, encode
 from streamrl.log.partitioner import partition_of
 from streamrl.log.protocol import Event
@@ -17,17 +19,20 @@ from tests.support.buffer import CONFIG
 from tests.support.build import floats, rollout, rollout_event, tokens, turns, version_event
 
 
-def why(record: Rollout, key: str = "g0", vocab_size: int = 0) -> str:
-    return validate_rollout(record, key, "copy", 8, vocab_size)
+def why(record: Rollout, key: str = "g0", vocab_size: int = 0, version: int = 0) -> str:
+    """Why it is refused at this version, where 8 more may be ahead and a sequence has 10 tokens."""
+    event = Event("rollouts.copy", 0, 0, key, record)
+    state = BufferState(version=version, vocab_size=vocab_size)
+    return refusal(event, record, "copy", replace(CONFIG, max_seq_len=10), state)
 
 
 @pytest.mark.parametrize(
     ("record", "cause"),
     [
-        (rollout("nowhere"), "rollout says environment 'nowhere' but lies in rollouts.copy"),
+        (rollout("nowhere"), "its environment is 'nowhere', and it is in rollouts.copy"),
         (
             rollout(version=1, newest=9),
-            "policy version 9 is further ahead than 8: nobody has announced it",
+            "policy version 9 is further ahead than 8, and is not announced",
         ),
         (rollout(reward=-2e18), "a reward is larger than 1e+18: its group could not be scored"),
         (
@@ -131,9 +136,7 @@ def spanned(*versions: int) -> list[Turn]:
     ],
 )
 def test_what_is_unsound_about_it(record: Rollout, cause: str):
-    assert validate_strictly(
-        rollout_event(0, record), record, record.total_tokens, max_seq_len=10
-    ).startswith(cause)
+    assert why(record).startswith(cause)
 
 
 def test_what_is_sound():
@@ -158,10 +161,7 @@ def test_what_is_sound():
         rollout(turns=forked),  # two sequences of 10 tokens each
         rollout(failure="x", producer="p" * 256),
     ]
-    assert [
-        validate_strictly(rollout_event(0, record), record, record.total_tokens, max_seq_len=10)
-        for record in records
-    ] == [""] * len(records)
+    assert [why(record) for record in records] == [""] * len(records)
 
 
 def test_a_turn_may_earn_what_the_rest_of_the_rollout_loses():
@@ -170,7 +170,7 @@ def test_a_turn_may_earn_what_the_rest_of_the_rollout_loses():
     """
     good = Turn(message="", role="assistant", tokens=tokens(3), logprobs=floats(-0.5), reward=3.0)
     record = rollout(reward=0.0, turns=[good, *turns()])
-    assert validate_strictly(rollout_event(0, record), record, record.total_tokens) == ""
+    assert why(record) == ""
 
 
 def test_a_rollout_says_what_it_has_earned():
@@ -185,9 +185,8 @@ def test_a_rollout_says_what_it_has_earned():
         value = msgspec.msgpack.encode(fields)
         again = decode("rollout/1", value)
         assert isinstance(again, Rollout)
-        return validate_strictly(
-            Event("rollouts.copy", 0, 0, "g0", again, value), again, again.total_tokens
-        )
+        event = Event("rollouts.copy", 0, 0, "g0", again, value)
+        return refusal(event, again, "copy", CONFIG, BufferState())
 
     bare = rollout(reward=float("0"), rewards={})
     assert why_not(bare) == "" and why_not(bare, "reward").startswith(
@@ -200,19 +199,13 @@ def test_a_rollout_says_what_it_has_earned():
 
 def test_a_rollout_lies_in_the_partition_of_its_key():
     record = rollout()
+    config = replace(CONFIG, partitions=6)
     right = partition_of("g0", 6)
-    assert (
-        validate_strictly(
-            rollout_event(0, record, right), record, record.total_tokens, partitions=6
-        )
-        == ""
-    )
-    wrong = validate_strictly(
-        rollout_event(0, record, (right + 1) % 6), record, record.total_tokens, partitions=6
-    )
-    assert wrong.startswith(
-        f"it lies in partition {(right + 1) % 6}, and murmur2 of its key 'g0' is partition {right}"
-    )
+    other = (right + 1) % 6
+    assert refusal(rollout_event(0, record, right), record, "copy", config, BufferState()) == ""
+    assert refusal(
+        rollout_event(0, record, other), record, "copy", config, BufferState()
+    ).startswith(f"it is in partition {other}, and murmur2 of its key 'g0' is partition {right}")
 
 
 def test_logprobs_that_are_all_0_are_counted_and_trained_on():

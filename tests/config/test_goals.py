@@ -26,13 +26,6 @@ def test_a_reward_that_is_the_goal_in_float32_reaches_it(goal: float):
     )
 
 
-def test_earlier_curricula_go_on_as_they_did():
-    reward = float(np.float32(0.35))
-    assert reward < 0.35 and not target_reached(
-        RewardTarget("copy", 0.35, 1), {"copy": [reward]}, 0.0
-    )
-
-
 def test_passed_is_the_same_in_training_and_evaluation():
     """All parts of 0.7, 0.2 and 0.1 were earned."""
     earned = rollout(reward=0.7 + 0.2 + 0.1)

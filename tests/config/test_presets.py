@@ -8,7 +8,7 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.presets import PRESETS, PRETRAINED
-from streamrl.config.run_file import RunFile, load, parse, parse_recorded, with_overrides
+from streamrl.config.run_file import RunFile, load, parse, parse_resolved, with_overrides
 from streamrl.errors import ConfigError
 
 
@@ -76,19 +76,17 @@ def test_a_reference_that_nobody_would_ask_is_a_mistake(reference: dict[str, Any
         parse(a_run(model={"path": "/a/model"}, learner={"reference": reference}))
 
 
-# ---- runs that exist already ---------------------------------------------------------------------
+# ---- resolved run files --------------------------------------------------------------------------
 
-OF_AN_EARLIER_RUN = {
+RESOLVED = {
     "model": {"path": "/a/model"},
     "learner": {"preset": "document-003", "loss": "ppo"},
 }
 
 
-def test_a_recorded_run_stays_as_it_was():
-    """Its settings are recorded in full; what an earlier version did not have is the default of the
-    tiny model, because that is what it did.
-    """
-    run = parse_recorded(a_run(**OF_AN_EARLIER_RUN), "config")
+def test_a_resolved_run_file_gets_no_setting_of_its_preset():
+    """It has every setting, so its preset and its pretrained model change none."""
+    run = parse_resolved(a_run(**RESOLVED), "config")
     assert (run.learner.learning_rate, run.learner.kl_coefficient) == (1e-3, 0.01)
     assert (run.learner.loss, run.learner.average) == ("ppo", "")
 
@@ -96,7 +94,7 @@ def test_a_recorded_run_stays_as_it_was():
 def test_so_does_one_that_is_read_from_its_directory(tmp_path: Path):
     path = tmp_path / "r" / run_file.RUN_FILE
     path.parent.mkdir()
-    path.write_text(yaml.safe_dump(a_run(**OF_AN_EARLIER_RUN)))
+    path.write_text(yaml.safe_dump(a_run(**RESOLVED)))
     kept = load(path, ["buffer.max_age=0"])
     assert (kept.learner.learning_rate, kept.learner.loss) == (1e-3, "ppo")
     elsewhere = path.rename(tmp_path / "mine.yaml")
@@ -106,7 +104,7 @@ def test_so_does_one_that_is_read_from_its_directory(tmp_path: Path):
 def test_a_resolved_run_file_gives_the_same_run():
     run = parse(a_run(model={"path": "/a/model"}, learner={"preset": "dapo"}))
     assert parse(run.model_dump(mode="json")) == run
-    assert parse_recorded(run.model_dump(mode="json"), "config") == run
+    assert parse_resolved(run.model_dump(mode="json"), "config") == run
 
 
 def test_a_preset_can_be_chosen_for_a_fork():

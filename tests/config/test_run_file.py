@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from streamrl.config import choices, run_file
 from streamrl.errors import ConfigError
@@ -117,16 +116,6 @@ def test_rules_of_the_buffer_by_env():
     assert run.buffer_of("copy-digits") == run.buffer
 
 
-@pytest.mark.parametrize("setting", ["min_group_size=1", "max_window_tokens=9"])
-def test_a_run_that_is_there_is_read_although_it_would_be_refused_today(setting: str):
-    data = run_file.load(QUICKSTART).model_dump(mode="json")
-    name, _, value = setting.partition("=")
-    data["buffer"][name] = int(value)
-    assert getattr(run_file.parse_recorded(data, "here").buffer, name) == int(value)
-    with pytest.raises(ConfigError):
-        run_file.parse(data)
-
-
 @pytest.mark.parametrize(
     "setting", ["learner.loss", "learner.kl", "buffer.advantage", "batcher.advantage"]
 )
@@ -148,14 +137,3 @@ def test_a_missing_file_and_broken_yaml_are_one_line(tmp_path: Path):
     broken.write_text("- 1")
     with pytest.raises(ConfigError, match="a map of settings, not list"):
         run_file.load(broken)
-
-
-def test_a_setting_that_is_gone_is_refused_unless_it_says_what_applies():
-    text = QUICKSTART.read_text()
-    data = {**yaml.safe_load(text), "inference": {"stick_margin": 3}}
-    with pytest.raises(
-        ConfigError, match=r"^r.yaml: the setting inference.stick_margin is gone, 8 always applies"
-    ):
-        run_file.parse(data, "r.yaml")
-    assert run_file.parse_recorded(data, "r.yaml").inference.replicas == 1
-    assert run_file.parse({**data, "inference": {"stick_margin": 8}}, "r.yaml").inference.port == 0

@@ -56,7 +56,7 @@ def test_the_same_number_of_replicas_goes_on_where_it_was():
     assert (
         resume_progress("x-1", 1, 2, [early]).next_problem == 1
     )  # it starts late, and skips nothing
-    unsaid = EnvProgress(producer="x-0", next_problem=40, open_problems=[38], published_groups=19)
-    assert resume_progress("x-0", 0, 2, [unsaid]) == EnvProgress(
+    known = EnvProgress(
         producer="x-0", next_problem=40, open_problems=[38], published_groups=19, replicas=2
     )
+    assert resume_progress("x-0", 0, 2, [known]) == known

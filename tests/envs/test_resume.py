@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.envs import PassRate
 from streamrl.envs.api import BaseEnv
@@ -75,33 +73,18 @@ def test_the_progress_of_an_env_is_not_that_of_another_whose_name_begins_alike()
     assert list(progress_of_all(log, ENV)) == list(progress_of_all(log, OTHER)) == [FIRST]
 
 
-def records(kind: str, env: BaseEnv, log: MemoryLog, **settings: bool) -> bool:
+def records(kind: str, env: BaseEnv, **settings: bool) -> bool:
     run = parse({"run": "r", "envs": {ENV: {"kind": kind, **settings}}})
-    return records_turns(run, log, ENV, env)
+    return records_turns(run, ENV, env)
 
 
-def test_model_calls_are_recorded_where_a_rollout_may_have_several_turns(
-    caplog: pytest.LogCaptureFixture,
-):
-    log = MemoryLog({f"turns.{ENV}": 1})
-    assert records("calculator", Calculator(seed=0), log)
-    assert not records("calculator", Calculator(seed=0), log, record_turns=False)
+def test_model_calls_are_recorded_where_a_rollout_may_have_several_turns():
+    assert records("calculator", Calculator(seed=0))
+    assert not records("calculator", Calculator(seed=0), record_turns=False)
     one_turn = CopyDigits(seed=0)
-    assert not records("copy-digits", one_turn, log)
-    assert not records("mine.py:Mine", one_turn, log)  # which the run file cannot know
-    assert records("copy-digits", one_turn, log, record_turns=True)
-    assert not caplog.messages
-
-
-def test_an_older_run_has_no_topic_for_model_calls_and_goes_on_without(
-    caplog: pytest.LogCaptureFixture,
-):
-    assert not records("calculator", Calculator(seed=0), MemoryLog({}))
-    (said,) = caplog.messages
-    assert said == (
-        f"topic turns.{ENV} is missing, so the model calls of {ENV} are not recorded; create it"
-        " with `streamrl topics apply RUN.yaml`"
-    )
+    assert not records("copy-digits", one_turn)
+    assert not records("mine.py:Mine", one_turn)  # which the run file cannot know
+    assert records("copy-digits", one_turn, record_turns=True)
 
 
 def test_all_visits_are_known_before_a_problem_is_chosen():

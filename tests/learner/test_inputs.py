@@ -32,10 +32,8 @@ def batch(number: int) -> Batch:
     return made
 
 
-def scores(number: int, start: int = 0, *values: float, by: str = "scorer-0") -> Scores:
-    return Scores(
-        number=number, scorer=by, reference=0, tokens=2, start=start, logprobs=floats(*values)
-    )
+def scores(number: int, *values: float, by: str = "scorer-0") -> Scores:
+    return Scores(number=number, scorer=by, reference=0, logprobs=floats(*values))
 
 
 def taken(*records: Scores, batches: int = 3) -> list[TrainingInput]:
@@ -48,7 +46,7 @@ def taken(*records: Scores, batches: int = 3) -> list[TrainingInput]:
 
 
 def test_order_is_restored():
-    found = taken(scores(1, 0, -1, -1), scores(2, 0, -2, -2), scores(0, 0, -0.5, -0.25))
+    found = taken(scores(1, -1, -1), scores(2, -2, -2), scores(0, -0.5, -0.25))
     assert [(t.batch.number, t.offset, t.scores and t.scores.number) for t in found] == [
         (0, 1, 0),
         (1, 11, 1),
@@ -59,29 +57,17 @@ def test_order_is_restored():
 
 
 def test_a_batch_without_scores_is_not_taken():
-    assert [t.batch.number for t in taken(scores(0, 0, -1, -1), scores(2, 0, -1, -1))] == [0]
+    assert [t.batch.number for t in taken(scores(0, -1, -1), scores(2, -1, -1))] == [0]
     assert taken() == []
-
-
-def test_pieces_are_joined_in_any_order():
-    first, second, third = taken(
-        scores(0, 1, -2), scores(1, 0, -3), scores(0, 0, -1), scores(2, 0, -5, -6), scores(1, 1, -4)
-    )
-    assert [t.scores.logprobs.tolist() for t in (first, second, third) if t.scores] == [
-        [-1, -2],
-        [-3, -4],
-        [-5, -6],
-    ]
-    assert [t.scores_offset for t in (first, second, third)] == [6, 8, 10]
 
 
 def test_what_is_scored_twice_counts_once_and_the_first_has_it():
     found = taken(
-        scores(0, 0, -1, -1),
-        scores(0, 0, -9, -9, by="scorer-1"),
-        scores(1, 0, -2, -2),
-        scores(0, 0, -9, -9),
-        scores(2, 0, -3, -3),
+        scores(0, -1, -1),
+        scores(0, -9, -9, by="scorer-1"),
+        scores(1, -2, -2),
+        scores(0, -9, -9),
+        scores(2, -3, -3),
     )
     assert [t.scores.logprobs.tolist() for t in found if t.scores] == [[-1, -1], [-2, -2], [-3, -3]]
     # nothing of a batch that is done is waited for
@@ -97,7 +83,7 @@ def test_what_was_recorded_is_taken_again():
     publish(
         log,
         *(Output("batches", str(n), batch(n)) for n in range(3)),
-        *(Output("scores", str(n), scores(n, 0, -1, -n)) for n in (1, 0)),
+        *(Output("scores", str(n), scores(n, -1, -n)) for n in (1, 0)),
     )
     assert [
         (t.batch.number, t.offset, t.scores_offset) for t in read_existing(log, True, 0, 0)
@@ -126,7 +112,7 @@ def test_a_learner_waits_for_scores_and_says_so(
 
     class Arrives(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
+            publish(log, Output("scores", "0", scores(0, -1, -2)))
 
     logging.getLogger("streamrl.learner.inputs").addHandler(handler := Arrives())
     try:
@@ -145,7 +131,7 @@ def test_while_there_is_nothing_it_says_so():
     assert next(coming) is None
     publish(log, Output("batches", "0", batch(0)))
     assert next(coming) is None
-    publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
+    publish(log, Output("scores", "0", scores(0, -1, -2)))
     assert (found := next(coming)) is not None and found.batch.number == 0
     assert next(coming) is None
 
@@ -154,8 +140,8 @@ def test_scores_that_cannot_be_read_are_passed_over():
     log = a_log()
     publish(log, Output("batches", "0", batch(0)))
     log.producer().send(
-        to_message(Output("scores", "0", scores(0, 0, -1, -2)))._replace(value=b"rubbish")
+        to_message(Output("scores", "0", scores(0, -1, -2)))._replace(value=b"rubbish")
     )
     assert list(read_existing(log, True, 0, 0)) == []
-    publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
+    publish(log, Output("scores", "0", scores(0, -1, -2)))
     assert [found.batch.number for found in read_existing(log, True, 0, 0)] == [0]

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.parts import split_batch
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.errors import (
@@ -33,7 +32,7 @@ from streamrl.learner.trainer import PolicyTrainer
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, Writer
-from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
+from streamrl.records import Batch, Metric, PolicyVersion
 from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
@@ -84,13 +83,13 @@ def batch(number: int) -> Batch:
     return made
 
 
-def a_log(*records: Batch | BatchPart | PolicyVersion) -> MemoryLog:
+def a_log(*records: Batch | PolicyVersion) -> MemoryLog:
     log = MemoryLog({"policy-versions": 1, "batches": 1, "metrics": 1})
     send(log, *records)
     return log
 
 
-def send(log: MemoryLog, *records: Batch | BatchPart | PolicyVersion) -> None:
+def send(log: MemoryLog, *records: Batch | PolicyVersion) -> None:
     publish(
         log,
         *(
@@ -190,7 +189,7 @@ def compilations() -> Iterator[list[str]]:
 
 
 class Lived(NamedTuple):
-    """A life of four versions: batches 0 to 2, the last one in parts, as in an earlier log."""
+    """A life of four versions: batches 0 to 2."""
 
     run: RunFile
     log: MemoryLog
@@ -213,7 +212,7 @@ def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
             # the second step, and the first checkpoint of a trained state
             life.until(lambda: len(metrics(log)) == 2)
             at_first = list(compiled)
-            send(log, *split_batch(batch(2), limit_bytes=100))
+            send(log, batch(2))
             life.until(lambda: len(metrics(log)) == 3)
             later = compiled[len(at_first) :]
         yield Lived(run, log, begun, at_first, later)
@@ -247,9 +246,7 @@ def test_batch_k_gives_version_k_plus_1(lived: Lived):
 
 
 def test_the_place_in_batches_is_committed(lived: Lived):
-    parts = len(split_batch(batch(2), limit_bytes=100))
-    assert parts > 2
-    assert lived.log.committed_offsets("learner-lead") == {("batches", 0): 2 + parts}
+    assert lived.log.committed_offsets("learner-lead") == {("batches", 0): 3}
 
 
 def test_what_is_announced_can_be_pulled_and_the_oldest_goes(lived: Lived, tmp_path: Path):
@@ -307,9 +304,7 @@ def test_a_clean_stop_leaves_a_checkpoint_so_that_nothing_is_trained_again(
     lived: Lived, tmp_path: Path
 ):
     run = fresh(lived, tmp_path)
-    log = a_log(
-        batch(0), batch(1), *split_batch(batch(2), limit_bytes=100), *announced_in(lived, run)
-    )
+    log = a_log(*map(batch, range(3)), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     with learning(run, log) as life:
         send(log, batch(3))
@@ -335,9 +330,7 @@ def test_a_second_life_goes_on_and_announces_nothing_twice(lived: Lived, tmp_pat
     that is announced. Then another learner.
     """
     run = fresh(lived, tmp_path)
-    log = a_log(
-        batch(0), batch(1), *split_batch(batch(2), limit_bytes=100), *announced_in(lived, run)
-    )
+    log = a_log(*map(batch, range(3)), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     shutil.rmtree(run.directory / "checkpoints" / "lead" / "000003")
     with learning(run, log) as life:
@@ -489,12 +482,6 @@ def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(
     run = fresh(lived, tmp_path)
     log = a_log(*map(batch, range(3)), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
-    position = checkpoints.path_of(run.directory / "checkpoints" / "lead", 3) / checkpoints.POSITION
-    position.write_text(
-        position.read_text().replace(
-            f'"offset": {2 + len(split_batch(batch(2), limit_bytes=100))}', '"offset": 3'
-        )
-    )
     now = run_file.with_overrides(run, changes)
     with learning(now, log) as life:
         send(log, batch(3))  # made under the settings of before: two rows
@@ -514,7 +501,7 @@ def test_a_store_that_was_emptied_gets_the_newest_version_again(lived: Lived, tm
     announced = versions(lived.log)
     for missing in ((), ("000003",)):
         run = fresh(lived, tmp_path / str(len(missing)))
-        log = a_log(batch(0), batch(1), *split_batch(batch(2), limit_bytes=100))
+        log = a_log(*map(batch, range(3)))
         moved = announced_in(lived, run)
         send(log, *moved)
         shutil.copytree(lived.run.directory, run.directory)
@@ -533,7 +520,7 @@ def test_under_another_weight_store_the_newest_version_is_announced_there(
     """Servers take nothing from outside the store that is configured: they would wait for ever."""
     run = fresh(lived, tmp_path)
     shutil.copytree(lived.run.directory, run.directory)
-    log = a_log(batch(0), batch(1), *split_batch(batch(2), limit_bytes=100), *versions(lived.log))
+    log = a_log(*map(batch, range(3)), *versions(lived.log))
     with learning(run, log) as life:
         life.until(lambda: len(versions(log)) == 5)
     before, again = versions(log)[3:]
@@ -582,7 +569,6 @@ def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
         send(
             log,
             unknown(batch(0)),
-            split_batch(batch(1), limit_bytes=100)[1],
             not_finite(batch(1)),
             batch(0),
             too_long(batch(2)),
@@ -644,25 +630,9 @@ def next_batch(log: MemoryLog) -> object:
         timer.cancel()
 
 
-def test_the_parts_of_an_earlier_log_give_one_batch_and_the_offset_behind_the_last():
+def test_what_cannot_be_read_is_skipped():
+    """Rubbish and a record of another kind: then comes the next batch."""
     log = a_log()
-    parts = split_batch(batch(5), limit_bytes=100)
-    send(log, *parts)
-    made = next_batch(log)
-    assert (
-        isinstance(made, tuple)
-        and made[1] == len(parts)
-        and made[0].number == 5
-        and made[0].tokens.tolist() == batch(5).tokens.tolist()
-    )
-
-
-def test_what_cannot_be_read_is_passed_over():
-    """Pieces without a beginning (retention has taken it), rubbish, a record of another kind: then
-    comes the next whole batch.
-    """
-    first, _, third, *_ = split_batch(batch(5), limit_bytes=100)
-    log = a_log(third, first, third)
     log.producer().send(to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish"))
     publish(
         log,
@@ -672,7 +642,8 @@ def test_what_cannot_be_read_is_passed_over():
             PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256=""),
         ),
     )
-    send(log, first, *split_batch(batch(6), limit_bytes=100))
+    send(log, batch(6))
     made = next_batch(log)
-    assert isinstance(made, tuple) and made[0].number == 6
+    assert isinstance(made, tuple)
+    assert (made[0].number, made[1]) == (6, 3)
     assert [found.number for found, _ in inputs.read_batches(log)] == [6]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamrl.batcher.parts import split_batch
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.batches import Target
+from streamrl.log import chunks
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
@@ -156,10 +156,15 @@ def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, v
     report.write_report(run, log)
 
 
-def test_a_batch_that_retention_has_cut_is_left_out(run: RunFile, log: MemoryLog):
+def test_a_batch_that_retention_has_cut_is_left_out(
+    run: RunFile, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
     before = summarise(run, collect(run, log), {})
-    for piece in split_batch(batch(3, {"copy": [0.5]}), limit_bytes=100)[1:]:
-        log.append([to_message(Output("batches", "3", piece))], marker=False)
+    monkeypatch.setattr(chunks, "MESSAGE_BYTES", 300)
+    whole = to_message(Output("batches", "3", batch(3, {"copy": [0.5]})))
+    pieces = chunks.split([whole])
+    assert len(pieces) > 1
+    log.append(pieces[1:], marker=False)
     assert summarise(run, collect(run, log), {}) == before
 
 

@@ -2,12 +2,11 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import TopicMissing
-from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Event, Message, Output
+from streamrl.log.protocol import Event, Message
 from streamrl.monitoring.run_view import RunView, new_view, update_view
 from streamrl.monitoring.status import lag, read_view, statuses
-from streamrl.records import Metric, PolicyVersion, Server
+from streamrl.records import Metric, Server
 
 TOPICS = {
     "metrics": 1,
@@ -90,10 +89,7 @@ def test_parts_by_their_supervisor_and_by_what_is_heard_of_them(run: RunFile):
     assert states(run, view, 1_000.0)["buffer"][0] == "stopped"  # nobody says that it runs any more
 
 
-def test_a_run_of_an_earlier_version_lacks_topics_that_came_later(run: RunFile):
+def test_a_run_whose_topics_are_still_being_made_has_no_state(run: RunFile):
     log = MemoryLog({name: count for name, count in TOPICS.items() if name != "evals"})
-    with pytest.raises(TopicMissing, match="evals"):  # its topics are still being made
+    with pytest.raises(TopicMissing, match="evals"):
         read_view(run, log)
-    version = PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0")
-    log.append([to_message(Output("policy-versions", "lead", version))], marker=False)
-    assert read_view(run, log).version == 7

@@ -7,11 +7,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-import msgspec
 import pytest
 
 from streamrl.errors import StreamrlError
-from streamrl.log.codec import decode, to_message
+from streamrl.log.codec import decode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Output, end_offset
 from streamrl.log.reading import read
@@ -24,7 +23,7 @@ from streamrl.processor.processor import (
     run_processor,
 )
 from streamrl.processor.restore import restore
-from streamrl.processor.snapshots import serialize_state, to_snapshot
+from streamrl.processor.snapshots import serialize_state
 from streamrl.records import JournalEntry, Metric
 from tests.support import life
 from tests.support.adder import (
@@ -112,29 +111,6 @@ def test_a_restart_reads_the_window_and_not_the_past():
     run_once(log, [2], each=make_processor(snapshot_events=20))
     _, records_read = restore(log, make_processor())
     assert records_read < 30
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
-    """One that lacks a part is passed over, and the one before it is used."""
-    log = filled()
-    me = make_processor(snapshot_events=6)
-    fold = run_once(log, [2], each=me)
-    whole = to_snapshot(fold, fold.offsets)
-    parts = [
-        msgspec.structs.replace(whole, state=whole.state[i : i + 2], part=i // 2)
-        for i in range(0, len(whole.state), 2)
-    ]
-    assert len(parts) > 2
-    parts = [msgspec.structs.replace(record, parts=len(parts)) for record in parts]
-    begin = end_offset(log, "journal.adder", 0)
-    log.writer(me.name).commit(
-        [to_message(Output("journal.adder", "adder", r)) for r in parts[: -1 if missing else None]]
-    )
-    again, _ = restore(log, me)
-    assert (again.snapshot_offset == begin) == (not missing)
-    assert again.sequence == fold.sequence
-    assert serialize_state(again.state) == serialize_state(fold.state)
 
 
 def test_settings_may_change_between_two_lives():

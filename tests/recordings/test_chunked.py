@@ -1,29 +1,22 @@
 """A run in which every record is larger than a message: it is journaled, restored, replayed,
-audited, and exported like any other. So is one whose batches an earlier streamrl wrote in parts.
+audited, and exported like any other.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from streamrl.batcher import batch_builder
-from streamrl.batcher import process as batcher
-from streamrl.batcher.parts import split_batch
 from streamrl.log import chunks
 from streamrl.log.chunks import is_chunk
 from streamrl.log.memory import MemoryLog
 from streamrl.log.reading import read
-from streamrl.monitoring.run_history import collect
 from streamrl.processor.definition import ProcessorState
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.archive import export
-from streamrl.recordings.first_batch import batcher_cut
 from tests.recordings.test_archive import account, everything, replays
 from tests.support.data_path import RUN, TOPICS, parts, play
 
@@ -70,27 +63,3 @@ def test_files_hold_its_messages_as_they_lie_there(recording: MemoryLog, tmp_pat
         assert [(m.offset, m.value, m.headers) for m in exported] == [
             (m.offset, m.value, m.headers) for m in recorded
         ]
-
-
-def test_a_run_whose_batches_are_in_parts_replays_and_balances(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    """As the batcher wrote them under rules 1, which its journal names."""
-    monkeypatch.setattr(batch_builder, "split_batch", partial(split_batch, limit_bytes=300))
-    today = batcher.make_processor
-    log = MemoryLog(TOPICS)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(
-            batcher,
-            "make_processor",
-            lambda run: replace(today(run), config=replace(today(run).config, rules_version=1)),
-        )
-        batches = play(log)
-    lying = [dict(m.headers)["schema"] for m in read(log, "batches", 0, 0, whole=False)]
-    assert lying.count(b"batch-part/1") == len(lying) > 2 * len(batches) >= 8
-    assert len(list(read(log, "batches", 0, 0))) == len(batches)
-    for recording in (log, export(log, RUN, tmp_path / "x")):
-        assert account(recording).balanced and account(recording).batches == account(log).batches
-        assert replays(recording)[1] == len(batches)
-        assert collect(RUN, recording).batches == len(batches)
-        assert (batch := batcher_cut(recording, RUN, 2).batch) is not None and batch.number == 2

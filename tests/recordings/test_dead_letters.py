@@ -64,12 +64,12 @@ def test_they_are_counted_by_topic_and_kind_of_cause(recording: MemoryLog):
         ("rollouts.add", "schema header is …, expected rollout"): (1, 0),
         ("rollouts.add", "the record is empty"): (1, 0),
         ("rollouts.copy", next(cause for topic, cause in rows if "malformed" in cause)): (1, 0),
-        ("rollouts.copy", "policy version … is further ahead than …: nobody has announced it"): (
+        ("rollouts.copy", "policy version … is further ahead than …, and is not announced"): (
             2,
             0,
         ),
     }
-    row = rows["rollouts.copy", "policy version … is further ahead than …: nobody has announced it"]
+    row = rows["rollouts.copy", "policy version … is further ahead than …, and is not announced"]
     assert (str(row.first), str(row.last)) == ("rollouts.copy[0]@1", "rollouts.copy[0]@2")
 
 

@@ -49,12 +49,12 @@ def test_experts_of_prompts_have_the_layers_of_those_of_tokens():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"start": 5}, "scores of batch 3: tokens 5 to 7 of 6"),
+        ({"logprobs": floats(-1, np.nan)}, "scores of batch 3: logprobs: value 1 is not finite"),
         ({"teacher_logprobs": floats(-1)}, r"teacher_logprobs has shape \[1\], expected \[2\]"),
     ],
 )
-def test_scores_lie_within_their_batch(fields: dict[str, Any], says: str):
-    scores = Scores(number=3, scorer="scorer-0", reference=0, tokens=6, logprobs=floats(-1, -2))
+def test_scores_that_cannot_be_are_refused(fields: dict[str, Any], says: str):
+    scores = Scores(number=3, scorer="scorer-0", reference=0, logprobs=floats(-1, -2))
     with pytest.raises(ValueError, match=says):
         structs.replace(scores, **fields)
 

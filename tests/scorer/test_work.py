@@ -35,7 +35,6 @@ def a_log(batches: int, scored: tuple[int, ...] = ()) -> MemoryLog:
             number=number,
             scorer="scorer-0",
             reference=0,
-            tokens=6,
             logprobs=np.zeros(6, np.float32),
         )
         publish(log, Output("scores", str(number), record))

@@ -22,7 +22,6 @@ CONFIG = BufferConfig(
     remember_versions=4,
     advantage="rloo",
 )
-RULES = replace(CONFIG, rules_version=2)
 
 
 def step_once(events: Sequence[Event], config: BufferConfig = CONFIG) -> list[Output]:
@@ -43,7 +42,7 @@ def fates(outputs: Sequence[Output]) -> list[tuple[str, list[int], str]]:
 
 def advance(
     events: Sequence[Event],
-    config: BufferConfig = RULES,
+    config: BufferConfig = CONFIG,
     state: BufferState | None = None,
     time_s: float = 0.0,
 ) -> tuple[BufferState, list[Output]]:
@@ -52,4 +51,4 @@ def advance(
 
 
 def of_size(size: int, least: int = 2) -> BufferConfig:
-    return replace(RULES, group_size=size, min_group_size=least)
+    return replace(CONFIG, group_size=size, min_group_size=least)

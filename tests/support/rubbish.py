@@ -104,7 +104,7 @@ KINDS: dict[str, tuple[str, Callable[[int, Random], Message | bytes | None]]] = 
         lambda n, random: raw(lambda f: turn(f, "logprobs", array("<f4", [2], bytes(8))), n),
     ),
     "unknown env": (
-        "rollout says environment 'nowhere'",
+        "its environment is 'nowhere'",
         lambda n, random: raw(lambda f: f.update(environment="nowhere"), n),
     ),
     "too far ahead": (

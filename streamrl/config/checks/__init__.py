@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
 
 
-def problems(run: RunFile, recorded: bool, resolved: bool) -> Iterator[str]:
+def problems(run: RunFile, resolved: bool) -> Iterator[str]:
     """Every problem of this run file.
 
-    `recorded`: the run exists already. Sizes and losses that are refused today must not keep its
-    records from being read, so they are not checked. `resolved`: the file is the one that a run
-    keeps; changes in it are checked when the run is resumed (`orchestrator/resuming.py`).
+    `resolved`: the file is the one that a run keeps; changes in it are checked when the run is
+    resumed (`orchestrator/resuming.py`).
     """
     yield from env_problems(run)
     yield from pool_problems(run)
@@ -34,10 +33,9 @@ def problems(run: RunFile, recorded: bool, resolved: bool) -> Iterator[str]:
     yield from curriculum_problems(run)
     yield from secret_problems(run)
     yield from placement_problems(run)
-    if not recorded:
-        yield from guest_problems(run)
-        yield from size_problems(run)
-        yield from loss_problems(run)
-        yield from schedule_problems(run)
-        if not resolved:
-            yield from steps_without_rate(run)
+    yield from guest_problems(run)
+    yield from size_problems(run)
+    yield from loss_problems(run)
+    yield from schedule_problems(run)
+    if not resolved:
+        yield from steps_without_rate(run)

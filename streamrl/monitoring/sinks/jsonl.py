@@ -49,7 +49,7 @@ class JsonLines:
 def mend(path: Path) -> int:
     """Cut off an unfinished last line. Returns the offset in the last whole one, -1 without one.
 
-    A file of an earlier version has lines without an offset. It is emptied and written again.
+    A file whose last whole line cannot be read is emptied and written again.
     """
     if not path.exists():
         return -1
