@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
 from streamrl.errors import BrokerError, TopicMissing
 from streamrl.log.chunks import JoiningReader
@@ -20,18 +19,11 @@ from streamrl.log.kafka_admin import (
     address_of,
     call_with_retries,
 )
+from streamrl.log.kafka_offsets import OffsetClient
 from streamrl.log.kafka_producer import KafkaProducer
 from streamrl.log.kafka_reader import CONSUMER, KafkaReader
 from streamrl.log.kafka_writer import SETTLE_TIMEOUT_S, KafkaWriter
 from streamrl.log.protocol import Log, Offsets, Reader, TopicPartition, end_offset
-
-# The leader that librdkafka knows of is not that of today.
-LEADER_GONE = {
-    KafkaError._NOENT,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-}
 
 
 class KafkaLog(Log):
@@ -43,6 +35,7 @@ class KafkaLog(Log):
         self.settings = {**COMMON, **settings}
         self.prefix = f"{run}."
         self._admin = Admin(settings)
+        self._offset_client = OffsetClient(self.settings, self.prefix, self._check_partitions)
 
     @property
     def address(self) -> str:
@@ -58,10 +51,10 @@ class KafkaLog(Log):
     def beginning_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        return self._list_offsets(partitions, cast(OffsetSpec, OffsetSpec.earliest()))
+        return self._offset_client.beginning_offsets(partitions)
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._list_offsets(partitions, cast(OffsetSpec, OffsetSpec.latest()))
+        return self._offset_client.end_offsets(partitions)
 
     def reader(self, offsets: Offsets, whole: bool = True, bounded: bool = False) -> Reader:
         # librdkafka would report a missing topic only after half a minute.
@@ -120,11 +113,10 @@ class KafkaLog(Log):
     def _wait_until_settled(self, topic: str, limit_s: float = SETTLE_TIMEOUT_S) -> None:
         """Wait until everything in a topic is committed or aborted."""
         deadline = time.monotonic() + limit_s
-        uncommitted = self._list_offsets(
-            [(topic, 0)],
-            cast(OffsetSpec, OffsetSpec.latest()),
-            IsolationLevel.READ_UNCOMMITTED,
+        client = OffsetClient(
+            self.settings, self.prefix, self._check_partitions, "read_uncommitted"
         )
+        uncommitted = client.end_offsets([(topic, 0)])
         while (end := end_offset(self, topic, 0)) < uncommitted[topic, 0]:
             if time.monotonic() > deadline:
                 raise BrokerError(
@@ -134,51 +126,23 @@ class KafkaLog(Log):
                 )
             time.sleep(0.01)
 
-    def _list_offsets(
-        self,
-        partitions: Collection[TopicPartition],
-        which: OffsetSpec,
-        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    ) -> dict[TopicPartition, int]:
-        if not partitions:
-            return {}
-        asked: Any = {
-            KafkaTopicPartition(self.prefix + topic, partition): which
-            for topic, partition in partitions
-        }
-
-        def ask() -> dict[TopicPartition, int]:
-            futures = self._admin.list_offsets(
-                asked, isolation_level=isolation, request_timeout=CALL_TIMEOUT_S
-            )
-            try:
-                offsets = {
-                    self._without_prefix(tp): int(future.result().offset)
-                    for tp, future in futures.items()
-                }
-            except KafkaException as exception:
-                if exception.args[0].code() not in LEADER_GONE:
-                    raise
-                # librdkafka says no more than that it has found no leader, or asks for as long as
-                # 15 minutes with the epoch of a leader of before. This asks for today's.
-                self._require({topic for topic, _ in partitions})
-                raise no_leader() from None
-            # A broker that starts has partitions without a leader for a moment. librdkafka then
-            # may answer with an offset that is none, and with no error.
-            if min(offsets.values()) < 0:
-                raise no_leader()
-            return offsets
-
-        return call_with_retries(ask, self.address)
-
     def _without_prefix(self, tp: KafkaTopicPartition) -> TopicPartition:
         return tp.topic.removeprefix(self.prefix), tp.partition
 
     def _require(self, topics: Collection[str]) -> None:
         """Raise TopicMissing or AccessDenied unless this client sees all of the topics."""
         missing = set(topics) - self.topics().keys()
-        if not missing:
-            return
+        if missing:
+            self._raise_missing(missing)
+
+    def _check_partitions(self, partitions: Collection[TopicPartition]) -> None:
+        """Raise TopicMissing or AccessDenied unless this client sees all of the partitions."""
+        counts = self.topics()
+        missing = {topic for topic, partition in partitions if partition >= counts.get(topic, 0)}
+        if missing:
+            self._raise_missing(missing)
+
+    def _raise_missing(self, missing: Collection[str]) -> NoReturn:
         name = self.prefix + min(missing)
         metadata = call_with_retries(
             lambda: self._admin.list_topics(name, timeout=CALL_TIMEOUT_S), self.address
@@ -190,7 +154,3 @@ class KafkaLog(Log):
             f"topic {name} is missing on {self.address}; "
             "create it with `streamrl topics apply RUN.yaml`"
         )
-
-
-def no_leader() -> KafkaException:
-    return KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))

@@ -50,6 +50,7 @@ RETRIABLE = {
     KafkaError._TIMED_OUT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._WAIT_COORD,
+    KafkaError._DESTROY_BROKER,  # the broker that was asked has left the cluster
 }
 FENCED = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 DENIED = {

@@ -4,9 +4,14 @@ transactions apart and has no fencing.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+import confluent_kafka
 from confluent_kafka import Producer
 
 from tests.support.waiting import patience
@@ -27,3 +32,64 @@ def mock_cluster(topics: Sequence[str]) -> Iterator[str]:
     (broker,) = cluster.list_topics(timeout=patience(5)).brokers.values()
     yield f"{broker.host}:{broker.port}"
     del cluster
+
+
+class MockCluster:
+    """Brokers in this process, numbered from 1, whose leaders the test chooses. A topic is made
+    with broker 1 as its leader.
+    """
+
+    def __init__(self, brokers: int, topics: Sequence[str]) -> None:
+        library = librdkafka()
+        error = ctypes.create_string_buffer(512)
+        client = library.rd_kafka_new(0, library.rd_kafka_conf_new(), error, len(error))
+        if not client:
+            raise RuntimeError(error.value.decode())
+        self._library = library
+        self._cluster = library.rd_kafka_mock_cluster_new(client, brokers)
+        self.address = library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+        self._topics = [topic.encode() for topic in topics]
+        for topic in self._topics:
+            library.rd_kafka_mock_topic_create(self._cluster, topic, 1, brokers)
+        self.elect(1)
+
+    def elect(self, broker: int) -> None:
+        """Make this broker the leader of every topic."""
+        for topic in self._topics:
+            self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic, 0, broker)
+
+    def set_transaction_coordinator(self, identity: str, broker: int) -> None:
+        self._library.rd_kafka_mock_coordinator_set(
+            self._cluster, b"transaction", identity.encode(), broker
+        )
+
+    def stop_broker(self, broker: int) -> None:
+        self._library.rd_kafka_mock_broker_set_down(self._cluster, broker)
+
+
+@lru_cache
+def librdkafka() -> Any:
+    """The library inside confluent_kafka, for the functions of its mock cluster."""
+    directory = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+    (path,) = directory.glob("librdkafka*")
+    library = ctypes.CDLL(str(path))
+    pointer = ctypes.c_void_p
+    text = ctypes.c_char_p
+    functions = {
+        "rd_kafka_conf_new": (pointer, []),
+        "rd_kafka_new": (pointer, [ctypes.c_int, pointer, text, ctypes.c_size_t]),
+        "rd_kafka_mock_cluster_new": (pointer, [pointer, ctypes.c_int]),
+        "rd_kafka_mock_cluster_bootstraps": (text, [pointer]),
+        "rd_kafka_mock_topic_create": (ctypes.c_int, [pointer, text, ctypes.c_int, ctypes.c_int]),
+        "rd_kafka_mock_partition_set_leader": (
+            ctypes.c_int,
+            [pointer, text, ctypes.c_int32, ctypes.c_int32],
+        ),
+        "rd_kafka_mock_coordinator_set": (ctypes.c_int, [pointer, text, text, ctypes.c_int32]),
+        "rd_kafka_mock_broker_set_down": (ctypes.c_int, [pointer, ctypes.c_int32]),
+    }
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
