@@ -2,9 +2,9 @@
 
 Topics are named without the run (`rollouts.copy-digits`); the log that a part is given adds it.
 `kafka.py` is the log on a broker, `memory.py` the log in one process, `parquet.py` the one in
-files; tests/log/test_contract.py holds them to this page. A part whose outputs cannot be computed
-again (an env, the learner) writes through `retrying.RetryingWriter`, which finds out whether a
-failed transaction was committed, and commits it again if not.
+files; tests/log/test_contract.py holds them to this page. Processors, envs and the learner write
+through `retrying.RetryingWriter`, which finds out whether a failed transaction was committed, and
+commits it again if not.
 """
 
 from __future__ import annotations

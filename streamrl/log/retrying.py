@@ -1,5 +1,5 @@
-"""A transactional writer that commits again when a transaction has failed, for parts whose outputs
-cannot be computed again.
+"""A transactional writer that commits again when a transaction has failed, so that an outage of the
+broker ends no part and costs no output that cannot be computed again.
 
 After a failed transaction nobody knows at once whether it was committed. A new producer of the same
 identity (`Log.writer`) first ends what the old one left open. After that the part's changelog topic
@@ -41,8 +41,7 @@ class RetryingWriter:
     partition.
 
     A transaction that fails is looked for, and committed again if it is not there, until
-    `patience_s` is over or `stop` is set. Then its error is raised. With a patience of 0 nothing is
-    retried, and only the cause of a fence is found out.
+    `patience_s` is over or `stop` is set. Then its error is raised.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Asks every part of a run at `/livez` whether it is alive, in a thread beside the loop.
+"""Asks every part of a run at `/livez` whether it is alive, at `/readyz` whether it is ready, and
+the broker whether it answers, in threads next to the loop.
 
 `plan.py` decides what follows from the answers. Each part writes its address to a file beside the
 runs (`monitoring/targets.py`). A part that has not written it yet is still starting and is not
@@ -7,6 +8,7 @@ judged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -17,6 +19,8 @@ from pathlib import Path
 import httpx
 
 from streamrl.config.run_file import RunFile
+from streamrl.errors import StreamrlError
+from streamrl.log.protocol import Log
 from streamrl.monitoring.pages import liveness_limit_s
 from streamrl.monitoring.targets import targets_file
 from streamrl.text import one_line
@@ -31,6 +35,7 @@ class ProbeState:
 
     silent_s: float = 0.0  # the time for which it has been asked and has not answered
     hangs: str = ""  # the reason to end it; empty while it lives
+    was_ready: bool = False  # whether it has answered that it is ready
 
 
 class Liveness:
@@ -60,6 +65,10 @@ class Liveness:
     def hanging(self) -> dict[str, str]:
         """The processes that hang, each with the reason to end it."""
         return {name: life.hangs for name, life in self.lives.items() if life.hangs}
+
+    def ready(self) -> list[str]:
+        """The processes that have been ready since they were started."""
+        return [name for name, life in self.lives.items() if life.was_ready]
 
     def _ask_all(self) -> None:
         with httpx.Client(timeout=ANSWER_S, trust_env=False) as client:
@@ -102,3 +111,34 @@ def ask(
         return
     life.silent_s = 0.0
     life.hangs = "" if answer.is_success else one_line(answer.text)
+    if not life.was_ready:
+        with contextlib.suppress(httpx.HTTPError):
+            life.was_ready = client.get(f"http://{address}/readyz").is_success
+
+
+class BrokerWatch:
+    """Asks the broker of a run for as long as the context lasts. `answers`: whether it did the last
+    time.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.answers = False
+        self._log = log
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="broker watch", daemon=True)
+
+    def __enter__(self) -> BrokerWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _ask(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._log.topics()
+                self.answers = True
+            except StreamrlError:
+                self.answers = False
+            self._over.wait(PERIOD_S)

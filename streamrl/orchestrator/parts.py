@@ -16,7 +16,7 @@ from streamrl.monitoring.display import Display
 from streamrl.monitoring.frame import PartLine
 from streamrl.monitoring.run_view import SILENT_S, RunView
 from streamrl.monitoring.verdict import Verdict
-from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.orchestrator.placement import VISIBLE, device_variables, visible_devices
 from streamrl.orchestrator.plan import (
     BROKER,
@@ -36,10 +36,17 @@ NEWS_S = 30.0  # what a part logged longer ago says nothing of its state now
 class SupervisedParts:
     """The parts that this orchestrator has started."""
 
-    def __init__(self, run: RunFile, supervisor: Supervisor, liveness: Liveness) -> None:
+    def __init__(
+        self,
+        run: RunFile,
+        supervisor: Supervisor,
+        liveness: Liveness,
+        broker_watch: BrokerWatch,
+    ) -> None:
         self._run = run
         self._supervisor = supervisor
         self._liveness = liveness
+        self._broker_watch = broker_watch
         self._planned = {part.name: part for part in topology.parts(run)}
         self._gang = [part.name for part in self._planned.values() if part.processes > 1]
         self._coordinator = ""  # the gang's, HOST:PORT
@@ -55,6 +62,7 @@ class SupervisedParts:
         """Start the parts that are to be started, and end those that hang. A part that cannot be
         kept running is the end of the run.
         """
+        self._supervisor.notice_exits(self._liveness.ready(), self._broker_watch.answers)
         observed = self._supervisor.observe(self._liveness.hanging())
         limits = self._run.orchestrator
         actions = decide(limits, [*self._planned], observed, time.monotonic(), self._gang)

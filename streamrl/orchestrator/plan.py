@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,8 +47,12 @@ After `Fenced` a restart would do harm: two supervisors would fence each other's
 BROKER_GONE = (TransactionFailed.exit_code, BrokerUnreachable.exit_code)
 """Exit codes of a part that could not reach its broker.
 
-They do not count against `restart_limit`, because an outage may last.
+They do not count against `restart_limit` while the broker does not answer the orchestrator either,
+because an outage may last.
 """
+
+# A part that ran for so long had been ready, also where its pages of health are not served.
+READY_LIFE_S = 3600.0
 
 
 class Exit(NamedTuple):
@@ -59,6 +63,8 @@ class Exit(NamedTuple):
     exit_code: int  # the negative number of the signal, if a signal ended it
     killed: bool = False  # by the orchestrator, because the part was hanging
     held_bytes: int = 0  # resident memory when it was last seen alive; 0 if it never was
+    was_ready: bool = False  # whether it was seen to answer that it was ready
+    broker_answered: bool = False  # whether the broker answered the orchestrator as it ended
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,7 @@ def _decide_together(
     if len(ended) < len(names):
         return _kills(names, parts, ended)
     ends = gang_ends(parts)
-    uncounted = () if names[0] == BROKER else BROKER_GONE
-    if reason := fatal_reason(limits, PartState(ends=ends), time_s, uncounted):
+    if reason := fatal_reason(limits, ends, time_s, names[0] == BROKER):
         last = [part.ends[-1] for part in parts]
         return [Abort(names[last.index(cause_of_end(last))], reason)]
     if not ends or time_s >= ends[-1].time_s + backoff(limits, ends):
@@ -177,27 +182,38 @@ def cause_of_end(ends: Sequence[Exit]) -> Exit:
 
 
 def fatal_reason(
-    limits: Orchestrator, part: PartState, time_s: float, uncounted: Container[int] = ()
+    limits: Orchestrator, ends: Sequence[Exit], time_s: float, is_broker: bool = False
 ) -> str:
-    """The reason not to start this part again, empty if there is none.
+    """The reason not to start a part with these ends again, empty if there is none.
 
-    Exits whose code is in `uncounted` do not count against `restart_limit`.
+    A part may end `restart_limit` times within RESTART_WINDOW_S. It may also end as often in a row
+    without having been ready, however long each life lasted. An end for want of a broker does not
+    count if the broker did not answer the orchestrator either.
     """
-    if not part.ends:
+    if not ends:
         return ""
-    last = part.ends[-1]
+    last = ends[-1]
     if last.exit_code in FATAL:
         return FATAL[last.exit_code]
-    recent = sum(
-        end.time_s > time_s - RESTART_WINDOW_S and end.exit_code not in uncounted
-        for end in part.ends
-    )
+    recent = 0
+    unready = 0
+    in_a_row = True
+    for end in reversed(ends):
+        in_a_row = in_a_row and not (end.was_ready or end.lived_s >= READY_LIFE_S)
+        if is_broker or end.broker_answered or end.exit_code not in BROKER_GONE:
+            recent += end.time_s > time_s - RESTART_WINDOW_S
+            unready += in_a_row
+    if max(recent, unready) <= limits.restart_limit:
+        return ""
     if recent > limits.restart_limit:
-        often = (
-            f"ended {recent} times within {RESTART_WINDOW_S:.0f} s, last with {describe_exit(last)}"
-        )
-        return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"
-    return ""
+        often = f"ended {recent} times within {RESTART_WINDOW_S:.0f} s"
+    else:
+        often = f"ended {unready} times in a row without having been ready"
+    away = ", although the broker answers" if last.exit_code in BROKER_GONE else ""
+    return (
+        f"{often}, last with {describe_exit(last)}{away}; "
+        f"orchestrator.restart_limit is {limits.restart_limit}"
+    )
 
 
 def backoff(limits: Orchestrator, ends: tuple[Exit, ...]) -> float:

@@ -77,13 +77,18 @@ class Supervisor:
         self._children[name] = Child(process, time.monotonic(), earlier.ends if earlier else [])
         logger.info("started %s, process %d", name, process.pid)
 
+    def notice_exits(self, ready: Container[str] = (), broker_answers: bool = False) -> None:
+        """Note which processes have ended. `ready` has the parts that have been ready since they
+        were started last; `broker_answers`: whether the run's broker answers.
+        """
+        for name, child in self._children.items():
+            self._record_exit(name, child, name in ready, broker_answers)
+
     def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, PartState]:
-        """The state of every part that was started. This is where exits are noticed.
+        """The state of every part that was started, as of the last `notice_exits`.
 
         `hanging` maps the parts that hang to the reason to end them.
         """
-        for name, child in self._children.items():
-            self._record_exit(name, child)
         reasons = hanging or {}
         return {
             name: PartState(not child.ended, tuple(child.ends), reasons.get(name, ""))
@@ -93,7 +98,7 @@ class Supervisor:
     def kill(self, name: str, reason: str) -> None:
         """Send SIGKILL to a part and its group, as a part that hangs does not react to SIGTERM.
 
-        The next `observe` notices the exit.
+        The next `notice_exits` notes the exit.
         """
         logger.warning("%s, process %d, is killed: %s", name, self.pid(name), reason)
         self._children[name].killed = True
@@ -132,7 +137,7 @@ class Supervisor:
     def stop(self, names: Iterable[str], limit_s: float = STOP_LIMIT_S) -> None:
         """Send SIGTERM to these parts and kill those that have not ended after `limit_s`.
 
-        `observe` does not report their exits.
+        Their exits are not noted.
         """
         children = {name: self._children[name] for name in names}
         for child in children.values():
@@ -149,7 +154,7 @@ class Supervisor:
             process_group.kill_group(child.process.pid)
             del self._children[name]
 
-    def _record_exit(self, name: str, child: Child) -> None:
+    def _record_exit(self, name: str, child: Child, was_ready: bool, broker_answered: bool) -> None:
         if child.ended:
             return
         code = child.process.poll()
@@ -160,7 +165,15 @@ class Supervisor:
         process_group.kill_group(child.process.pid)
         now = time.monotonic()
         child.ended = True
-        end = Exit(now, now - child.started_s, code, child.killed, child.held_bytes)
+        end = Exit(
+            time_s=now,
+            lived_s=now - child.started_s,
+            exit_code=code,
+            killed=child.killed,
+            held_bytes=child.held_bytes,
+            was_ready=was_ready,
+            broker_answered=broker_answered,
+        )
         child.ends.append(end)
         logger.warning("%s ended with %s: %s", name, describe_exit(end), self.last_line(name))
 

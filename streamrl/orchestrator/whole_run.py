@@ -13,7 +13,7 @@ from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.targets import remove_targets
 from streamrl.orchestrator import downloads, run_directory
 from streamrl.orchestrator.conclusion import conclude
-from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.orchestrator.parts import SupervisedParts, environment
 from streamrl.orchestrator.plan import BROKER
 from streamrl.orchestrator.preparation import ensure_broker, prepare_topics
@@ -53,8 +53,9 @@ def up(
             with (
                 serving(run, kafka, topology.ORCHESTRATOR.name, at) as log,
                 Liveness(run, topology.identities(run)) as liveness,
+                BrokerWatch(kafka) as broker_watch,
             ):
-                parts = SupervisedParts(run, supervisor, liveness)
+                parts = SupervisedParts(run, supervisor, liveness, broker_watch)
                 verdict = watch(run, log, stop, display, parts)
             supervisor.stop_all(exclude=(BROKER,))
             conclude(run, kafka, display, verdict)

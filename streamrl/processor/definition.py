@@ -154,6 +154,13 @@ class ProcessorState(Generic[C, S]):
         self.events_since_snapshot = 0
         self.unsaved_since_s = None
 
+    def advance(self, positions: Offsets) -> None:
+        """Note how far a reader is. That is after the last record taken, and after what no reader
+        sees: transaction markers and aborted records, which retention deletes like any other.
+        """
+        for tp, position in positions.items():
+            self.offsets[tp] = max(self.offsets.get(tp, 0), position)
+
     def skip_removed(self, removed: Offsets) -> None:
         """Do not read any more what retention has deleted: all that is below these offsets."""
         for tp, offset in removed.items():

@@ -28,7 +28,7 @@ from streamrl.log.protocol import (
     end_offset,
 )
 from streamrl.log.reading import BoundedReader, read
-from streamrl.processor.retention import first_offsets
+from streamrl.processor.retention import end_offsets, first_offsets
 from streamrl.processor.snapshots import RecordRef
 from streamrl.records import Record, Slice
 
@@ -110,14 +110,16 @@ class SliceReader:
         return messages
 
     def read_records(self, references: Collection[RecordRef]) -> dict[RecordRef, Event]:
-        """Single records, wherever they lie. One that retention has deleted becomes an event
-        without a record.
+        """Single records, wherever they are in the log. One that retention has deleted, or whose
+        topic was deleted and made again, becomes an event without a record.
         """
         events: dict[RecordRef, Event] = {}
-        begin = first_offsets(self.log, {(topic, partition) for topic, partition, _ in references})
+        partitions = {(topic, partition) for topic, partition, _ in references}
+        begin = first_offsets(self.log, partitions)
+        end = end_offsets(self.log, partitions)
         existing: dict[TopicPartition, list[int]] = {tp: [] for tp in sorted(begin)}
         for topic, partition, offset in references:
-            if offset < begin[topic, partition]:
+            if not begin[topic, partition] <= offset < end[topic, partition]:
                 events[topic, partition, offset] = Event(
                     topic=topic, partition=partition, offset=offset, key="", record=None
                 )

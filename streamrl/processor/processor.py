@@ -2,8 +2,9 @@
 
 Facts enter `step` as arguments, so a journal entry is enough to make a step again. The outputs of a
 batch of records and its journal entry, which names those records, are committed together or not at
-all. A processor that starts replays its journal, throws the outputs away, and is where it was. If a
-transaction fails, the process ends (`errors.TransactionFailed`) and the supervisor starts the next.
+all. A processor that starts replays its journal, throws the outputs away, and is where it was. A
+transaction that fails is looked for and committed again (`log/retrying.py`), so that an outage of
+the broker does not end the process.
 
 A snapshot of the state is written after a number of events, after a time, and when the processor is
 told to stop. The last two are for retention: what was taken since the last snapshot, and what that
@@ -20,7 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from streamrl.log.protocol import Log, Message, Reader, TopicPartition
+from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.circuit_breaker import CircuitBreaker
 from streamrl.processor.definition import Processor, ProcessorState
@@ -54,11 +55,14 @@ def run_processor(
     clock: Callable[[], float] = time.time,
 ) -> None:
     """Run this processor until `stop` is set."""
-    # What a step gives can be computed again, so a failed transaction is not retried.
-    writer = RetryingWriter(log, processor.name, processor.journal, patience_s=0.0)
+    writer = RetryingWriter(log, processor.name, processor.journal, stop=stop)
     with open_part(log, processor.name, writer) as part:
         current, inputs = start(log, processor, writer, clock)
         reader = log.reader({tp: current.offsets[tp] for tp in inputs})
+
+        def positions() -> Offsets:
+            return {tp: reader.position(*tp) for tp in inputs}
+
         with closing(reader):
             offsets = InputOffsets(writer, current, inputs)
             # The process before this one may have ended before it could commit them. A processor
@@ -81,7 +85,9 @@ def run_processor(
                 ):
                     began = time.monotonic()
                     batch = drain_available(reader, first)
-                    done = process_batch(processor, current, batch, clock(), writer.commit)
+                    done = process_batch(
+                        processor, current, batch, clock(), writer.commit, positions
+                    )
                     for message in done.metrics:
                         part.meter.send(message)
                     warn(processor, breaker.count(done.taken, done.letters, clock()))
@@ -92,12 +98,14 @@ def run_processor(
                     values = report(processor, current.state, clock())
                     part.meter.publish({**values, **stats.gauges(), **breaker.gauges(clock())})
                     offsets.commit(wait=False)
+                    note_unsaved(current, positions(), clock())
                     stats = LoopStats()
                 if snapshot_due(processor, current, clock()):
-                    save_snapshot(processor, current, reader, inputs, writer.commit)
+                    save_snapshot(processor, current, positions(), writer.commit)
                     warn(processor, held_but_deleted(log, current))
+            note_unsaved(current, positions(), clock())
             if current.unsaved_since_s is not None:
-                save_last_snapshot(processor, current, reader, inputs, writer.commit)
+                save_last_snapshot(processor, current, positions(), writer.commit)
             offsets.commit(wait=False)
 
 
@@ -107,10 +115,14 @@ def start(
     """The processor where it was, in line with its configuration; and the partitions it reads."""
     started = time.monotonic()
     current, records_read = restore(log, processor)
-    begin = log.beginning_offsets(processor.partitions(log))
-    warn(processor, reconcile(log, processor, current, begin, clock(), writer.commit))
+    partitions = processor.partitions(log)
+    begin = log.beginning_offsets(partitions)
+    end = log.end_offsets(partitions)
+    warn(processor, reconcile(log, processor, current, begin, end, clock(), writer.commit))
     for tp, first in begin.items():
-        current.offsets[tp] = max(current.offsets.get(tp, first), first)
+        offset = current.offsets.get(tp, first)
+        # A topic that was deleted and made again is read from its beginning.
+        current.offsets[tp] = max(offset, first) if offset <= end[tp] else first
     logger.info(
         "%s: ready after %.2f s at entry %d, %d records read",
         processor.name,
@@ -134,6 +146,16 @@ def drain_available(reader: Reader, messages: list[Message]) -> Iterator[Message
         if left <= 0 or left_bytes <= 0:
             return
         messages = reader.poll(min(FETCH_RECORDS, left), 0.0)
+
+
+def note_unsaved(current: ProcessorState[Any, Any], positions: Offsets, time_s: float) -> None:
+    """Have a snapshot made after a while also if nothing was taken, but a reader is after markers
+    and aborted records that no offset in the journal is after.
+    """
+    if current.unsaved_since_s is None and any(
+        position > current.offsets[tp] for tp, position in positions.items()
+    ):
+        current.unsaved_since_s = time_s
 
 
 def snapshot_due(

@@ -8,7 +8,7 @@ from streamrl.errors import InputGone
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Offsets, TopicPartition
 from streamrl.processor.definition import Commit, Processor, ProcessorState
-from streamrl.processor.retention import first_offsets, is_gone, listed
+from streamrl.processor.retention import NOTHING_LEFT, first_offsets, is_gone, listed
 from streamrl.processor.snapshots import held_events
 from streamrl.processor.transaction import write_entry
 
@@ -21,18 +21,19 @@ def reconcile(
     processor: Processor[C, S],
     current: ProcessorState[C, S],
     begin: Offsets,
+    end: Offsets,
     time_s: float,
     commit: Commit,
 ) -> list[str]:
     """Call `Processor.reconcile` if there is anything to bring in line, and commit what it gives in
     an entry of its own.
 
-    `begin`: the first offsets of the inputs. Returns warnings. Raises InputGone if something is
-    gone and the processor is not to go on without it.
+    `begin` and `end`: the first and the last offsets of the inputs. Returns warnings. Raises
+    InputGone if something is gone and the processor is not to continue without it.
     """
     if current.sequence < 0:
         return []
-    removed = removed_offsets(log, current, begin)
+    removed = removed_offsets(log, current, begin, end)
     if not removed and current.config == processor.config:
         return []
     warnings: list[str] = []
@@ -42,7 +43,10 @@ def reconcile(
         if topic in processor.inputs
     )
     if gone:
-        what = f"retention has deleted records that it holds or has not read: {listed(gone)}"
+        what = (
+            "retention has deleted records that it holds or has not read, or their topic was "
+            f"deleted and made again: {listed(gone)}"
+        )
         if not processor.expires_removed:
             raise InputGone(
                 f"{processor.name}: {what}; to go on without them: --set topics.on_removed=expire"
@@ -63,19 +67,26 @@ def reconcile(
 
 
 def removed_offsets(
-    log: Log, current: ProcessorState[Any, Any], begin: Offsets
+    log: Log, current: ProcessorState[Any, Any], begin: Offsets, end: Offsets
 ) -> dict[TopicPartition, int]:
-    """The first offset left of each partition of which retention has deleted what the processor
-    holds or has not read.
+    """For each partition of which retention has deleted what the processor holds or has not read:
+    the offset below which nothing is left.
+
+    A partition that ends before the processor's offset belongs to a topic that was deleted and made
+    again. Nothing is left of what the processor had read of it.
     """
-    unread = {
-        tp: first
-        for tp, first in begin.items()
-        if tp in current.offsets and is_gone(current.offsets[tp], first)
-    }
-    held = {
-        (event.topic, event.partition)
-        for event in held_events(current.state)
-        if event.record is None
-    }
-    return unread | first_offsets(log, held)
+    removed: dict[TopicPartition, int] = {}
+    for tp, first in begin.items():
+        offset = current.offsets.get(tp, first)
+        if is_gone(offset, first):
+            removed[tp] = first
+        elif end[tp] < offset < NOTHING_LEFT:
+            removed[tp] = offset
+    held: dict[TopicPartition, int] = {}
+    for event in held_events(current.state):
+        if event.record is None:
+            tp = event.topic, event.partition
+            held[tp] = max(held.get(tp, 0), event.offset + 1)
+    for tp, first in first_offsets(log, held).items():
+        removed[tp] = max(removed.get(tp, 0), first, held[tp])
+    return removed

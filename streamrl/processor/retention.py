@@ -22,6 +22,13 @@ def first_offsets(log: Log, partitions: Collection[TopicPartition]) -> dict[Topi
     return {tp: begin.get(tp, NOTHING_LEFT) for tp in partitions}
 
 
+def end_offsets(log: Log, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """The last stable offset of each partition, 0 for a topic that does not exist any more."""
+    existing = log.topics()
+    end = log.end_offsets([tp for tp in partitions if tp[0] in existing])
+    return {tp: end.get(tp, 0) for tp in partitions}
+
+
 def is_gone(start: int, begin: int) -> bool:
     """Has retention deleted records from offset `start` on, if `begin` is the first offset left?
 
@@ -31,18 +38,23 @@ def is_gone(start: int, begin: int) -> bool:
 
 
 def deleted_inputs(log: Log, entries: Iterable[JournalEntry]) -> list[str]:
-    """The partitions of which retention has deleted inputs of these entries, in words. Asked before
-    the entries are replayed, so that a replay does not end half-way.
+    """The partitions of which inputs of these entries are not there any more, in words: retention
+    has deleted them, or their topic was deleted and made again. Asked before the entries are
+    replayed, so that a replay does not end half-way.
     """
-    needed: dict[TopicPartition, int] = {}
+    starts: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, int] = {}
     for entry in entries:
         for piece in entry.slices:
-            needed.setdefault((piece.topic, piece.partition), piece.start)
-    begin = first_offsets(log, needed)
+            tp = piece.topic, piece.partition
+            starts.setdefault(tp, piece.start)
+            ends[tp] = piece.end
+    begin = first_offsets(log, starts)
+    end = end_offsets(log, starts)
     return sorted(
         f"{topic}[{partition}] from offset {start}"
-        for (topic, partition), start in needed.items()
-        if is_gone(start, begin[topic, partition])
+        for (topic, partition), start in starts.items()
+        if is_gone(start, begin[topic, partition]) or ends[topic, partition] > end[topic, partition]
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from streamrl.errors import TransactionFailed
 from streamrl.log.codec import to_message
-from streamrl.log.protocol import Event, Offsets, Output, Reader, TopicPartition
+from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.processor.definition import Commit, Processor, ProcessorState, to_json
 from streamrl.records import Snapshot
 
@@ -100,11 +100,11 @@ def _decode_reference(body: memoryview) -> RecordRef:
 # ---- snapshots in a journal ----------------------------------------------------------------------
 
 
-def to_snapshot(current: ProcessorState[Any, Any], offsets: Offsets) -> Snapshot:
-    """The state as it is now. `offsets`: where a processor that starts from it reads on."""
+def to_snapshot(current: ProcessorState[Any, Any]) -> Snapshot:
+    """The state as it is now, and where a processor that starts from it continues to read."""
     return Snapshot(
         sequence=current.sequence,
-        positions=[(*tp, offset) for tp, offset in offsets.items()],
+        positions=[(*tp, offset) for tp, offset in current.offsets.items()],
         state=serialize_state(current.state),
         config=to_json(current.config),
     )
@@ -113,19 +113,14 @@ def to_snapshot(current: ProcessorState[Any, Any], offsets: Offsets) -> Snapshot
 def save_snapshot(
     processor: Processor[Any, Any],
     current: ProcessorState[Any, Any],
-    reader: Reader,
-    inputs: Iterable[TopicPartition],
+    positions: Offsets,
     commit: Commit,
 ) -> None:
-    """Write a snapshot in a transaction of its own, between two batches.
-
-    Its offsets are those of the reader, which lie behind the transaction markers that follow the
-    last records: retention deletes these markers too.
+    """Write a snapshot in a transaction of its own, between two batches. `positions`: how far its
+    inputs have been read.
     """
-    offsets = dict(current.offsets)
-    for tp in inputs:
-        offsets[tp] = max(current.offsets[tp], reader.position(*tp))
-    record = to_snapshot(current, offsets)
+    current.advance(positions)
+    record = to_snapshot(current)
     offset = commit([to_message(Output(processor.journal, processor.name, record))])
     current.set_snapshot(offset, len(record.state))
 
@@ -133,15 +128,14 @@ def save_snapshot(
 def save_last_snapshot(
     processor: Processor[Any, Any],
     current: ProcessorState[Any, Any],
-    reader: Reader,
-    inputs: Iterable[TopicPartition],
+    positions: Offsets,
     commit: Commit,
 ) -> None:
     """Write a snapshot if the log takes one. A processor that is told to stop stops, also if the
     broker has gone before it.
     """
     try:
-        save_snapshot(processor, current, reader, inputs, commit)
+        save_snapshot(processor, current, positions, commit)
     except TransactionFailed as error:
         logger.warning(
             "%s: stopped without a snapshot, so the next start replays more: %s",

@@ -5,7 +5,7 @@ inputs, are committed together or not at all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from streamrl.log.codec import digest, to_event, to_message
@@ -21,7 +21,7 @@ from streamrl.processor.definition import (
 )
 from streamrl.processor.journal import record_slices
 from streamrl.processor.snapshots import to_snapshot
-from streamrl.records import Fate, JournalEntry, Slice
+from streamrl.records import Fate, JournalEntry, Slice, Snapshot
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -52,8 +52,11 @@ def process_batch(
     messages: Iterable[Message],
     time_s: float,
     commit: Commit,
+    positions: Callable[[], Offsets] = dict,
 ) -> BatchResult:
-    """Step over these messages, and commit the outputs with their journal entry."""
+    """Step over these messages, and commit the outputs with their journal entry. `positions` tells
+    how far the inputs have been read once the messages are taken.
+    """
     slices = list[Slice]()
     noted = record_slices(messages, current.offsets, slices)
     result = decode_and_step(processor, processor.config, current.state, noted, time_s)
@@ -70,7 +73,7 @@ def process_batch(
         slices,
         result.outputs,
         commit,
-        with_snapshot=current.events_since_snapshot >= due_events,
+        snapshot_at=positions() if current.events_since_snapshot >= due_events else None,
     )
     return BatchResult(result.metrics, result.letters, taken, result.failed)
 
@@ -116,13 +119,18 @@ def write_entry(
     outputs: Sequence[Message],
     commit: Commit,
     removed: Offsets | None = None,
-    with_snapshot: bool = False,
+    snapshot_at: Offsets | None = None,
 ) -> None:
-    """Commit the outputs together with the entry that says what they were made of."""
+    """Commit the outputs together with the entry that says what they were made of. If `snapshot_at`
+    is given, a snapshot goes with them, and these are the positions in the inputs.
+    """
     config_changed = processor.config != current.config
     current.config = processor.config
     current.add_entry(time_s)
-    snapshot = to_snapshot(current, current.offsets) if with_snapshot else None
+    snapshot: Snapshot | None = None
+    if snapshot_at is not None:
+        current.advance(snapshot_at)
+        snapshot = to_snapshot(current)
     entry = JournalEntry(
         sequence=current.sequence,
         time_s=time_s,

@@ -11,10 +11,12 @@ import pytest
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
+from streamrl.errors import BrokerUnreachable
 from streamrl.log.memory import MemoryLog
 from streamrl.monitoring.http import serving
 from streamrl.monitoring.targets import targets_file
-from streamrl.orchestrator.liveness import Liveness, ProbeState, ask, listening
+from streamrl.orchestrator import liveness
+from streamrl.orchestrator.liveness import BrokerWatch, Liveness, ProbeState, ask, listening
 from tests.support.waiting import patience, until
 
 
@@ -78,3 +80,33 @@ def test_a_new_life_is_not_judged_by_the_last_one(run: RunFile):
     assert liveness.hanging() == {"learner": "it hung"} and listening(note) == "127.0.0.1:1"
     liveness.on_start("learner")
     assert liveness.hanging() == {} and listening(note) == ""
+
+
+def test_a_part_was_ready_from_its_first_answer_that_it_is(run: RunFile, client: httpx.Client):
+    log = MemoryLog({"in": 1})
+    with serving(run, log, "buffer") as watched:
+        address = until(lambda: listening(targets_file(run, "buffer")))
+        life = ProbeState()
+        ask(client, address, life, 5.0, 60.0)
+        assert not life.was_ready
+
+        def asked(is_ready: bool) -> bool:
+            watched.mark_ready(is_ready)
+            ask(client, address, life, 5.0, 60.0)
+            return life.was_ready
+
+        until(lambda: asked(True))
+        assert asked(False)
+
+
+def test_a_broker_answers_or_does_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
+    log = MemoryLog({})
+    with BrokerWatch(log) as watch:
+        until(lambda: watch.answers)
+
+        def away(self: MemoryLog) -> dict[str, int]:
+            raise BrokerUnreachable("no Kafka broker answers")
+
+        monkeypatch.setattr(MemoryLog, "topics", away)
+        until(lambda: not watch.answers)

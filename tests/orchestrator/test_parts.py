@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -9,11 +9,12 @@ import pytest
 
 from streamrl.config import topology
 from streamrl.config.run_file import parse
+from streamrl.log.memory import MemoryLog
 from streamrl.monitoring.frame import Frame
 from streamrl.monitoring.run_view import RunView
 from streamrl.monitoring.targets import targets_file
 from streamrl.orchestrator import liveness, parts
-from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
 from streamrl.orchestrator.plan import PartState
 from streamrl.orchestrator.supervisor import Supervisor
@@ -67,7 +68,7 @@ def test_a_part_that_hangs_is_ended_and_started_again(
     supervisor = Supervisor(tmp_path / "logs")
     try:
         with Liveness(run, topology.identities(run)) as asked:
-            supervised = SupervisedParts(run, supervisor, asked)
+            supervised = SupervisedParts(run, supervisor, asked, BrokerWatch(MemoryLog({})))
             until(
                 lambda: (
                     supervised.keep_running(said) is None
@@ -94,6 +95,8 @@ class Started:
     def has(self, name: str) -> bool:
         return False
 
+    def notice_exits(self, ready: Container[str] = (), broker_answers: bool = False) -> None: ...
+
     def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, PartState]:
         return {}
 
@@ -115,7 +118,9 @@ def test_parts_are_started_with_the_gpus_of_their_placement(
     )
     started = Started()
     with Liveness(run, topology.identities(run)) as asked:
-        supervised = SupervisedParts(run, cast(Supervisor, started), asked)
+        supervised = SupervisedParts(
+            run, cast(Supervisor, started), asked, BrokerWatch(MemoryLog({}))
+        )
         assert supervised.keep_running(Said()) is None
     seen = {name: own["CUDA_VISIBLE_DEVICES"] for name, own in started.variables.items()}
     assert (seen["learner"], seen["inference-0"], seen["buffer"]) == ("7", "6", "")
@@ -170,7 +175,7 @@ def test_a_gang_meets_at_a_new_place_whenever_it_is_started(
     supervisor = Supervisor(tmp_path / "logs")
     try:
         with Liveness(run, topology.identities(run)) as lives:
-            supervised = SupervisedParts(run, supervisor, lives)
+            supervised = SupervisedParts(run, supervisor, lives, BrokerWatch(MemoryLog({})))
             supervised.keep_running(said)
             first = {name: supervisor.pid(name) for name in ("learner-0", "learner-1", "buffer")}
             supervisor.kill("learner-1", "the test ends it")

@@ -66,8 +66,34 @@ def test_more_ends_than_the_limit_within_the_window_end_the_run():
     [action] = decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 60.0)
     assert isinstance(action, Abort)
     assert "4 times within 300 s" in action.reason and "SIGKILL" in action.reason
-    # the first has left the window
-    assert decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 315.0) == [Start("buffer")]
+    # The first has left the window, and the part has been ready since.
+    ready = ended(*often[:2]).ends + tuple(
+        end._replace(was_ready=True) for end in ended(*often[2:]).ends
+    )
+    observed = {"buffer": PartState(False, ready)}
+    assert decide(LIMITS, ["buffer"], observed, 315.0) == [Start("buffer")]
+
+
+def test_more_ends_in_a_row_than_the_limit_without_having_been_ready_end_the_run():
+    """Each life takes three minutes, so no two ends are within the same window."""
+    slow = tuple(Exit(200.0 * n, 180.0, 9) for n in range(4))
+    [action] = decide(LIMITS, ["buffer"], {"buffer": PartState(False, slow)}, 1000.0)
+    assert isinstance(action, Abort)
+    assert "4 times in a row without having been ready, last with exit code 9" in action.reason
+    for healthy in (slow[1]._replace(was_ready=True), slow[1]._replace(lived_s=7200.0)):
+        ends = (slow[0], healthy, *slow[2:])
+        observed = {"buffer": PartState(False, ends)}
+        assert decide(LIMITS, ["buffer"], observed, 1000.0) == [Start("buffer")]
+
+
+@pytest.mark.parametrize("code", [75, 3])
+def test_a_part_for_which_alone_there_is_no_broker_ends_the_run(code: int):
+    away = tuple(Exit(20.0 * n, 10.0, code, broker_answered=True) for n in range(4))
+    [action] = decide(LIMITS, ["buffer"], {"buffer": PartState(False, away)}, 1000.0)
+    assert isinstance(action, Abort) and "although the broker answers" in action.reason
+    back = (*away[1:], Exit(80.0, 60.0, code, was_ready=True, broker_answered=True))
+    observed = {"buffer": PartState(False, back)}
+    assert decide(LIMITS, ["buffer"], observed, 1000.0) == [Start("buffer")]
 
 
 def test_a_part_that_hangs_is_ended_and_one_that_runs_is_not():

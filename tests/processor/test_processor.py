@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -14,13 +15,16 @@ from streamrl.log.codec import decode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Output, end_offset
 from streamrl.log.reading import read
+from streamrl.log.retrying import RetryingWriter
 from streamrl.processor import processor
-from streamrl.processor.definition import Processor
+from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.processor import (
     FETCH_RECORDS,
     MAX_POLL_RECORDS,
     drain_available,
+    note_unsaved,
     run_processor,
+    start,
 )
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
@@ -157,3 +161,40 @@ def test_run_follows_its_inputs_until_it_is_told_to_stop():
     stop.set()
     thread.join(patience(30))
     assert not thread.is_alive() and sums(log)[0].wanted_tokens == 0 + 1 + 40
+
+
+def test_what_retention_deletes_after_the_last_record_of_an_input_was_no_record_to_it():
+    """A transaction that was aborted follows the last record of `a`. The processor has no entry
+    after it: its snapshots are made by the events of `b`, and its life ends as by SIGKILL.
+    """
+    log = filled(4)
+    log.append([number("a", 0)] * 3, marker=True)
+    partition = log._partitions["a", 0]  # pyright: ignore[reportPrivateUsage]
+    partition[-4:] = [None] * 4  # no reader sees an aborted record
+    log.writer("source").commit([number("b", 1)] * 4)
+    processor = make_processor(snapshot_events=4)
+    run_once(log, [64], each=processor)
+    log.delete_before({("a", 0): end_offset(log, "a", 0)})
+    stop = threading.Event()
+    stop.set()
+    run_processor(log, processor, stop)
+
+
+def test_a_processor_that_only_reads_markers_saves_that_it_has_after_a_while():
+    current = ProcessorState[Config, State](State(), offsets={("a", 0): 3, ("b", 0): 2})
+    note_unsaved(current, {("a", 0): 3, ("b", 0): 2}, 7.0)
+    assert current.unsaved_since_s is None
+    note_unsaved(current, {("a", 0): 3, ("b", 0): 5}, 8.0)
+    note_unsaved(current, {("a", 0): 3, ("b", 0): 6}, 9.0)
+    assert current.unsaved_since_s == 8.0
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_read_from_its_beginning():
+    log = filled(4)
+    processor = replace(make_processor(snapshot_events=1), expires_removed=True)
+    run_once(log, [64], each=processor)
+    log.add("a", 1)
+    log.append([number("a", 0)], marker=False)
+    writer = RetryingWriter(log, processor.name, processor.journal)
+    current, _ = start(log, processor, writer, lambda: 1.0)
+    assert current.offsets["a", 0] == 0

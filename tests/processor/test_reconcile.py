@@ -16,6 +16,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Offsets, Output, TopicPartition
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.reconcile import reconcile
+from streamrl.processor.retention import NOTHING_LEFT
 from streamrl.records import Demand, JournalEntry
 from tests.support.adder import Config, State, filled, make_processor, run_once
 
@@ -41,6 +42,7 @@ def reconciled(
     processor: Processor[Config, State],
     current: ProcessorState[Config, State],
     begin: Offsets,
+    end: Offsets | None = None,
 ) -> tuple[list[str], list[Any]]:
     """The warnings, and what was committed."""
     committed = list[Message]()
@@ -49,7 +51,8 @@ def reconciled(
         committed.extend(messages)
         return len(committed) - 1
 
-    warnings = reconcile(log, processor, current, begin, 5.0, commit)
+    ends = log.end_offsets(begin) if end is None else end
+    warnings = reconcile(log, processor, current, begin, ends, 5.0, commit)
     records = [decode(dict(m.headers)["schema"], m.value or b"") for m in committed]
     return warnings, records
 
@@ -77,7 +80,8 @@ def test_what_it_has_not_read_and_is_deleted_ends_it_unless_it_may_go_on_without
     begin = {**NONE, ("a", 0): read_to + 2}
     with pytest.raises(
         InputGone,
-        match=r"^adder: retention has deleted records that it holds or has not read: a\[0\] below"
+        match=r"^adder: retention has deleted records that it holds or has not read, or"
+        r" their topic was deleted and made again: a\[0\] below"
         rf" offset {read_to + 2}; to go on without them: --set topics.on_removed=expire$",
     ):
         reconciled(log, make_processor(), current, begin)
@@ -86,3 +90,20 @@ def test_what_it_has_not_read_and_is_deleted_ends_it_unless_it_may_go_on_without
     assert warning.endswith("it goes on without them (topics.on_removed: expire)")
     assert entry.removed == [("a", 0, read_to + 2)]
     assert current.offsets["a", 0] == read_to + 2
+
+
+def test_a_topic_that_was_made_again_ends_it_unless_it_may_continue_without_what_it_had():
+    log, current = lived()
+    read_to = current.offsets["a", 0]
+    end = {("a", 0): read_to - 1, ("b", 0): current.offsets["b", 0]}
+    with pytest.raises(InputGone, match=rf"made again: a\[0\] below offset {read_to};"):
+        reconciled(log, make_processor(), current, NONE, end)
+    may = replace(make_processor(), expires_removed=True)
+    _, (entry,) = reconciled(log, may, current, NONE, end)
+    assert entry.removed == [("a", 0, read_to)]
+
+
+def test_of_a_topic_of_which_nothing_was_left_nothing_is_missing_when_it_is_made_again():
+    log, current = lived()
+    current.offsets["a", 0] = NOTHING_LEFT
+    assert reconciled(log, make_processor(), current, NONE) == ([], [])

@@ -59,6 +59,12 @@ def test_what_entries_need_and_retention_has_deleted_is_said_before_they_are_rep
     assert deleted_inputs(log, [entry(("a", 4, 6))]) == []
 
 
+def test_inputs_after_the_end_of_a_topic_are_of_the_topic_that_had_its_name_before():
+    log = filled(4)
+    log.add("a", 1)
+    assert deleted_inputs(log, [entry(("a", 0, 2), ("b", 0, 2))]) == ["a[0] from offset 0"]
+
+
 def test_a_state_that_holds_a_deleted_record_could_not_be_restored_again():
     log = filled(8)
     held = [Event(topic, 0, 0, "k", None) for topic in ("a", "b")]

@@ -93,7 +93,8 @@ def run_once(
     me = each or make_processor()
     writer = log.writer(me.name)
     fold, _ = restore(log, me)
-    reader = log.reader({(topic, 0): fold.offsets.get((topic, 0), 0) for topic in me.inputs})
+    tps = [(topic, 0) for topic in me.inputs]
+    reader = log.reader({tp: fold.offsets.get(tp, 0) for tp in tps})
     operations = itertools.count()
 
     def commit(messages: Sequence[Message]) -> int:
@@ -108,7 +109,9 @@ def run_once(
         messages = reader.poll(size, 0)
         if not messages:
             return fold
-        process_batch(me, fold, messages, 1.0, commit)
+        process_batch(
+            me, fold, messages, 1.0, commit, lambda: {tp: reader.position(*tp) for tp in tps}
+        )
     raise AssertionError
 
 

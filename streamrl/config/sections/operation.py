@@ -31,7 +31,8 @@ class Orchestrator(Section):
     # Time limit from the moment a server is ready. 0: no limit. With a target it is a failure to
     # reach the limit first.
     max_wall_s: float = Field(default=0.0, ge=0)
-    # Restarts of one part within 300 s. One more ends the run.
+    # Restarts of one part within 300 s, or in a row without its having been ready. One more ends
+    # the run.
     restart_limit: int = Field(default=20, ge=0)
     # Pause before a restart. It doubles at each restart in a row, up to 10 s.
     backoff_s: float = Field(default=0.2, ge=0)
