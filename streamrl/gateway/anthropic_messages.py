@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
+from streamrl.gateway.fields import MESSAGES, is_given_tool
 from streamrl.gateway.requests import (
     Answer,
     Body,
@@ -17,20 +18,18 @@ from streamrl.gateway.requests import (
     chat_tool,
     integer,
     objects,
-    refuse_fields,
     rejection,
     string,
     tool_objects,
 )
 from streamrl.sessions.call_tree import CallTree, visible_text
 from streamrl.sessions.messages import Message
+from streamrl.sessions.thoughts import thoughts_of
 
-NEUTRAL = {
-    "stop_sequences": ([],),
-    "output_format": (),
-    "container": (),
-    "mcp_servers": ([],),
-}
+PATH = "/v1/messages"
+# Claude Code names its build in a block of the system prompt, which changes from call to call.
+BILLING = "x-anthropic-billing-header"
+FAILED = "The tool failed."
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 ERRORS = {
     400: "invalid_request_error",
@@ -44,7 +43,6 @@ ERRORS = {
 
 
 def parse(body: Body, tree: CallTree) -> ChatRequest:
-    refuse_fields(body, NEUTRAL)
     string(body, "model")
     choice = body.get("tool_choice") or {"type": "auto"}
     if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
@@ -54,8 +52,6 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
     messages = list(_system(body))
     for message in objects(body, "messages"):
         messages += _messages(message)
-    if messages and messages[-1]["role"] == "assistant":
-        raise rejection("messages", "the last one is the user's: the policy begins its own answers")
     return ChatRequest(
         messages=canonical_messages(messages, "messages"),
         tools=_tools(body),
@@ -67,49 +63,68 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
 
 def _system(body: Body) -> Iterator[Message]:
     system = body.get("system")
+    if isinstance(system, list):
+        system = [block for block in cast(list[Any], system) if not _is_billing(block)]
     if system:
         yield {"role": "system", "content": system}
+
+
+def _is_billing(block: Any) -> bool:
+    match block:
+        case {"text": str(text)}:
+            return text.startswith(BILLING)
+        case _:
+            return False
 
 
 def _messages(message: Mapping[str, Any]) -> Iterator[Message]:
     """A message as chat messages: the results of tools are messages of their own."""
     role = message.get("role")
     content = message.get("content")
-    if role not in ("user", "assistant"):
-        raise rejection("messages", "each has the role user or assistant")
+    if role not in ("system", "user", "assistant"):
+        raise rejection("messages", "each has the role user, assistant or system")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
     texts = list[Any]()
     calls = list[dict[str, Any]]()
+    thoughts = ""
     for block in objects(message, "content"):
         match block:
             case {"type": "tool_result", "tool_use_id": str(call)} if role == "user":
-                result = block.get("content")
-                yield {"role": "tool", "content": result, "tool_call_id": call}
+                yield {"role": "tool", "content": _result(block), "tool_call_id": call}
             case {"type": "tool_use", "id": str(call), "name": str(name), "input": dict(values)}:
                 function = {"name": name, "arguments": json.dumps(values)}
                 calls.append({"id": call, "function": function})
-            case {"type": "thinking" | "redacted_thinking"}:
-                pass  # no server of ours makes any
+            case {"type": "thinking", "thinking": str(text)}:
+                thoughts += text
+            case {"type": "redacted_thinking"}:
+                pass  # the gateway makes none
             case _:
                 texts.append(block)
     if calls:
-        yield {"role": role, "content": texts, "tool_calls": calls}
+        yield {"role": role, "content": texts, "tool_calls": calls, "reasoning": thoughts}
     elif texts or role == "assistant":
-        yield {"role": role, "content": texts}
+        yield {"role": role, "content": texts, "reasoning": thoughts}
+
+
+def _result(block: Mapping[str, Any]) -> Any:
+    """The content of a tool's result. That the tool has failed is a text before it, because chat
+    templates have no field for it.
+    """
+    content = block.get("content")
+    if block.get("is_error") is not True:
+        return content
+    if isinstance(content, list):
+        return [f"{FAILED}\n", *cast(list[Any], content)]
+    return f"{FAILED}\n{content}" if content else FAILED
 
 
 def _tools(body: Body) -> list[dict[str, Any]]:
-    tools = tool_objects(body)
-    for tool in tools:
-        if tool.get("type", "custom") not in ("custom", None):
-            raise rejection(
-                "tools", f"{tool['type']!r} is Anthropic's own; give tools with a schema"
-            )
     return [
         chat_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
-        for tool in tools
+        for tool in tool_objects(body)
+        if is_given_tool(MESSAGES, tool)
     ]
 
 
@@ -117,6 +132,9 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
     call = answer.calls[0]
     text = visible_text(call)
     content = list[dict[str, Any]]()
+    thoughts = thoughts_of(call.text)
+    if thoughts and shows_thoughts(body):
+        content.append({"type": "thinking", "thinking": thoughts, "signature": call.call})
     if text or not call.tool_calls:
         content.append({"type": "text", "text": text})
     for tool_call in call.tool_calls:
@@ -145,23 +163,29 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
     return message
 
 
+def shows_thoughts(body: Body) -> bool:
+    """Whether the client asks for the thoughts of an answer. Otherwise it may not know blocks of
+    that type.
+    """
+    thinking = body.get("thinking")
+    if not isinstance(thinking, dict):
+        return False
+    asked = cast(dict[str, Any], thinking)
+    return asked.get("type") != "disabled" and asked.get("display") != "omitted"
+
+
 def events(body: Body, message: dict[str, Any]) -> list[tuple[str, Any]]:
     """The events of a stream: the message without content, each block, and how it ended."""
     usage = {**message["usage"], "output_tokens": 0}
     begun = {**message, "content": [], "stop_reason": None, "usage": usage}
     stream: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(message["content"]):
-        if block["type"] == "text":
-            first = {**block, "text": ""}
-            delta = {"type": "text_delta", "text": block["text"]}
-        else:
-            first = {**block, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        first, deltas = _parts(block)
+        stream.append({"type": "content_block_start", "index": index, "content_block": first})
         stream += [
-            {"type": "content_block_start", "index": index, "content_block": first},
-            {"type": "content_block_delta", "index": index, "delta": delta},
-            {"type": "content_block_stop", "index": index},
+            {"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas
         ]
+        stream.append({"type": "content_block_stop", "index": index})
     ending = {"stop_reason": message["stop_reason"], "stop_sequence": None}
     output = {"output_tokens": message["usage"]["output_tokens"]}
     stream += [
@@ -171,6 +195,21 @@ def events(body: Body, message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(event["type"], event) for event in stream]
 
 
+def _parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as a stream begins it, and what is added to it."""
+    match block:
+        case {"type": "text", "text": text}:
+            return {**block, "text": ""}, [{"type": "text_delta", "text": text}]
+        case {"type": "thinking", "thinking": thoughts, "signature": signature}:
+            return {**block, "thinking": "", "signature": ""}, [
+                {"type": "thinking_delta", "thinking": thoughts},
+                {"type": "signature_delta", "signature": signature},
+            ]
+        case _:
+            written = json.dumps(block["input"])
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": written}]
+
+
 def error(rejected: RequestRejected) -> dict[str, Any]:
     """An error as Anthropic's API writes it."""
     default = "api_error" if rejected.status >= 500 else "invalid_request_error"
@@ -178,4 +217,4 @@ def error(rejected: RequestRejected) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(rejected)}}
 
 
-DIALECT = Dialect(parse, response, events, error)
+DIALECT = Dialect(PATH, parse, response, events, error)

@@ -176,6 +176,27 @@ class ModelCallHandler:
             # The agent has asked the same at once on another replica, which was answered first. So
             # this is the next request with the same body: it gets another name, and other answers.
 
+    async def recorded_answer(self, session: SessionName, call: str) -> tuple[Answer, CallTree]:
+        """An answer that an open session has had, and its calls. Raises RequestRejected."""
+        async with log_timeout(self._run.envs[session.env].timeout_s):
+            await self._follower.catch_up()
+        tree = self._open_session(session).tree
+        if call not in tree.calls:
+            raise RequestRejected(404, f"session {session.session} has no response {call}")
+        return Answer([tree.calls[call]], [tree.context(call)]), tree
+
+    async def count_prompt_tokens(self, incoming: AgentRequest) -> int:
+        """The tokens of the prompt of a request, which is not answered. Raises RequestRejected."""
+        async with log_timeout(self._run.envs[incoming.session.env].timeout_s):
+            await self._follower.catch_up()
+        request = self._locate_request(incoming)
+        try:
+            return await self._sampler.count_prompt_tokens(
+                request.session, request.chat, request.continuation
+            )
+        except SamplingFailed as error:
+            raise _rejection_of(error) from None
+
     # ---- which request it is -----------------------------------------------------------------
 
     def _speculate(self, incoming: AgentRequest) -> Speculation:
@@ -281,12 +302,8 @@ class ModelCallHandler:
         """
         try:
             calls = await sampling
-        except ContextFull as error:
-            raise RequestRejected(400, str(error), code="context_length_exceeded") from None
-        except SamplingRejected as error:
-            raise RequestRejected(400, str(error)) from None
         except SamplingFailed as error:
-            raise RequestRejected(503, str(error), retry_after_s=1) from None
+            raise _rejection_of(error) from None
         session = request.session
         env, session_id = session.name
         outputs = [Output(topology.turns(env), session_id, call) for call in calls]
@@ -301,3 +318,12 @@ class ModelCallHandler:
         self.counts["requests"] += 1
         self.added_s += time.monotonic() - began_s - calls[0].inference_metadata.latency_s
         return request.recorded_answer()
+
+
+def _rejection_of(error: SamplingFailed) -> RequestRejected:
+    """What the agent is answered where the servers do not sample."""
+    if isinstance(error, ContextFull):
+        return RequestRejected(400, str(error), code="context_length_exceeded")
+    if isinstance(error, SamplingRejected):
+        return RequestRejected(400, str(error))
+    return RequestRejected(503, str(error), retry_after_s=1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from streamrl.config.choices import template_problem
+from streamrl.gateway.fields import CHAT, is_given_tool
 from streamrl.gateway.requests import (
     MAX_CHOICES,
     Answer,
@@ -16,51 +17,47 @@ from streamrl.gateway.requests import (
     Dialect,
     canonical_messages,
     chat_tool,
+    custom_call,
+    custom_tool,
     integer,
     objects,
     openai_error,
-    refuse_fields,
     rejection,
     string,
+    text_of_custom_call,
     tool_objects,
 )
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree, visible_text
+from streamrl.sessions.thoughts import thoughts_of
 
-NEUTRAL = {
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "response_format": ({"type": "text"},),
-    "stop": ([], ""),
-    "tool_choice": ("auto", "none"),
-    "functions": ([],),
-    "function_call": ("auto", "none"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "top_logprobs": (0,),
-    "web_search_options": (),
-}
+PATH = "/v1/chat/completions"
 
 
 def parse(body: Body, tree: CallTree) -> ChatRequest:
-    refuse_fields(body, NEUTRAL)
     string(body, "model")
     limit = integer(body, "max_tokens", 0)
     return ChatRequest(
         messages=canonical_messages(
-            [renamed_role(message) for message in objects(body, "messages")], "messages"
+            [chat_message(message) for message in objects(body, "messages")], "messages"
         ),
         tools=tools_of(body),
-        reads_tool_calls=body.get("tool_choice") != "none",
+        reads_tool_calls=reads_tool_calls(body),
         parallel_tool_calls=body.get("parallel_tool_calls") is not False,
         n=integer(body, "n", 1, most=MAX_CHOICES),
         max_tokens=integer(body, "max_completion_tokens", limit),
         chat_template_kwargs=_template_variables(body),
     )
+
+
+def reads_tool_calls(body: Body) -> bool:
+    """Whether the policy may call tools. Raises RequestRejected if it would have to."""
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise rejection(
+            "tool_choice", "the policy decides whether it calls a tool; give auto or none"
+        )
+    return choice != "none"
 
 
 def _template_variables(body: Body) -> dict[str, Any] | msgspec.UnsetType:
@@ -75,21 +72,52 @@ def _template_variables(body: Body) -> dict[str, Any] | msgspec.UnsetType:
     return variables
 
 
-def renamed_role(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with a role that chat templates know: OpenAI's `developer` is `system`."""
+def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with a role that chat templates know, its thoughts under one name, and each call
+    as that of a function: OpenAI's `developer` is `system`.
+    """
     role = message.get("role")
-    return {**message, "role": "system" if role == "developer" else role}
+    result = {**message, "role": "system" if role == "developer" else role}
+    thoughts = message.get("reasoning") or message.get("reasoning_content")
+    result["reasoning"] = thoughts if isinstance(thoughts, str) else ""
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        result["tool_calls"] = [_function_call(call) for call in cast(list[Any], calls)]
+    return result
+
+
+def _function_call(call: Any) -> Any:
+    match call:
+        case {"type": "custom", "id": identity, "custom": {"name": name, "input": text}}:
+            return custom_call(identity, name, text)
+        case _:
+            return call
 
 
 def tools_of(body: Body) -> list[dict[str, Any]]:
     tools = list[dict[str, Any]]()
     for tool in tool_objects(body):
+        if not is_given_tool(CHAT, tool):
+            continue
+        custom = tool.get("custom")
         function = tool.get("function")
-        if tool.get("type", "function") != "function" or not isinstance(function, dict):
-            raise rejection("tools", "each is of type function")
-        name = function.get("name")
-        tools.append(chat_tool(name, function.get("description"), function.get("parameters")))
+        if tool.get("type") == "custom" and isinstance(custom, dict):
+            tools.append(custom_tool(cast(dict[str, Any], custom)))
+        elif isinstance(function, dict):
+            name = function.get("name")
+            tools.append(chat_tool(name, function.get("description"), function.get("parameters")))
+        else:
+            raise rejection("tools", "a tool has its name and parameters in `function`")
     return tools
+
+
+def _custom_names(body: Body) -> list[Any]:
+    """The names of the tools of the request that take a text."""
+    return [
+        tool["custom"].get("name")
+        for tool in tool_objects(body)
+        if tool.get("type") == "custom" and isinstance(tool.get("custom"), dict)
+    ]
 
 
 def response(body: Body, answer: Answer) -> dict[str, Any]:
@@ -115,10 +143,15 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
 def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
     content = visible_text(call)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    thoughts = thoughts_of(call.text)
+    if thoughts and body.get("include_reasoning") is not False:
+        # vLLM's name for it, and that of DeepSeek, which most clients read.
+        message |= {"reasoning": thoughts, "reasoning_content": thoughts}
     reason = call.inference_metadata.finish_reason
     if call.tool_calls:
         message["content"] = content or None
-        message["tool_calls"] = call.tool_calls
+        custom = _custom_names(body)
+        message["tool_calls"] = [_written_call(tool_call, custom) for tool_call in call.tool_calls]
         reason = "tool_calls"
     choice: dict[str, Any] = {
         "index": call.choice,
@@ -132,6 +165,15 @@ def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
         choice["weight_versions"] = weight_versions(call)
         choice["temperature"] = call.inference_metadata.temperature
     return choice
+
+
+def _written_call(tool_call: dict[str, Any], custom: Sequence[Any]) -> dict[str, Any]:
+    """A recorded call as the request knows the tool. `custom`: the tools that take a text."""
+    name = tool_call["function"]["name"]
+    if name not in custom:
+        return tool_call
+    made = {"name": name, "input": text_of_custom_call(tool_call)}
+    return {"id": tool_call["id"], "type": "custom", "custom": made}
 
 
 def weight_versions(call: ModelCall) -> list[dict[str, Any]]:
@@ -158,6 +200,9 @@ def events(body: Body, completion: dict[str, Any]) -> list[tuple[str, Any]]:
     for choice in completion["choices"]:
         message = choice["message"]
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if "reasoning" in message:
+            names = ("reasoning", "reasoning_content")
+            deltas.append({name: message[name] for name in names})
         if message["content"]:
             deltas.append({"content": message["content"]})
         for index, tool_call in enumerate(message.get("tool_calls", [])):
@@ -177,4 +222,4 @@ def events(body: Body, completion: dict[str, Any]) -> list[tuple[str, Any]]:
     return [("", data) for data in (*chunks, "[DONE]")]
 
 
-DIALECT = Dialect(parse, response, events, openai_error)
+DIALECT = Dialect(PATH, parse, response, events, openai_error)

@@ -1,8 +1,7 @@
 """What all APIs of the gateway have in common: a request, its answer, and its refusal.
 
 Sampling parameters of a request do not count: the env's settings do, because the learner has to
-reproduce the distribution. A field that would change the distribution in another way, or that
-cannot be kept, is refused by its name. All other fields are ignored.
+reproduce the distribution. `fields.py` has what becomes of each other field.
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ from streamrl.sessions.tool_calls import function_tool
 from streamrl.text import one_line
 
 Body = Mapping[str, Any]
+ROLES = ("system", "user", "assistant", "tool")  # that chat templates know
 MAX_CHOICES = 128
 MAX_TOOLS = 256
 MAX_BODY_DEPTH = 256  # of lists and objects in each other
+CUSTOM_ARGUMENT = "input"  # of a tool that takes a text instead of arguments
 
 
 class RequestRejected(Exception):
@@ -78,6 +79,7 @@ class Answer(NamedTuple):
 class Dialect(NamedTuple):
     """An API that agents speak. Each is a module of pure functions."""
 
+    path: str  # of its calls; `fields.py` has its fields
     parse: Callable[[Body, CallTree], ChatRequest]
     response: Callable[[Body, Answer], dict[str, Any]]
     # The events of a stream, made of the finished response: (name or nothing, data)
@@ -143,24 +145,27 @@ def tool_objects(body: Body) -> list[dict[str, Any]]:
     return tools
 
 
-def refuse_fields(body: Body, neutral: Mapping[str, Sequence[Any]]) -> None:
-    """Raises RequestRejected for a field that is given, and has none of its neutral values."""
-    for field, values in neutral.items():
-        value = body.get(field)
-        if value is not None and value not in values:
-            raise rejection(
-                field, "the policy is trained on what it samples, so this cannot be kept"
-            )
-
-
 def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> list[Message]:
-    """The messages in the form in which they are compared. Raises RequestRejected."""
+    """The messages of a conversation that the policy is to answer, in the form in which they are
+    compared. Raises RequestRejected.
+    """
+    for message in messages:
+        if message.get("role") not in ROLES:
+            raise rejection(
+                field, f"the role {message.get('role')!r} is none of {', '.join(ROLES)}"
+            )
     try:
         result = [canonical(message) for message in messages]
     except ValueError as error:
         raise rejection(field, str(error)) from None
     if not result:
         raise rejection(field, "there is no message")
+    if result[-1]["role"] == "assistant":
+        raise rejection(
+            field,
+            "the last message is the assistant's, and the policy begins its own answers; end with"
+            " one of the user or of a tool",
+        )
     return result
 
 
@@ -173,6 +178,44 @@ def chat_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
     if parameters is not None and not is_schema(parameters):
         raise rejection("tools", f"the parameters of {name!r} are a JSON schema")
     return function_tool(name, description, parameters or {"type": "object", "properties": {}})
+
+
+def custom_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool that takes a text as an OpenAI chat tool with one argument. The grammar of the text,
+    if it has one, is part of the description. Raises RequestRejected.
+    """
+    description = tool.get("description")
+    grammar = tool.get("format")
+    if isinstance(grammar, dict):
+        grammar = cast(dict[str, Any], grammar)
+        written = grammar.get("grammar") if isinstance(grammar.get("grammar"), dict) else grammar
+        definition = cast(dict[str, Any], written).get("definition")
+        if isinstance(definition, str):
+            described = f"{description}\n" if isinstance(description, str) else ""
+            description = f"{described}The text has this grammar:\n{definition}"
+    text = {"type": "string", "description": "the text that the tool takes"}
+    parameters = {
+        "type": "object",
+        "properties": {CUSTOM_ARGUMENT: text},
+        "required": [CUSTOM_ARGUMENT],
+    }
+    return chat_tool(tool.get("name"), description, parameters)
+
+
+def text_of_custom_call(tool_call: Mapping[str, Any]) -> str:
+    """The text that a recorded call gives to a tool that takes a text."""
+    arguments = arguments_of(tool_call)
+    match arguments:
+        case {"input": str(text)} if len(arguments) == 1:
+            return text
+        case _:
+            return tool_call["function"]["arguments"]
+
+
+def custom_call(identity: Any, name: Any, text: Any) -> dict[str, Any]:
+    """The call of a tool that takes a text, as an OpenAI chat tool call."""
+    arguments = json.dumps({CUSTOM_ARGUMENT: text})
+    return {"id": identity, "function": {"name": name, "arguments": arguments}}
 
 
 def is_schema(parameters: Any) -> bool:

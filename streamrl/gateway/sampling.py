@@ -12,15 +12,18 @@ import numpy as np
 
 from streamrl.config.choices import ToolSyntax
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import Env
 from streamrl.gateway.requests import ChatRequest
 from streamrl.gateway.session_index import LiveSession
 from streamrl.inference.client import Client
+from streamrl.inference.prefix import Prefix
 from streamrl.records import ModelCall
 from streamrl.sessions.call_formats import ToolCall
 from streamrl.sessions.call_tree import CallTree, Continuation
 from streamrl.sessions.chat_templates import tool_syntax_of
 from streamrl.sessions.messages import Message, canonical_call
 from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call
+from streamrl.sessions.thoughts import without_thoughts
 from streamrl.sessions.tool_calls import parse_answer
 
 
@@ -47,19 +50,8 @@ class CallSampler:
         """Sample one call for each of the request's answers. `name`: of the request. Raises
         SamplingFailed.
         """
-        settings = self._run.envs[session.env]
-        if 0 < request.max_tokens < settings.max_tokens:
-            settings = settings.model_copy(update={"max_tokens": request.max_tokens})
-        if request.chat_template_kwargs:
-            variables = {**settings.chat_template_kwargs, **request.chat_template_kwargs}
-            settings = settings.model_copy(update={"chat_template_kwargs": variables})
         tree = session.tree
-        prefix = prefix_of(tree, continuation)
-        messages: list[Message] = []
-        if request.messages:
-            messages = [*tree.conversation(continuation.call), *continuation.new_messages]
-        else:
-            prefix = replace(prefix, tokens=request.token_ids)
+        settings, messages, prefix = self._prompt_of(session, request, continuation)
         client = self._clients[settings.pool]
         answers = await client.sample(messages, request.n, settings, request.tools, prefix)
         position = locate_answer(tree, request.messages, continuation, answers[0])
@@ -83,6 +75,33 @@ class CallSampler:
             )
         return calls
 
+    async def count_prompt_tokens(
+        self, session: LiveSession, request: ChatRequest, continuation: Continuation
+    ) -> int:
+        """The tokens of the prompt that the request would be sampled for. Raises SamplingFailed."""
+        settings, messages, prefix = self._prompt_of(session, request, continuation)
+        client = self._clients[settings.pool]
+        return await client.count_prompt_tokens(messages, settings, request.tools, prefix)
+
+    def _prompt_of(
+        self, session: LiveSession, request: ChatRequest, continuation: Continuation
+    ) -> tuple[Env, list[Message], Prefix]:
+        """The env's settings with what the request changes of them, the messages of the prompt, and
+        what it continues.
+        """
+        settings = self._run.envs[session.env]
+        if 0 < request.max_tokens < settings.max_tokens:
+            settings = settings.model_copy(update={"max_tokens": request.max_tokens})
+        if request.chat_template_kwargs:
+            variables = {**settings.chat_template_kwargs, **request.chat_template_kwargs}
+            settings = settings.model_copy(update={"chat_template_kwargs": variables})
+        tree = session.tree
+        prefix = prefix_of(tree, continuation)
+        if not request.messages:
+            return settings, [], replace(prefix, tokens=request.token_ids)
+        messages = [*tree.conversation(continuation.call), *continuation.new_messages]
+        return settings, messages, prefix
+
 
 def continuation_of(tree: CallTree, request: ChatRequest) -> Continuation:
     """How a request continues the tree, by its messages or else by its tokens."""
@@ -95,15 +114,17 @@ def visible_answer(text: str, request: ChatRequest, syntax: ToolSyntax, call: st
     """An answer as the agent receives it. If one of its calls of tools cannot be read, all of it is
     text. `call`: the id of the model call.
     """
+    answer = without_thoughts(text)
+    all_text = VisibleAnswer([], None if answer == text else answer)
     if not request.reads_tool_calls:
-        return VisibleAnswer([], None)
+        return all_text
     parsed = parse_answer(text, syntax, request.tools)
     if not parsed.calls or any(tool_call.error for tool_call in parsed.calls):
-        return VisibleAnswer([], None)
+        return all_text
     tool_calls = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
     return VisibleAnswer(
         [_chat_tool_call(f"call_{call}_{i}", each) for i, each in enumerate(tool_calls)],
-        parsed.content,
+        without_thoughts(parsed.content),
     )
 
 

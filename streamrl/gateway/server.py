@@ -23,6 +23,8 @@ from streamrl.config.sections.envs import Env
 from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
+from streamrl.gateway.fields import FIELDS, check_fields, left_out_header
+from streamrl.gateway.lookups import LookupsApi
 from streamrl.gateway.requests import Dialect, RequestRejected, openai_error, parse_body, rejection
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
@@ -35,15 +37,24 @@ from streamrl.sessions.keys import (
     SessionName,
     session_in_metadata,
 )
+from streamrl.text import printable
 
 logger = logging.getLogger(__name__)
 
 # Paths of the calls, and the APIs that they speak.
 DIALECTS: dict[str, Dialect] = {
-    "/v1/chat/completions": openai_chat.DIALECT,
-    "/v1/responses": openai_responses.DIALECT,
-    "/v1/messages": anthropic_messages.DIALECT,
-    "/inference/v1/generate": token_ids.DIALECT,
+    dialect.path: dialect
+    for dialect in (
+        openai_chat.DIALECT,
+        openai_responses.DIALECT,
+        anthropic_messages.DIALECT,
+        token_ids.DIALECT,
+    )
+}
+# Paths at which a request is counted instead of answered.
+COUNTS: dict[str, Dialect] = {
+    f"{anthropic_messages.PATH}/count_tokens": anthropic_messages.DIALECT,
+    f"{openai_responses.PATH}/input_tokens": openai_responses.DIALECT,
 }
 # What a request needs, by the right of its key.
 WANTED: dict[Right, str] = {
@@ -69,7 +80,7 @@ class HttpApi:
         self._keys = keys
         self._calls = calls
         self._sessions = sessions
-        self._clients = clients
+        self._lookups = LookupsApi(run, calls, clients)
 
     def app(
         self, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None
@@ -81,6 +92,10 @@ class HttpApi:
             Route(path, self._guarded(self._call(dialect), dialect), methods=["POST"])
             for path, dialect in DIALECTS.items()
         ]
+        routes += [
+            Route(path, self._guarded(self._count(dialect), dialect), methods=["POST"])
+            for path, dialect in COUNTS.items()
+        ]
         for path, handler in (
             ("/rl/start_session", self._start_session),
             ("/rl/set_reward", self._set_reward),
@@ -88,18 +103,29 @@ class HttpApi:
             ("/rl/end_sessions", self._end_sessions),
         ):
             routes.append(Route(path, self._guarded(handler), methods=["POST"]))
-        routes.append(Route("/v1/models", self._guarded(self._models)))
+        for path, handler in (
+            ("/v1/models", self._models),
+            ("/v1/models/{model:path}", self._model),
+            ("/v1/responses/{response}", self._response),
+            ("/v1/responses/{response}/input_items", self._input_items),
+        ):
+            routes.append(Route(path, self._guarded(handler)))
         routes.append(Route("/health", self._health))
         host = self._run.gateway.host
         hosts = [*LOOPBACK_NAMES, host] if is_loopback(host) else ["*"]
         guard = Middleware(TrustedHostMiddleware, allowed_hosts=hosts)
-        return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
+        return Starlette(
+            routes=routes,
+            middleware=[guard],
+            exception_handlers={404: self._unknown_path, 405: self._unknown_path},
+            lifespan=lifespan,
+        )
 
     def _guarded(self, handler: Handler, dialect: Dialect | None = None) -> Handler:
         """The handler, with every error in the shape of the API that was called."""
-        shape = dialect.error if dialect else openai_error
 
         async def guarded(request: Request) -> Response:
+            shape = dialect.error if dialect else error_shape(request)
             try:
                 return await handler(request)
             except RequestRejected as error:
@@ -133,6 +159,7 @@ class HttpApi:
 
         async def call(request: Request) -> Response:
             name, body = await self._named_call(request)
+            left_out = check_fields(FIELDS[dialect.path], body)
             is_stream = body.get("stream") or False
             if not isinstance(is_stream, bool):
                 raise rejection("stream", "it is true or false")
@@ -145,7 +172,7 @@ class HttpApi:
             )
             answer = await self._calls.answer(incoming)
             response = dialect.response(body, answer)
-            headers = sampling_header(self._run.envs[name.env])
+            headers = sampling_header(self._run.envs[name.env]) | left_out_header(left_out)
             if not is_stream:
                 return json_response(response, 200, headers)
             events = b"".join(map(event_bytes, dialect.events(body, response)))
@@ -174,14 +201,43 @@ class HttpApi:
         body = await self._body_of(request)
         return json_response(await self._sessions.end_sessions_of_server(key.env, body))
 
+    def _count(self, dialect: Dialect) -> Handler:
+        """How many tokens a call in this API would have as its prompt."""
+
+        async def count(request: Request) -> Response:
+            name, body = await self._named_call(request)
+            left_out = check_fields(FIELDS[dialect.path], body)
+            incoming = AgentRequest(session=name, parse=lambda tree: dialect.parse(body, tree))
+            counted = await self._lookups.token_count(incoming)
+            return json_response(counted, 200, left_out_header(left_out))
+
+        return count
+
     async def _models(self, request: Request) -> Response:
-        key = self._key_of(request, "sample")
-        client = self._clients[self._run.envs[key.env].pool]
-        pool = client.registry.pool
-        servers = client.servers().values()
-        models = sorted({server.model for server in servers if server.pool == pool})
-        data = [{"id": model, "object": "model", "owned_by": "streamrl"} for model in models]
-        return json_response({"object": "list", "data": data})
+        return json_response(self._lookups.models(self._key_of(request, "sample").env))
+
+    async def _model(self, request: Request) -> Response:
+        env = self._key_of(request, "sample").env
+        return json_response(self._lookups.model(env, request.path_params["model"]))
+
+    async def _response(self, request: Request) -> Response:
+        name = self._session_of(request)
+        return json_response(await self._lookups.response(name, request.path_params["response"]))
+
+    async def _input_items(self, request: Request) -> Response:
+        name = self._session_of(request)
+        response = request.path_params["response"]
+        return json_response(await self._lookups.input_items(name, response))
+
+    async def _unknown_path(self, request: Request, error: Exception) -> Response:
+        """The error of a path or method that no route has."""
+        path = printable(request.url.path, 200)
+        rejected = RequestRejected(
+            404,
+            f"the gateway does not answer {request.method} {path}; calls are POST"
+            f" {', '.join(DIALECTS)}",
+        )
+        return json_response(error_shape(request)(rejected), rejected.status)
 
     async def _health(self, request: Request) -> Response:
         return json_response({"status": "ok"})
@@ -201,6 +257,17 @@ class HttpApi:
                 code="permission_denied",
             )
         return key
+
+    def _session_of(self, request: Request) -> SessionName:
+        """The session of a request's key, if it samples in one. Raises RequestRejected."""
+        key = self._key_of(request, "sample")
+        if not key.session:
+            raise RequestRejected(
+                403,
+                f"this key is for all sessions of {key.env}: give that of a session",
+                code="permission_denied",
+            )
+        return SessionName(key.env, key.session)
 
     async def _named_call(self, request: Request) -> tuple[SessionName, dict[str, Any]]:
         """The session and the body of a call. A client that has one key for all sessions of an env
@@ -265,6 +332,14 @@ def key_text(request: Request) -> str:
 def unauthorized(cause: str) -> RequestRejected:
     why = f"the key is refused: {cause}; send it as Authorization: Bearer or x-api-key"
     return RequestRejected(401, why, code="invalid_api_key")
+
+
+def error_shape(request: Request) -> Callable[[RequestRejected], dict[str, Any]]:
+    """How the API that the client speaks writes an error, at a path that several APIs have."""
+    is_anthropic = "anthropic-version" in request.headers or request.url.path.startswith(
+        anthropic_messages.PATH
+    )
+    return anthropic_messages.error if is_anthropic else openai_error
 
 
 def is_retry(request: Request) -> bool:

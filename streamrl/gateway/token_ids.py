@@ -14,26 +14,12 @@ from streamrl.gateway.requests import (
     Dialect,
     integer,
     openai_error,
-    refuse_fields,
     rejection,
 )
 from streamrl.records import ModelCall
 from streamrl.sessions.call_tree import CallTree
 
-NEUTRAL = {
-    "stop": ([], ""),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "prompt_logprobs": (),
-    "structured_outputs": (),
-    "ignore_eos": (False,),
-}
+PATH = "/inference/v1/generate"
 MAX_ID = (1 << 32) - 1
 
 
@@ -41,9 +27,6 @@ def parse(body: Body, tree: CallTree) -> ChatRequest:
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, Mapping):
         raise rejection("sampling_params", "they are an object")
-    refuse_fields(sampling, NEUTRAL)
-    if body.get("stream"):
-        raise rejection("stream", "token ids come in one piece")
     tokens = body.get("token_ids")
     if not isinstance(tokens, list) or not tokens or not all(map(is_token, tokens)):
         raise rejection("token_ids", "they are the ids of a prompt: whole numbers, at least one")
@@ -83,4 +66,4 @@ def events(body: Body, finished: dict[str, Any]) -> list[tuple[str, Any]]:
     return []
 
 
-DIALECT = Dialect(parse, response, events, openai_error)
+DIALECT = Dialect(PATH, parse, response, events, openai_error)

@@ -195,13 +195,7 @@ class Client:
         than the context), or `env.attempts` servers did not answer within `env.timeout_s` each
         (SamplingTimeout).
         """
-        conversation = Conversation(
-            messages=messages,
-            prefix=prefix if self._keeps_history else replace(prefix, new_messages=0),
-            tools=tools,
-            variables=env.chat_template_kwargs,
-            demonstration=demonstration,
-        )
+        conversation = self._conversation(messages, env, tools, prefix, demonstration)
         failed: list[str] = []
         late = 0
         causes: list[str] = []
@@ -225,6 +219,47 @@ class Client:
                 raise SamplingFailed(
                     f"no server became ready within {env.timeout_s:g} s; " + "; ".join(causes)
                 ) from None
+
+    async def count_prompt_tokens(
+        self,
+        messages: list[dict[str, Any]],
+        env: Env,
+        tools: Sequence[Mapping[str, Any]] = (),
+        prefix: Prefix = NO_PREFIX,
+    ) -> int:
+        """The number of tokens of the prompt that `sample` would make. Raises SamplingFailed."""
+        conversation = self._conversation(messages, env, tools, prefix)
+        try:
+            async with asyncio.timeout(env.timeout_s):
+                server = await self.ready(last=prefix.server)
+                connection = self._connection(server.url)
+                tokens, _ = await make_prompt(
+                    connection, server.model, conversation, env.max_tokens
+                )
+                return len(tokens)
+        except TimeoutError:
+            raise SamplingTimeout(f"no server answered within {env.timeout_s:g} s") from None
+        except ServerRejected as error:
+            kind = ContextFull if CONTEXT in str(error) else SamplingRejected
+            raise kind(f"the server refuses the request: {error}") from None
+        except (RequestFailed, *UNUSABLE) as error:
+            raise SamplingFailed(f"the server did not count: {error}") from None
+
+    def _conversation(
+        self,
+        messages: list[dict[str, Any]],
+        env: Env,
+        tools: Sequence[Mapping[str, Any]],
+        prefix: Prefix,
+        demonstration: Mapping[str, Any] | None = None,
+    ) -> Conversation:
+        return Conversation(
+            messages=messages,
+            prefix=prefix if self._keeps_history else replace(prefix, new_messages=0),
+            tools=tools,
+            variables=env.chat_template_kwargs,
+            demonstration=demonstration,
+        )
 
     async def close(self) -> None:
         for connection in self._connections.values():

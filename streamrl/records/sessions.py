@@ -66,7 +66,7 @@ class ModelCall(Record, frozen=True, kw_only=True):
     entropies: Array | None = None  # (n,) float32, nats; where the server reports them
     text: str = ""  # of the answer, as the policy wrote it
     # What the agent was told of the answer: the calls of tools in it, as OpenAI chat tool calls,
-    # and the text without them. None: all of the text.
+    # and the text without them and without thoughts. None: all of the text.
     tool_calls: list[dict[str, Any]] = []
     content: str | None = None
     inference_metadata: InferenceMetadata

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import xxhash
 
+from streamrl.sessions.thoughts import without_thoughts
+
 Message = dict[str, Any]
 """An OpenAI chat message, with `role` and `content`."""
 
@@ -23,7 +25,8 @@ EMPTY = b""
 
 
 def canonical(message: Mapping[str, Any]) -> Message:
-    """The message with what counts: role, text, name, calls of tools, and which call it answers.
+    """The message with what counts: role, text, thoughts (`reasoning`), name, calls of tools, and
+    which call it answers.
 
     Raises ValueError for anything that is not a message.
     """
@@ -31,6 +34,8 @@ def canonical(message: Mapping[str, Any]) -> Message:
     if not isinstance(role, str) or not role:
         raise ValueError(f"a message has a role and content, not {_shown(message)}")
     result: Message = {"role": role, "content": text_of(message.get("content"))}
+    if role == "assistant" and message.get("reasoning"):
+        result["reasoning"] = text_of(message["reasoning"])
     if message.get("name"):
         result["name"] = str(message["name"])
     if message.get("tool_call_id"):
@@ -98,11 +103,16 @@ def digest(before: bytes, messages: Iterable[Mapping[str, Any]]) -> bytes:
     """Names a conversation: 16 bytes that follow from the digest of the conversation `before` and
     from the canonical messages after it.
 
-    The text of a message that calls tools does not count: some libraries do not send it back, and
-    the ids of the calls, which are unique, already say which answer it was.
+    Thoughts do not count, because many libraries do not send them back, or write them in another
+    way. Neither does the text of a message that calls tools: the ids of the calls, which are
+    unique, name the answer.
     """
     for message in messages:
-        named = {**message, "content": ""} if message.get("tool_calls") else message
+        named = {key: value for key, value in message.items() if key != "reasoning"}
+        if message.get("tool_calls"):
+            named["content"] = ""
+        elif message["role"] == "assistant":
+            named["content"] = without_thoughts(message["content"])
         text = msgspec.json.encode(named, order="deterministic")
         before = xxhash.xxh3_128_digest(before + text)
     return before

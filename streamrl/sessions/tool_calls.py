@@ -17,14 +17,14 @@ take time in proportion to the length of the answer.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamrl.config.choices import ToolSyntax
 from streamrl.sessions import call_formats
 from streamrl.sessions.call_formats import ToolCall
 from streamrl.sessions.messages import Message
+from streamrl.sessions.thoughts import spans_outside_thoughts
 
 _READERS = {
     "auto": call_formats.read_any,
@@ -32,7 +32,6 @@ _READERS = {
     "llama-json": call_formats.read_llama_json,
     "qwen-xml": call_formats.read_qwen_xml,
 }
-_THINK_TAG = re.compile(r"<(/?)think>")
 
 
 class ParsedAnswer(NamedTuple):
@@ -70,23 +69,6 @@ def parse_calls(
 ) -> list[ToolCall]:
     """The calls in an answer. `tools`: those that may be called, as OpenAI chat tools."""
     return parse_answer(text, syntax, tools).calls
-
-
-def spans_outside_thoughts(text: str) -> Iterator[tuple[int, int]]:
-    """The parts of an answer that are no thoughts, by their first character and the one after their
-    last. A chat template may have opened the first thought, and the last may never be closed: a
-    part is a thought if `<think>` is the tag before it or `</think>` the tag after it.
-    """
-    start = 0
-    is_open = False
-    for tag in _THINK_TAG.finditer(text):
-        closes = bool(tag[1])
-        if not is_open and not closes:
-            yield start, tag.start()
-        is_open = not closes
-        start = tag.end()
-    if not is_open:
-        yield start, len(text)
 
 
 def tool_message(text: str, call: int) -> Message:

@@ -32,10 +32,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         yield Shared(gateway, url, key, begun["grading_key"], gateway.key(), api)
 
 
-PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate")
-
-
-BODY = {"messages": [{"role": "user", "content": "q"}], "input": "q", "token_ids": [1, 2]}
+BODY = {"messages": [{"role": "user", "content": "q"}]}
+INPUT = {"input": "q"}  # of the responses API
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": BODY,
+    "/v1/responses": INPUT,
+    "/v1/messages": BODY,
+    "/inference/v1/generate": {"token_ids": [1, 2]},
+}
+PATHS = tuple(BODIES)
 
 
 def post(url: str, key: str = "", **fields: Any) -> httpx.Response:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.gateway.conftest import Shared
+from tests.gateway.conftest import Shared, post
 from tests.support.gateways import Gateways, gateways
 from tests.support.sampling_stub import END, tool_call
 from tests.support.waiting import patience
@@ -104,7 +104,6 @@ def test_an_answer_that_is_cut_off_says_so_and_a_bearer_token_is_a_key(tmp_path:
         ("stop_sequences", ["x"]),
         ("tool_choice", {"type": "any"}),
         ("tool_choice", "auto"),
-        ("tools", [{"type": "bash_20250124", "name": "bash"}]),
         ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
         ("messages", [{"role": "robot", "content": "x"}]),
         ("messages", [*ASKED, {"role": "assistant", "content": "I begin"}]),
@@ -125,3 +124,87 @@ def test_what_cannot_be_kept_is_refused_by_its_name(shared: Shared, field: str, 
         api.messages.create(**body)
     whole: Any = refused.value.body
     assert whole["type"] == "error" and whole["error"]["type"] == "invalid_request_error"
+
+
+def prompt_of(tmp_path: Path, **body: Any) -> str:
+    """The prompt that a request is sampled for."""
+    prompts = list[str]()
+
+    def say(prompt: str, choice: int) -> str:
+        prompts.append(prompt)
+        return "done"
+
+    with gateways(tmp_path, say) as gateway:
+        url = gateway.start()
+        key = gateway.begin(url)["api_key"]
+        asked = {"model": "policy", "max_tokens": 9, **body}
+        post(f"{url}/v1/messages", key, json=asked).raise_for_status()
+    return prompts[-1]
+
+
+def test_system_messages_may_be_anywhere_and_a_billing_header_is_no_prompt(tmp_path: Path):
+    prompt = prompt_of(
+        tmp_path,
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: build=1; n=2"},
+            {"type": "text", "text": "be brief"},
+        ],
+        messages=[*ASKED, {"role": "system", "content": [{"type": "text", "text": "in French"}]}],
+    )
+    assert prompt == "<system>be brief<end><user>1+2<end><system>in French<end><assistant>"
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ({"content": "no such file"}, "no such file"),
+        ({"content": "no such file", "is_error": False}, "no such file"),
+        ({"content": "no such file", "is_error": True}, "The tool failed.\nno such file"),
+        ({"content": [{"type": "text", "text": "a"}], "is_error": True}, "The tool failed.\na"),
+        ({"is_error": True}, "The tool failed."),
+    ],
+)
+def test_that_a_tool_has_failed_is_in_its_message(
+    tmp_path: Path, result: dict[str, Any], expected: str
+):
+    called = [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]
+    given = [{"type": "tool_result", "tool_use_id": "t", **result}]
+    prompt = prompt_of(
+        tmp_path,
+        messages=[
+            *ASKED,
+            {"role": "assistant", "content": called},
+            {"role": "user", "content": given},
+        ],
+    )
+    assert f"<tool>{expected}<end>" in prompt
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_are_blocks_for_who_asks_and_the_conversation_continues_without_them(
+    tmp_path: Path, is_stream: bool
+):
+    with gateways(tmp_path, lambda prompt, choice: "<think>\n2+2\n</think>\n\n4") as gateway:
+        url = gateway.start()
+        api = client(gateway, url)
+
+        def ask(messages: Any, **fields: Any) -> Any:
+            asked = {"model": "policy", "max_tokens": 200, "messages": messages, **fields}
+            if not is_stream:
+                return api.messages.create(**asked)
+            with api.messages.stream(**asked) as stream:
+                return stream.get_final_message()
+
+        plain = ask(ASKED)
+        shown = ask(ASKED, thinking={"type": "adaptive"})
+        hidden = ask(ASKED, thinking={"type": "adaptive", "display": "omitted"})
+        for answer in (plain, hidden):
+            assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "4"}]
+        thought, text = shown.content
+        assert thought.thinking == "2+2" and thought.signature and text.text == "4"
+        for answer in (plain, shown):
+            sent = [block.to_dict() for block in answer.content]
+            ask([*ASKED, {"role": "assistant", "content": sent}, *ASKED])
+        calls = gateway.calls()
+    assert all(call.continues == calls[0].call and not call.fork for call in calls[3:])
+    assert calls[0].text == "<think>\n2+2\n</think>\n\n4" and calls[0].content == "4"

@@ -220,9 +220,10 @@ def test_settings_of_the_env_count_and_fewer_tokens_may_be_asked_for(tmp_path: P
         ("max_tokens", "many"),
         ("messages", []),
         ("messages", "hello"),
+        ("messages", [*ASKED, {"role": "assistant", "content": "The answer is"}]),
+        ("messages", [{"role": "critic", "content": "bad"}]),
         ("messages", [{"content": "no role"}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
-        ("tools", [{"type": "web_search"}]),
         ("tools", [{"type": "function", "function": {"name": ""}}]),
         ("stream", "yes"),
         ("model", 7),
@@ -263,3 +264,72 @@ def test_variables_of_the_chat_template_are_those_of_the_env_and_of_the_request(
         {"enable_thinking": False, "date": "today"},
         {"enable_thinking": True, "date": "today"},
     ]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_are_no_content_and_the_conversation_continues_without_them(
+    tmp_path: Path, is_stream: bool
+):
+    def say(prompt: str, choice: int) -> str:
+        called = "" if "<tool>" in prompt else tool_call("add", a=1)
+        return f"<think>\n2+2\n</think>\n\n{called or '4'}"
+
+    with gateways(tmp_path, say) as gateway:
+        api = client(gateway, gateway.start())
+
+        def ask(messages: Any, **fields: Any) -> Any:
+            asked: Any = {"model": "policy", "messages": messages, "tools": [ADD], **fields}
+            if not is_stream:
+                return api.chat.completions.create(**asked).choices[0].message
+            with api.chat.completions.stream(**asked) as parts:
+                for _ in parts:
+                    pass
+                return parts.get_final_completion().choices[0].message
+
+        conversation: Any = list(ASKED)
+        called = ask(conversation)
+        assert called.reasoning_content == called.reasoning == "2+2" and not called.content
+        result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "4"}
+        conversation += [called.to_dict(), result]
+        said = ask(conversation)
+        assert said.reasoning_content == "2+2" and said.content == "4"
+        hidden = ask(conversation, extra_body={"include_reasoning": False})
+        assert hidden.content == "4" and not hasattr(hidden, "reasoning_content")
+        for sent in (
+            {"role": "assistant", "content": "4"},
+            {"role": "assistant", "content": "4", "reasoning_content": "2+2"},
+            {"role": "assistant", "content": "<think>2+2</think>4"},  # in another spelling
+        ):
+            ask([*conversation, sent, *ASKED])
+        calls = gateway.calls()
+    assert calls[1].continues == calls[0].call
+    assert [call.continues for call in calls[3:]] == [calls[1].call] * 3
+    assert not any(call.fork for call in calls)
+
+
+def test_thoughts_of_another_model_reach_the_chat_template(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        api = client(gateway, gateway.start())
+        other: Any = {"role": "assistant", "content": "4", "reasoning_content": "2+2"}
+        api.chat.completions.create(model="policy", messages=[*ASKED, other, *ASKED])
+        asked = next(body for path, body in gateway.stub.asked if path.endswith("render"))
+    assert asked["messages"][1] == {"role": "assistant", "content": "4", "reasoning": "2+2"}
+
+
+def test_a_custom_tool_takes_a_text(tmp_path: Path):
+    def say(prompt: str, choice: int) -> str:
+        return "done" if "<tool>" in prompt else tool_call("patch", input="a\nb")
+
+    custom: Any = {"type": "custom", "custom": {"name": "patch", "description": "Changes files."}}
+    with gateways(tmp_path, say) as gateway:
+        api = client(gateway, gateway.start())
+        said = api.chat.completions.create(model="policy", messages=ASKED, tools=[custom])
+        message = said.choices[0].message
+        made: Any = (message.tool_calls or [])[0]
+        assert made.type == "custom" and made.custom.input == "a\nb"
+        result: Any = {"role": "tool", "tool_call_id": made.id, "content": "ok"}
+        conversation: Any = [*ASKED, message.to_dict(), result]
+        last = api.chat.completions.create(model="policy", messages=conversation, tools=[custom])
+        assert last.choices[0].message.content == "done"
+        one, two = gateway.calls()
+    assert two.continues == one.call and not two.fork

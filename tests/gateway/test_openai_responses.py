@@ -139,7 +139,6 @@ def test_an_agent_of_openai_agents_needs_nothing_but_the_url_and_the_key(
         ("conversation", "conv_1"),
         ("prompt", {"id": "p"}),
         ("tool_choice", "required"),
-        ("tools", [{"type": "web_search"}]),
         ("previous_response_id", "resp_nobody"),
         ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", 5),
@@ -157,3 +156,91 @@ def test_a_schema_of_the_answer_is_refused(shared: Shared):
     schema: Any = {"format": {"type": "json_schema", "name": "x", "schema": {}}}
     with pytest.raises(openai.BadRequestError, match=r"text\.format"):
         shared.api.responses.create(model="policy", input="one", text=schema)
+
+
+PATCH: Any = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x+/"},
+}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_custom_tool_takes_a_text_and_the_conversation_continues_from_its_call(
+    tmp_path: Path, is_stream: bool
+):
+    def say(prompt: str, choice: int) -> str:
+        return "done" if "<tool>" in prompt else tool_call("patch", input="a\nb")
+
+    with gateways(tmp_path, say) as gateway:
+        api = client(gateway, gateway.start())
+
+        def ask(items: Any) -> Any:
+            if not is_stream:
+                return api.responses.create(model="policy", input=items, tools=[PATCH])
+            with api.responses.stream(model="policy", input=items, tools=[PATCH]) as parts:
+                for _ in parts:
+                    pass
+                return parts.get_final_response()
+
+        items: Any = [{"role": "user", "content": "change it"}]
+        (made,) = ask(items).output
+        assert made.type == "custom_tool_call" and made.name == "patch" and made.input == "a\nb"
+        items.append(made.to_dict())
+        items.append({"type": "custom_tool_call_output", "call_id": made.call_id, "output": "ok"})
+        assert ask(items).output_text == "done"
+        one, two = gateway.calls()
+        asked = next(body for path, body in gateway.stub.asked if path.endswith("render"))
+    assert two.continues == one.call and not two.fork
+    (tool,) = asked["tools"]
+    assert tool["function"]["description"] == (
+        "Changes files.\nThe text has this grammar:\nstart: /x+/"
+    )
+    assert tool["function"]["parameters"]["required"] == ["input"]
+
+
+def test_items_may_be_given_by_their_ids(tmp_path: Path):
+    def say(prompt: str, choice: int) -> str:
+        return "done" if "<tool>" in prompt else f"I add. {tool_call('add', a=1)}"
+
+    with gateways(tmp_path, say) as gateway:
+        url = gateway.start()
+        api = client(gateway, url)
+        items: Any = [{"role": "user", "content": "1+2"}]
+        made = api.responses.create(model="policy", input=items, tools=[ADD, PATCH]).output
+        items += [{"type": "item_reference", "id": made[0].id}, {"id": made[1].id}]
+        output = {"type": "function_call_output", "call_id": made[1].call_id, "output": "3"}
+        last = api.responses.create(model="policy", input=[*items, output], tools=[ADD, PATCH])
+        assert last.output_text == "done"
+        one, two = gateway.calls()
+        other = client(gateway, url, "s1")
+        with pytest.raises(openai.BadRequestError, match=f"no item {made[0].id}; send the item"):
+            other.responses.create(model="policy", input=[*items, output])
+    assert two.continues == one.call and not two.fork
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_are_an_item_and_come_back_or_not(tmp_path: Path, is_stream: bool):
+    with gateways(tmp_path, lambda prompt, choice: "<think>\n2+2\n</think>\n\n4") as gateway:
+        api = client(gateway, gateway.start())
+
+        def ask(items: Any, **fields: Any) -> Any:
+            if not is_stream:
+                return api.responses.create(model="policy", input=items, **fields)
+            with api.responses.stream(model="policy", input=items, **fields) as parts:
+                for _ in parts:
+                    pass
+                return parts.get_final_response()
+
+        items: Any = [{"role": "user", "content": "2+2"}]
+        answer = ask(items, reasoning={"summary": "auto"})
+        thought, text = answer.output
+        assert thought.type == "reasoning" and thought.content[0].text == "2+2"
+        assert thought.summary[0].text == "2+2" and answer.output_text == "4"
+        assert ask(items).output[0].summary == []
+        for sent in ([thought.to_dict(), text.to_dict()], [text.to_dict()]):
+            ask([*items, *sent, {"role": "user", "content": "and?"}])
+        calls = gateway.calls()
+    assert [call.continues for call in calls[2:]] == [calls[0].call] * 2
+    assert not any(call.fork for call in calls)

@@ -13,12 +13,12 @@ from streamrl.log.codec import to_message
 from streamrl.log.protocol import Output
 from streamrl.records import SessionEnd
 from streamrl.sessions.keys import Key, RunKeys, keys_of, local_secret
-from tests.gateway.conftest import BODY, PATHS, Shared, post
+from tests.gateway.conftest import BODIES, BODY, PATHS, Shared, post
 from tests.support.gateways import ENV, gateways
 
 OPENING = ("/rl/start_session", "/rl/end_sessions")
 GRADING = ("/rl/set_reward", "/rl/end_session")
-REQUEST = {**BODY, "task_id": "7", "reward": 1.0, "server": "x", "failure": "f"}
+OTHER_BODY = {"task_id": "7", "reward": 1.0, "server": "x", "failure": "f"}
 
 
 def test_each_right_opens_its_own_paths_and_no_others(shared: Shared):
@@ -31,7 +31,9 @@ def test_each_right_opens_its_own_paths_and_no_others(shared: Shared):
     }
     for right, own in paths.items():
         for path in (*OPENING, *PATHS, *GRADING):
-            body = {"task_id": "7"} if path == "/rl/start_session" else REQUEST
+            body = BODIES.get(path, OTHER_BODY)
+            if path == "/rl/start_session":
+                body = {"task_id": "7"}
             status = post(shared.url + path, keys[right], json=body).status_code
             assert status == (200 if path in own else 403), (right, path)
 

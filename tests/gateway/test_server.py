@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from streamrl.errors import BrokerUnreachable
-from tests.gateway.conftest import BODY, PATHS, Shared, post
+from tests.gateway.conftest import BODY, INPUT, PATHS, Shared, post
 from tests.support.gateways import ENV, gateways
 
 
@@ -94,6 +94,6 @@ def test_only_json_and_only_names_of_this_machine(shared: Shared):
 
 def test_a_key_of_a_session_that_never_began_is_404(shared: Shared):
     sampling = shared.gateway.key("sample", session="unknown")
-    assert post(f"{shared.url}/v1/responses", sampling, json=BODY).status_code == 404
+    assert post(f"{shared.url}/v1/responses", sampling, json=INPUT).status_code == 404
     grading = shared.gateway.key("grade", session="unknown")
     assert post(f"{shared.url}/rl/end_session", grading, json={}).status_code == 404
