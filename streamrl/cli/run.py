@@ -24,6 +24,48 @@ from streamrl.cli.shared import (
 )
 from streamrl.config import topology
 
+TEMPLATE_NAMES = ("quickstart", "dataset", "env", "agent", "gsm8k")
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--template",
+    type=click.Choice(TEMPLATE_NAMES),
+    default="quickstart",
+    show_default=True,
+    help="What the run trains on.",
+)
+def new(name: str, template: str) -> None:
+    """Write a commented run file NAME.yaml, and the files that belong to it.
+
+    Templates: quickstart (two shipped envs), dataset (problems from a file), env (a class of
+    yours), agent (a program that asks a model through an SDK), gsm8k (Qwen3-0.6B on one GPU).
+    """
+    from pathlib import Path
+
+    from streamrl.orchestrator import new_run
+
+    run_file, *others = new_run.write(template, name, Path())
+    print_lines([run_file, *others], "")
+    click.echo(f"next: streamrl check {run_file}; streamrl up {run_file}")
+
+
+@click.command()
+@run_argument
+@overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
+def check(run: str, overrides: tuple[str, ...]) -> None:
+    """Print what a run will do, or what is wrong with its run file. Starts nothing."""
+    from streamrl.orchestrator.preview import preview
+
+    facts = preview(load_run(run, overrides))
+    width = max(len(fact.subject) for fact in facts)
+    subject = ""
+    for fact in facts:
+        shown = "" if fact.subject == subject else fact.subject
+        click.echo(f"{shown:{width}}  {fact.text}")
+        subject = fact.subject
+
 
 @click.command()
 @run_argument
@@ -209,6 +251,8 @@ def evaluate(
 
 
 COMMANDS = (
+    new,
+    check,
     up,
     fetch,
     orchestrator,

@@ -100,6 +100,8 @@ POLICY_VERSIONS_PARTITION = sole_partition(POLICY_VERSIONS)
 
 # ---- names of parts ------------------------------------------------------------------------------
 
+JAX_MEMORY_FRACTION = 0.75  # of a GPU, that JAX reserves where it is not told otherwise
+VLLM_MEMORY_FRACTION = 0.9  # the same of vLLM's `gpu_memory_utilization`
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 # The identity of `streamrl rescore`. A second call fences the first.
 RESCORER = "rescore"
@@ -260,6 +262,32 @@ def inference_parts(run: RunFile) -> tuple[Part, ...]:
 def pool_of(part: Part) -> str:
     """The pool whose settings a server's part has."""
     return part.options[-1] if "--pool" in part.options else GENERATION
+
+
+def devices_of(run: RunFile, part: Part) -> tuple[int, ...]:
+    """Numbers of the GPUs that `placement` gives a part. Parts that share the devices of their role
+    get an equal stretch each; the numbers are empty where `placement` does not name the part.
+    """
+    if part.name in run.placement:
+        return tuple(run.placement[part.name].devices)
+    if part.role not in run.placement:
+        return ()
+    devices = run.placement[part.role].devices
+    sharing = sharing_parts(run, part.role)
+    each = len(devices) // len(sharing)
+    first = sharing.index(part.name) * each
+    return tuple(devices[first : first + each])
+
+
+def memory_fraction(run: RunFile, part: Part) -> float:
+    """Share of the memory of each of its GPUs that a part reserves: what the run file gives, or
+    what JAX and vLLM reserve by default.
+    """
+    if part.role in (INFERENCE.name, EVALUATOR.name):
+        engine = run.inference.of_pool(pool_of(part)).engine
+        return float(engine.get("gpu_memory_utilization", VLLM_MEMORY_FRACTION))
+    placement = run.placement.get(part.name) or run.placement.get(part.role)
+    return (placement.memory_fraction if placement else 0.0) or JAX_MEMORY_FRACTION
 
 
 def _numbered(role: str, name: str, index: int) -> Part:

@@ -35,9 +35,7 @@ def device_variables(
     if not run.placement:
         return {}
     placement = run.placement.get(part.name) or run.placement.get(part.role) or Placement()
-    devices = placement.devices
-    if part.name not in run.placement:
-        devices = share(devices, *_place(run, part))
+    devices = topology.devices_of(run, part)
     if visible is not None and devices and max(devices) >= len(visible):
         raise ConfigError(
             f"placement of {part.name}: there is no device {max(devices)}, as {VISIBLE} has"
@@ -48,17 +46,3 @@ def device_variables(
     if placement.memory_fraction:
         variables[JAX_MEMORY] = str(placement.memory_fraction)
     return variables
-
-
-def share(devices: Sequence[int], index: int, count: int) -> list[int]:
-    """The stretch of part `index` of `count` parts, which have as many devices each."""
-    each = len(devices) // count
-    return list(devices[index * each : (index + 1) * each])
-
-
-def _place(run: RunFile, part: Part) -> tuple[int, int]:
-    """Where a part stands among those of its role that have no placement of their own, and how many
-    they are.
-    """
-    names = topology.sharing_parts(run, part.role)
-    return names.index(part.name), len(names)

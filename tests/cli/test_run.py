@@ -54,3 +54,26 @@ def test_a_part_by_hand_needs_the_commit_of_a_model_on_the_hub(run_file: Path):
     for command in ("learner", "orchestrator"):
         result = CliRunner().invoke(cli, [command, str(run_file)])
         assert result.exit_code == 2 and "run `streamrl fetch RUN.yaml`" in result.stderr
+
+
+def test_a_new_run_file_is_checked_without_starting_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(cli, ["new", "demo", "--template", "env"], catch_exceptions=False)
+    assert made.exit_code == 0
+    assert made.stdout.splitlines() == [
+        "demo.yaml",
+        "demo_env.py",
+        "next: streamrl check demo.yaml; streamrl up demo.yaml",
+    ]
+    told = CliRunner().invoke(cli, ["check", "demo.yaml"], catch_exceptions=False)
+    assert told.exit_code == 0 and "learner, inference-0, buffer, batcher" in told.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.yaml", "demo_env.py"]
+
+
+def test_what_is_wrong_with_a_run_file_is_one_line(tmp_path: Path):
+    (tmp_path / "r.yaml").write_text("run: r\nenvs: {copy-digits: {}}\nbufer: {}\n")
+    told = CliRunner().invoke(cli, ["check", str(tmp_path / "r.yaml")])
+    assert told.exit_code == 2 and told.stdout == ""
+    assert "unknown key 'bufer'" in told.stderr and told.stderr.count("\n") == 1

@@ -11,7 +11,6 @@ from streamrl.orchestrator.placement import (
     JAX_MEMORY,
     VISIBLE,
     device_variables,
-    share,
     visible_devices,
 )
 
@@ -50,8 +49,8 @@ def test_a_role_shares_its_devices_and_others_see_none():
 
 
 def test_a_part_of_its_own_is_left_out_of_its_role():
-    seen = variables(run_of({**ALL, "inference-1": {"devices": [3]}}, replicas=3))
-    assert [seen[f"inference-{index}"][VISIBLE] for index in range(3)] == ["4,5", "3", "6,7"]
+    seen = variables(run_of({**ALL, "inference-1": {"devices": [8]}}, replicas=3))
+    assert [seen[f"inference-{index}"][VISIBLE] for index in range(3)] == ["4,5", "8", "6,7"]
 
 
 def test_the_share_of_memory_that_jax_reserves():
@@ -71,8 +70,18 @@ def test_devices_are_counted_among_those_that_the_orchestrator_sees():
         variables(run_of(ALL), ["0", "1"])
 
 
-def test_a_share_is_a_stretch():
-    assert [share([7, 8, 9, 1], index, 2) for index in range(2)] == [[7, 8], [9, 1]]
+def test_each_part_of_a_role_gets_a_stretch_of_its_devices():
+    run = run_of({"learner": {"devices": [0]}, "inference": {"devices": [7, 8, 9, 1]}})
+    servers = [part for part in topology.parts(run) if part.role == "inference"]
+    assert [topology.devices_of(run, part) for part in servers] == [(7, 8), (9, 1)]
+
+
+def test_parts_that_reserve_more_than_a_device_has_are_refused_with_the_sum():
+    placement = {"learner": {"devices": [0]}, "inference": {"devices": [0]}}
+    with pytest.raises(ConfigError, match=r"reserve 1.65 .* device 0 .*learner 0.75, inference-0"):
+        run_of(placement, replicas=1)
+    placement["learner"] = {"devices": [0], "memory_fraction": 0.1}
+    assert run_of(placement, replicas=1).placement["learner"].memory_fraction == 0.1
 
 
 @pytest.mark.parametrize(

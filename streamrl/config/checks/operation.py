@@ -49,6 +49,24 @@ def placement_problems(run: RunFile) -> Iterator[str]:
                 f" among {', '.join(sharing)}; give a multiple of {len(sharing)}, or name the parts"
             )
     yield from _division_problems(run)
+    yield from _memory_problems(run)
+
+
+def _memory_problems(run: RunFile) -> Iterator[str]:
+    """GPUs of which several parts reserve more memory than there is."""
+    shares: dict[int, dict[str, float]] = {}
+    for part in topology.parts(run):
+        for device in topology.devices_of(run, part):
+            shares.setdefault(device, {})[part.name] = topology.memory_fraction(run, part)
+    for device, parts in sorted(shares.items()):
+        total = sum(parts.values())
+        if len(parts) > 1 and total > 1 + 1e-9:
+            reserved = ", ".join(f"{name} {share:g}" for name, share in parts.items())
+            yield (
+                f"placement: parts reserve {total:g} of the memory of device {device}"
+                f" ({reserved}); set memory_fraction in placement.learner or scorer, and"
+                " gpu_memory_utilization in inference.engine, so that the sum is at most 1"
+            )
 
 
 def _division_problems(run: RunFile) -> Iterator[str]:
