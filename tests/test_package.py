@@ -17,6 +17,7 @@ import uv
 
 import streamrl
 from streamrl.cli.group import EXTRAS
+from streamrl.cli.run import TEMPLATE_NAMES
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.archive import export
 from tests.support.data_path import RUN, TOPICS, play
@@ -112,6 +113,7 @@ def test_the_wheel_is_typed_licensed_and_versioned(wheel: Path):
         "streamrl/py.typed" in names
         and {f"streamrl/topic_templates/{path.name}" for path in (ROOT / "topics").glob("*.yaml")}
         <= names
+        and {f"streamrl/run_templates/{name}/run.yaml" for name in TEMPLATE_NAMES} <= names
     )
     assert licence == (ROOT / "LICENSE").read_text() and "Apache License" in licence
     lines = about.splitlines()

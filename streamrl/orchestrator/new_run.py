@@ -7,14 +7,22 @@ from pathlib import Path
 from streamrl.config.choices import NAME
 from streamrl.errors import ConfigError
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
 RUN = "run"  # stem of a template's run file
 PLACEHOLDER = "{name}"
 
 
+def templates() -> Path:
+    """The directory of all templates, each a directory with a run file."""
+    package = Path(__file__).parents[1]
+    installed = package / "run_templates"
+    if installed.is_dir():  # It exists only where streamrl is installed as a package.
+        return installed
+    return package.parent / "deploy" / "templates"
+
+
 def names() -> list[str]:
     """The names of all templates."""
-    return sorted(path.name for path in TEMPLATES.iterdir() if (path / f"{RUN}.yaml").is_file())
+    return sorted(path.parent.name for path in templates().glob(f"*/{RUN}.yaml"))
 
 
 def write(template: str, name: str, directory: Path) -> list[Path]:
@@ -26,7 +34,7 @@ def write(template: str, name: str, directory: Path) -> list[Path]:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a name of lowercase letters, digits and '-'")
-    sources = sorted((TEMPLATES / template).iterdir(), key=lambda path: path.stem != RUN)
+    sources = sorted((templates() / template).iterdir(), key=lambda path: path.stem != RUN)
     texts: dict[Path, str] = {}
     for source in sources:
         if not source.is_file():
