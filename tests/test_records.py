@@ -257,6 +257,7 @@ def whole() -> dict[str, Record]:
             snapshot_offset=7,
             config="{}",
             removed=[("rollouts.copy", 0, 3)],
+            is_behind=True,
         ),
         "evaluation": structs.replace(short["evaluation"], top_p=0.75, top_k=20),
     }

@@ -21,6 +21,7 @@ from streamrl.log.protocol import (
     TopicPartition,
     partitions_of,
 )
+from streamrl.processor.awake_clock import AwakeClock
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -70,6 +71,8 @@ class Processor(Generic[C, S]):
     # (config, state, time_s) -> whether a step without events is to be made now; asked once a
     # second
     due: Callable[[C, S, float], bool] = lambda config, state, time_s: False
+    # state -> its clock, where the part has limits on waiting (`awake_clock.py`)
+    clock: Callable[[S], AwakeClock | None] = lambda state: None
     snapshot_events: int = SNAPSHOT_EVENTS
     snapshot_s: float = SNAPSHOT_S
     # Whether the processor goes on without what retention has deleted. Otherwise it ends with

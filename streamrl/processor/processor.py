@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -75,6 +75,7 @@ def run_processor(
             breaker = CircuitBreaker(processor.max_invalid_frac)
             notices = Notices()
             stats = LoopStats()
+            backlog = Backlog(log.end_offsets(inputs))
             while not stop.is_set():
                 paused = processor.paused(processor.config, current.state)
                 reader.set_paused(paused | breaker.paused_topics(clock()))
@@ -84,9 +85,16 @@ def run_processor(
                     report_due and processor.due(processor.config, current.state, clock())
                 ):
                     began = time.monotonic()
+                    is_behind = backlog.is_unread(reader, paused)
                     batch = drain_available(reader, first)
                     done = process_batch(
-                        processor, current, batch, clock(), writer.commit, positions
+                        processor,
+                        current,
+                        batch,
+                        clock(),
+                        writer.commit,
+                        positions=positions,
+                        is_behind=is_behind,
                     )
                     for message in done.metrics:
                         part.meter.send(message)
@@ -176,6 +184,20 @@ def report(processor: Processor[C, S], state: S, time_s: float) -> dict[str, flo
 def warn(processor: Processor[Any, Any], warnings: Iterable[str]) -> None:
     for warning in warnings:
         logger.warning("%s: %s", processor.name, warning)
+
+
+@dataclass
+class Backlog:
+    """The records that were in the log when the processor started."""
+
+    ends: dict[TopicPartition, int]  # of the partitions that have not been read so far
+
+    def is_unread(self, reader: Reader, paused: Collection[str]) -> bool:
+        """Whether some of them are still to be read. The topics that the processor does not want
+        now (`Processor.paused`) do not count.
+        """
+        self.ends = {tp: end for tp, end in self.ends.items() if reader.position(*tp) < end}
+        return any(topic not in paused for topic, _ in self.ends)
 
 
 @dataclass

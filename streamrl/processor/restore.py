@@ -125,7 +125,9 @@ def replay_entry(
     assert current.config is not None, "the first entry carries the configuration"
     messages = [message for piece in entry.slices for message in reader.read_slice(piece)]
     if entry.removed is None:
-        result = decode_and_step(processor, current.config, current.state, messages, entry.time_s)
+        result = decode_and_step(
+            processor, current.config, current.state, messages, entry.time_s, entry.is_behind
+        )
         current.state = result.state
         current.metrics = result.metrics
         outputs = result.outputs

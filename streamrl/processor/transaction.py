@@ -53,13 +53,16 @@ def process_batch(
     time_s: float,
     commit: Commit,
     positions: Callable[[], Offsets] = dict,
+    is_behind: bool = False,
 ) -> BatchResult:
-    """Step over these messages, and commit the outputs with their journal entry. `positions` tells
-    how far the inputs have been read once the messages are taken.
+    """Step over these messages, and commit the outputs with their journal entry.
+
+    `positions` tells how far the inputs have been read once the messages are taken. `is_behind`:
+    whether records that were in the log when the processor started are unread.
     """
     slices = list[Slice]()
     noted = record_slices(messages, current.offsets, slices)
-    result = decode_and_step(processor, processor.config, current.state, noted, time_s)
+    result = decode_and_step(processor, processor.config, current.state, noted, time_s, is_behind)
     current.state = result.state
     taken = Counter[str]()
     for piece in slices:
@@ -74,15 +77,24 @@ def process_batch(
         result.outputs,
         commit,
         snapshot_at=positions() if current.events_since_snapshot >= due_events else None,
+        is_behind=is_behind,
     )
     return BatchResult(result.metrics, result.letters, taken, result.failed)
 
 
 def decode_and_step(
-    processor: Processor[C, S], config: C, state: S, messages: Iterable[Message], time_s: float
+    processor: Processor[C, S],
+    config: C,
+    state: S,
+    messages: Iterable[Message],
+    time_s: float,
+    is_behind: bool = False,
 ) -> StepResult[S]:
     """Step over the records that can be read, and dead-letter the others."""
     rejected = list[Output]()
+    clock = processor.clock(state)
+    if clock is not None:
+        clock.is_behind = is_behind
 
     def readable() -> Iterator[Event]:
         # A message is decoded when the step asks for it, while it is still in the CPU's cache.
@@ -120,6 +132,7 @@ def write_entry(
     commit: Commit,
     removed: Offsets | None = None,
     snapshot_at: Offsets | None = None,
+    is_behind: bool = False,
 ) -> None:
     """Commit the outputs together with the entry that says what they were made of. If `snapshot_at`
     is given, a snapshot goes with them, and these are the positions in the inputs.
@@ -140,6 +153,7 @@ def write_entry(
         snapshot_offset=current.snapshot_offset,
         config=to_json(processor.config) if config_changed else "",
         removed=None if removed is None else [(*tp, offset) for tp, offset in removed.items()],
+        is_behind=is_behind,
     )
     records = [entry] if snapshot is None else [snapshot, entry]
     journaled = [

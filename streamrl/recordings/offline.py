@@ -37,7 +37,14 @@ def run_steps(
     with open_writer(log, processor.name) as writer, closing(log.producer()) as producer:
         for step in steps:
             if step.messages or processor.due(processor.config, current.state, step.time_s):
-                batch = process_batch(processor, current, step.messages, step.time_s, writer.commit)
+                batch = process_batch(
+                    processor,
+                    current,
+                    step.messages,
+                    step.time_s,
+                    writer.commit,
+                    is_behind=step.is_behind,
+                )
                 for metric in batch.metrics:
                     producer.send(metric)
         producer.flush()

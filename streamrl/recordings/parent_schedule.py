@@ -23,6 +23,7 @@ class Step(NamedTuple):
 
     time_s: float
     messages: list[Message]
+    is_behind: bool = False  # as the entry has it
 
 
 def steps_of(old: Log, processor: Processor[Any, Any]) -> Iterator[Step]:
@@ -37,7 +38,7 @@ def steps_of(old: Log, processor: Processor[Any, Any]) -> Iterator[Step]:
             for piece in entry.slices:
                 if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0)):
                     messages += reader.read_slice(piece)
-            yield Step(entry.time_s, messages)
+            yield Step(entry.time_s, messages, entry.is_behind)
 
 
 def recorded_learner(parent: RunFile) -> str:

@@ -55,6 +55,7 @@ class CopiedStep(NamedTuple):
     shard: int
     time_s: float
     read_then: list[TopicKey | int]
+    is_behind: bool
 
 
 @dataclass
@@ -142,7 +143,7 @@ class RetrainingFork:
                     read_then.append((copied.topic, copied.key))
                     self.rollouts += 1
                     yield copied
-            schedule.append(CopiedStep(number, step.time_s, read_then))
+            schedule.append(CopiedStep(number, step.time_s, read_then, step.is_behind))
 
     def _copy_of(self, message: Message) -> Message | None:
         """The fork's copy of a message with a rollout; None if it has none, or has no key: the
@@ -178,7 +179,7 @@ class RetrainingFork:
 
         def steps() -> Iterator[Step]:
             newest = -1
-            for number, time_s, read_then in schedule:
+            for number, time_s, read_then, is_behind in schedule:
                 reads_versions = number == index or not is_divided_alike
                 messages: list[Message] = []
                 for item in read_then:
@@ -190,7 +191,7 @@ class RetrainingFork:
                     elif reads_versions and item > newest:
                         newest = item
                         messages.append(source.announcement(item))
-                yield Step(time_s, messages)
+                yield Step(time_s, messages, is_behind)
 
         self._run(shard, steps(), versions)
 
@@ -216,7 +217,7 @@ class RetrainingFork:
                     # A slice leaves nothing out: groups that came earlier here are read before it.
                     if place is not None:
                         messages += source.up_to(message.topic, *place)
-                yield Step(step.time_s, messages)
+                yield Step(step.time_s, messages, step.is_behind)
 
         self._run(batcher.make_processor(self.run), steps(), versions)
 

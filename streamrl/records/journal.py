@@ -66,6 +66,8 @@ class JournalEntry(Record, frozen=True, kw_only=True):
     snapshot_offset: int = -1  # where the newest complete snapshot lies in this partition; -1: none
     config: str = ""  # JSON, at the start and at each change
     removed: list[tuple[str, int, int]] | None = None
+    # whether records that were in the log when the part started were unread (`awake_clock.py`)
+    is_behind: bool = False
 
 
 class Snapshot(Record, frozen=True, kw_only=True):

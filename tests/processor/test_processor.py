@@ -4,10 +4,12 @@ out where an undisturbed one does.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from streamrl.errors import StreamrlError
@@ -17,10 +19,12 @@ from streamrl.log.protocol import Event, Output, end_offset
 from streamrl.log.reading import read
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor import processor
+from streamrl.processor.awake_clock import AwakeClock
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.processor import (
     FETCH_RECORDS,
     MAX_POLL_RECORDS,
+    Backlog,
     drain_available,
     note_unsaved,
     run_processor,
@@ -31,6 +35,7 @@ from streamrl.processor.snapshots import serialize_state
 from streamrl.records import JournalEntry, Metric
 from tests.support import life
 from tests.support.adder import (
+    TOPICS,
     Config,
     Killed,
     State,
@@ -198,3 +203,60 @@ def test_a_topic_that_was_deleted_and_made_again_is_read_from_its_beginning():
     writer = RetryingWriter(log, processor.name, processor.journal)
     current, _ = start(log, processor, writer, lambda: 1.0)
     assert current.offsets["a", 0] == 0
+
+
+class Clocked(msgspec.Struct):
+    """A state that notes at each step whether the backlog was unread."""
+
+    clock: AwakeClock = msgspec.field(default_factory=AwakeClock)
+    behind: list[bool] = []
+
+
+def note_step(
+    config: Config, state: Clocked, events: Iterable[Event], time_s: float
+) -> tuple[Clocked, list[Output]]:
+    for _ in events:
+        pass
+    state.clock.advance(time_s)
+    state.behind.append(state.clock.is_behind)
+    return state, []
+
+
+def clocked() -> Processor[Config, Clocked]:
+    inputs = make_processor().inputs
+    return Processor("adder", inputs, Config(), Clocked, note_step, clock=lambda state: state.clock)
+
+
+def test_a_part_is_behind_until_it_has_read_what_was_in_the_log_at_its_start():
+    """1,400 records are two steps and a part of a third one. What comes while the part is away is
+    a backlog, too: here a single record, which one step reads.
+    """
+    log = MemoryLog(TOPICS)
+    times = itertools.count(1000.0)
+    for count in (1_400, 1):
+        end = log.end_offsets([("a", 0)])["a", 0] + count
+        log.writer("source").commit([number("a", i) for i in range(count)])
+
+        def is_read(end: int = end) -> bool:
+            return restore(log, clocked())[0].offsets.get(("a", 0), 0) >= end
+
+        life.run_until(
+            lambda stop: run_processor(log, clocked(), stop, lambda: next(times)), is_read
+        )
+    state = restore(log, clocked())[0].state
+    assert state.behind == [True, True, True, False]
+    assert 0 < state.clock.awake_s <= 2.0
+
+
+def test_a_topic_that_is_not_wanted_now_does_not_hold_the_clock():
+    log = filled(4)
+    reader = log.reader({("a", 0): 0, ("b", 0): 0})
+    backlog = Backlog(dict(log.end_offsets([("a", 0), ("b", 0)])))
+    assert backlog.is_unread(reader, paused=())
+    assert backlog.is_unread(reader, paused={"a"})
+    assert not backlog.is_unread(reader, paused={"a", "b"})
+    reader.poll(100, 0.0)
+    reader.poll(100, 0.0)  # over the marker behind the last record
+    assert not backlog.is_unread(reader, paused=())
+    log.writer("source").commit([number("a", 7)])
+    assert not backlog.is_unread(reader, paused=()), "it came after the start"
