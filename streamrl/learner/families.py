@@ -27,7 +27,8 @@ from transformers import Qwen2Config as HfQwen2Config
 from transformers import Qwen3Config as HfQwen3Config
 from transformers import Qwen3MoeConfig as HfQwen3MoeConfig
 
-ROPES = ("default", "linear", "llama3", "yarn")
+from streamrl.learner.hf_settings import UnsupportedSetting, check_settings, with_plain_rope
+
 PLAIN_YARN = {
     "rope_type",
     "type",
@@ -39,12 +40,6 @@ PLAIN_YARN = {
 TANH_GELU = ("gelu_pytorch_tanh", "gelu_new")
 
 
-class UnsupportedSetting(ValueError):
-    """A setting that Levanter would compute wrongly. The message names it and says what to do,
-    where something can be done.
-    """
-
-
 class ModelFamily(NamedTuple):
     """The models of one `model_type`."""
 
@@ -52,6 +47,12 @@ class ModelFamily(NamedTuple):
     hf: type[PretrainedConfig]
     # what `from_hf_config` leaves out or gets wrong
     settings: Callable[[Any], dict[str, Any]] = lambda hf: {}
+
+    @property
+    def architecture(self) -> str:
+        """transformers' class of the models that have a language-model head."""
+        name = self.hf.__name__.removesuffix("Config").removesuffix("Text")
+        return f"{name}ForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -147,29 +148,14 @@ def to_transformers_v4(settings: Mapping[str, Any]) -> PretrainedConfig:
         raise UnsupportedSetting(
             f"model type {kind!r} is not supported; give model.path one of {', '.join(FAMILIES)}"
         )
-    if settings.get("attention_bias") or settings.get("mlp_bias"):
-        raise UnsupportedSetting(
-            "attention_bias and mlp_bias are not supported; they must be false"
-        )
-    if settings.get("use_bidirectional_attention"):
-        raise UnsupportedSetting("use_bidirectional_attention is not supported; it must be false")
-    plain = dict(settings)
+    family = FAMILIES[kind]
+    check_settings(settings, family.architecture)
+    plain = with_plain_rope(settings)
     if kind == "qwen3_moe":
         _check_experts(settings)
-        # transformers 5 writes num_local_experts, which transformers 4 would pass over
+        # transformers 5 writes num_local_experts, which transformers 4 does not read
         plain["num_experts"] = settings.get("num_experts", settings.get("num_local_experts"))
-    # so transformers 5 writes rope_theta and rope_scaling
-    rope = plain.pop("rope_parameters", None)
-    if isinstance(rope, dict) and "full_attention" in rope:
-        plain["rope_local_base_freq"] = rope.get("sliding_attention", rope["full_attention"])[
-            "rope_theta"
-        ]
-        rope = rope["full_attention"]
-    if isinstance(rope, dict):
-        rope = dict(rope)
-        plain["rope_theta"] = rope.pop("rope_theta", 10_000.0)
-        plain["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
-    return FAMILIES[kind].hf.from_dict(plain)
+    return family.hf.from_dict(plain)
 
 
 def _check_experts(settings: Mapping[str, Any]) -> None:
@@ -239,9 +225,9 @@ def _check_window(hf: Any, max_seq_len: int) -> None:
     """Refuse a sliding window that is shorter than the sequences. Levanter has none, and within its
     window a sliding layer sees everything, so longer windows are computed correctly.
     """
-    slides = hf.model_type.startswith(("gemma2", "gemma3")) or getattr(
-        hf, "use_sliding_window", False
-    )
+    slides = getattr(hf, "use_sliding_window", None)
+    if slides is None:
+        slides = "sliding_attention" in (getattr(hf, "layer_types", None) or ())
     window = getattr(hf, "sliding_window", None)
     if slides and window and window < max_seq_len:
         raise UnsupportedSetting(
@@ -252,17 +238,13 @@ def _check_window(hf: Any, max_seq_len: int) -> None:
 
 def _rope(hf: Any) -> RotaryEmbeddingsConfig:
     scaling: dict[str, Any] = dict(hf.rope_scaling or {})
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ROPES:
-        raise UnsupportedSetting(f"rope type {kind!r} is not supported; {', '.join(ROPES)} are")
+    kind = scaling.get("rope_type") or scaling.get("type")
     more = sorted(name for name in scaling.keys() - PLAIN_YARN if scaling[name] is not None)
     if kind == "yarn" and more:
         raise UnsupportedSetting(
             f"rope setting {more[0]!r} of yarn is not supported; take it out where it has its"
             " default"
         )
-    if scaling and kind != "default":
+    if scaling:
         scaling.setdefault("original_max_position_embeddings", hf.max_position_embeddings)
-    return RotaryEmbeddingsConfig.from_hf_config(
-        hf.rope_theta, scaling if scaling and kind != "default" else None
-    )
+    return RotaryEmbeddingsConfig.from_hf_config(hf.rope_theta, scaling or None)

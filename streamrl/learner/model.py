@@ -5,6 +5,8 @@ file knows nothing of rewards.
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from haliax import Axis, NamedArray
 from levanter.compat.hf_checkpoints import HFCheckpointConverter, RepoRef
 from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import LmHeadModel
-from safetensors import SafetensorError
 from transformers import (
     AutoTokenizer,
     PretrainedConfig,
@@ -26,17 +27,18 @@ from transformers import (
 )
 
 from streamrl.config.sections.learner import Learner
-from streamrl.errors import ModelError, describe_error
+from streamrl.errors import ModelError, StreamrlError, describe_error
 from streamrl.learner import attention, experts, head
 from streamrl.learner.examples import RlExample
 from streamrl.learner.families import (
     FAMILIES,
-    UnsupportedSetting,
     check_heads,
     levanter_config,
     to_transformers_v4,
 )
 from streamrl.learner.head import Predictions
+from streamrl.learner.hf_settings import UnsupportedSetting
+from streamrl.learner.stored_tensors import check_files, check_tensors, stored_tensors
 from streamrl.weights.manifest import CONFIG
 
 BATCH = experts.BATCH
@@ -156,15 +158,9 @@ def single_sequence(tokens: np.ndarray) -> RlExample:
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory. Raises ModelError."""
     check_directory(directory)
-    try:
+    hint = "; write it there with save_pretrained of transformers 4"
+    with _reading(directory, "its tokenizer cannot be loaded", hint):
         return _tokenizer(directory)
-    except Exception as error:
-        # whatever the tokenizers library makes of a file that it does not understand
-        hint = "write it there with save_pretrained of transformers 4"
-        raise ModelError(
-            f"model directory {directory}: its tokenizer cannot be loaded"
-            f" ({describe_error(error, 1_000)}); {hint}"
-        ) from None
 
 
 def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
@@ -184,14 +180,11 @@ def hf_config(directory: Path) -> PretrainedConfig:
     would compute wrongly.
     """
     check_directory(directory)
-    try:
-        return to_transformers_v4(json.loads((directory / CONFIG).read_text()))
-    except UnsupportedSetting as error:
-        raise ModelError(f"model directory {directory}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"model directory {directory}: {CONFIG} cannot be read ({describe_error(error, 1_000)})"
-        ) from None
+    with _reading(directory, f"{CONFIG} cannot be read"):
+        settings = json.loads((directory / CONFIG).read_text())
+        if not isinstance(settings, dict):
+            raise UnsupportedSetting(f"{CONFIG} is not a map of settings")
+        return to_transformers_v4(settings)
 
 
 def load(
@@ -207,10 +200,11 @@ def load(
     compute = compute or Learner(attention="reference")
     settings = hf_config(directory)
     tokenizer = load_tokenizer(directory)
-    try:
+    with _reading(directory, "its weights cannot be loaded"):
         check_heads(settings, compute.mesh.model)
         config = levanter_config(settings, max_seq_len, **compute_options(compute))
         kernel = attention.choose(compute, config)
+        check_tensors(directory, config, settings.vocab_size, stored_tensors(directory))
         family = FAMILIES[settings.model_type]
         converter: Any = HFCheckpointConverter(
             family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer
@@ -222,12 +216,22 @@ def load(
         # load_pretrained has a `dtype`, but leaves bfloat16 as it is
         policy = compute_policy(compute.precision)
         return policy.cast_to_compute(loaded) if frozen else policy.cast_to_param(loaded)
+
+
+@contextmanager
+def _reading(directory: Path, what: str, hint: str = "") -> Generator[None]:
+    """Turn whatever the libraries raise for a model directory into a ModelError, which ends a part
+    for good. Too little memory is not the directory's fault.
+    """
+    try:
+        yield
     except UnsupportedSetting as error:
         raise ModelError(f"model directory {directory}: {error}") from None
-    except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
+    except (StreamrlError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
         raise ModelError(
-            f"model directory {directory}: its weights cannot be loaded"
-            f" ({describe_error(error, 1_000)})"
+            f"model directory {directory}: {what} ({describe_error(error, 1_000)}){hint}"
         ) from None
 
 
@@ -258,3 +262,4 @@ def check_directory(directory: Path) -> None:
             f"model directory {directory} has no *.safetensors file; convert its weights with"
             " save_pretrained(safe_serialization=True)"
         )
+    check_files(directory)

@@ -168,7 +168,7 @@ BASES = {
                 r" qwen3_moe, gemma, gemma2, gemma3_text"
             ),
         ),
-        ("qwen3", {"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
+        ("qwen3", {"attention_bias": True}, "attention_bias is true and is not supported"),
         (
             "qwen2",
             {"head_dim": 16},

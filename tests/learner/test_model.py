@@ -211,12 +211,18 @@ def setting(**values: Any) -> Callable[[Path], None]:
         (lambda d: (d / "tokenizer_config.json").unlink(), "has no tokenizer_config.json"),
         (lambda d: (d / "tokenizer.json").write_text("{}"), "its tokenizer cannot be loaded"),
         (lambda d: (d / "model.safetensors").unlink(), r"has no \*.safetensors file"),
-        (truncated, "its weights cannot be loaded"),
-        (without_a_layer, "its weights cannot be loaded"),
-        (setting(hidden_size=64, head_dim=16), "its weights cannot be loaded"),
+        (truncated, "model.safetensors is not whole, or no safetensors file"),
+        (
+            without_a_layer,
+            "its weights have no tensor model.layers.1.input_layernorm.weight, which",
+        ),
+        (setting(hidden_size=64, head_dim=16), "lm_head.weight in .* has the shape .16, 32., and by"),
         (setting(hidden_act="relu6"), "its weights cannot be loaded .*relu6"),
         (setting(model_type="gpt2"), "model type 'gpt2' is not supported"),
-        (setting(attention_bias=True), "attention_bias and mlp_bias are not supported"),
+        (setting(attention_bias=True), "attention_bias is true and is not supported"),
+        (lambda d: (d / "config.json").write_text("[]"), "config.json is not a map of settings"),
+        (lambda d: (d / "config.json").write_bytes(b"\xff"), "config.json cannot be read"),
+        (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
     ],
 )
 def test_what_cannot_be_loaded_is_said(

@@ -36,6 +36,7 @@ OTHER_FILES = {
     "onnx/config.json": b"of another format",
     "modeling_own.py": b"code",
     "pytorch_model.bin": b"pickle",
+    "pytorch_model.bin.index.json": b"names of pickles",
 }
 
 
