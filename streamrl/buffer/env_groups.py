@@ -30,13 +30,11 @@ class EnvGroups:
         env: str,
         rules: BufferConfig,
         state: BufferState,
-        time_s: float,
         outputs: list[Output],
     ) -> None:
         self.env = env
         self.rules = rules
         self.state = state
-        self.time_s = time_s
         self.outputs = outputs
         # It becomes part of the state with the env's first rollout.
         self.window = state.windows.get(env) or Window()
@@ -173,7 +171,7 @@ class EnvGroups:
                 next_check_version=self.state.version + self.rules.remember_versions + 1,
             )
             self.window.open[rollout.group_id] = group
-        group.last_rollout_s = self.time_s
+        group.last_rollout_s = self.state.clock.awake_s
         return group
 
     def add_member(self, group: OpenGroup, event: Event, rollout: Rollout, tokens: int) -> None:
@@ -225,10 +223,8 @@ class EnvGroups:
 
     def close_idle(self) -> None:
         """Close the groups to which nothing has been added for long (`Window.idle_groups`)."""
-        for group in self.window.open.values():
-            # A clock may be set back.
-            group.last_rollout_s = min(group.last_rollout_s, self.time_s)
-        for group_id in self.window.idle_groups(self.rules, self.state.version, self.time_s):
+        state = self.state
+        for group_id in self.window.idle_groups(self.rules, state.version, state.clock):
             self.close_incomplete(group_id)
 
     def evict_oldest(self, newest: str) -> None:

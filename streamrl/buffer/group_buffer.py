@@ -11,7 +11,7 @@ from streamrl.config import topology
 from streamrl.log.protocol import Event, Output
 from streamrl.records import Metric, Rollout
 
-IDLE_CHECK_S = 1.0  # between two checks of how long the open groups have waited
+IDLE_CHECK_S = 1.0  # awake, between two checks of how long the open groups have waited
 
 
 class GroupBuffer:
@@ -28,7 +28,7 @@ class GroupBuffer:
         groups = self._groups.get(env)
         if groups is None:
             rules = self.config.for_env(env)
-            groups = EnvGroups(env, rules, self.state, self.time_s, self.outputs)
+            groups = EnvGroups(env, rules, self.state, self.outputs)
             self._groups[env] = groups
         return groups
 
@@ -62,9 +62,9 @@ class GroupBuffer:
         batch is short of just these groups, so this happens by time.
         """
         state = self.state
-        if 0 <= self.time_s - state.checked_s < IDLE_CHECK_S:
+        if state.clock.awake_s - state.checked_s < IDLE_CHECK_S:
             return
-        state.checked_s = self.time_s
+        state.checked_s = state.clock.awake_s
         for env in state.windows:
             self.groups_of(env).close_idle()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from streamrl.buffer.group_buffer import IDLE_CHECK_S, GroupBuffer
+from streamrl.buffer.group_buffer import GroupBuffer
 from streamrl.buffer.report import report
 from streamrl.buffer.settings import buffer_config
 from streamrl.buffer.state import BufferConfig, BufferState
@@ -47,6 +47,7 @@ def make_processor(run: RunFile, index: int = 0) -> Processor[BufferConfig, Buff
         report=report,
         reconcile=reconcile,
         due=due,
+        clock=lambda state: state.clock,
         takes=me.takes,
         max_invalid_frac=run.buffer.max_invalid_frac,
         **run_settings(run),
@@ -62,6 +63,7 @@ def step(
     config: BufferConfig, state: BufferState, events: Iterable[Event], time_s: float
 ) -> tuple[BufferState, list[Output]]:
     """Fold the events into the state, one by one, so it does not matter how they were polled."""
+    state.clock.advance(time_s)
     buffer = GroupBuffer(config, state, time_s)
     for event in events:
         match event.record:
@@ -103,14 +105,6 @@ def paused(config: BufferConfig, state: BufferState) -> frozenset[str]:
 
 
 def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:
-    """Whether a group has been open without a new rollout for long enough to be closed. This is
-    checked every IDLE_CHECK_S.
-    """
-    if 0 <= time_s - state.checked_s < IDLE_CHECK_S:
-        return False
-    if time_s < state.checked_s:
-        return True  # The clock was set back.
-    return any(
-        window.idle_groups(config.for_env(env), state.version, time_s)
-        for env, window in state.windows.items()
-    )
+    """Whether the clock has to advance although no record comes: some group is open."""
+    has_open = any(window.open for window in state.windows.values())
+    return has_open and state.clock.is_due(time_s)

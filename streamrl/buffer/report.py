@@ -14,17 +14,17 @@ def report(config: BufferConfig, state: BufferState, time_s: float) -> Processor
     warnings = list[str]()
     for env, window in state.windows.items():
         values[f"buffer/window_tokens/{env}"] = float(window.tokens)
-        warnings += warnings_of(config, env, window, time_s)
+        warnings += warnings_of(config, env, window, state.clock.awake_s)
     return ProcessorReport(values, tuple(warnings))
 
 
-def warnings_of(config: BufferConfig, env: str, window: Window, time_s: float) -> Iterator[str]:
+def warnings_of(config: BufferConfig, env: str, window: Window, awake_s: float) -> Iterator[str]:
     """The warnings about one env. Groups without a new rollout are reported after half of
     `group_wait_s`, so that there is time to do something before they close.
     """
     rules = config.for_env(env)
     half_s = rules.group_wait_s / 2
-    waiting = [group for group in window.open.values() if group.last_rollout_s < time_s - half_s]
+    waiting = [group for group in window.open.values() if group.last_rollout_s < awake_s - half_s]
     if waiting:
         most = max(group.size for group in waiting)
         yield (

@@ -15,6 +15,7 @@ from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import FUTURE_VERSIONS, expires_next
 from streamrl.buffer.stats import IntakeStats
 from streamrl.log.protocol import Event
+from streamrl.processor.awake_clock import AwakeClock
 from streamrl.records import LossWeights, Rollout
 
 # A window holds at most so many bytes of records for each token that it may hold. The id and the
@@ -82,7 +83,7 @@ class OpenGroup(msgspec.Struct):
     # version that is announced by then, or the group has waited for too long.
     next_check_version: int = 0
     refused: int = 0  # of the lost ones
-    last_rollout_s: float = 0.0  # when a rollout was last added to it, or lost
+    last_rollout_s: float = 0.0  # when a rollout was last added to it, or lost; by the awake clock
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -144,17 +145,18 @@ class Window(msgspec.Struct):
             return True
         return self.bytes >= config.max_window_tokens * BYTES_PER_TOKEN
 
-    def idle_groups(self, rules: BufferConfig, version: int, time_s: float) -> list[str]:
+    def idle_groups(self, rules: BufferConfig, version: int, clock: AwakeClock) -> list[str]:
         """Open groups to which nothing was added for `group_wait_s`. Where fewer than
         `min_group_size` rollouts can be trained on, it is PATIENCE times as long.
         """
         idle = list[str]()
         for group_id, group in self.open.items():
-            idle_s = time_s - group.last_rollout_s
-            if idle_s < rules.group_wait_s:
+            if not clock.has_waited(group.last_rollout_s, rules.group_wait_s):
                 continue
             usable = sum(rollout.newest_policy_version <= version for rollout in group.rollouts)
-            if usable >= rules.min_group_size or idle_s >= rules.group_wait_s * PATIENCE:
+            if usable >= rules.min_group_size or clock.has_waited(
+                group.last_rollout_s, rules.group_wait_s * PATIENCE
+            ):
                 idle.append(group_id)
         return idle
 
@@ -163,7 +165,8 @@ class BufferState(msgspec.Struct):
     version: int = -1  # the newest announced version; -1: none yet
     vocab_size: int = 0  # of the policy, as announced; 0: not known
     windows: dict[str, Window] = {}
-    # when it was last checked how long the open groups have waited
+    clock: AwakeClock = msgspec.field(default_factory=AwakeClock)
+    # when it was last checked how long the open groups have waited; by the clock
     checked_s: float = 0.0
     # By env: the groups, without their members, that were open when the env was taken out of the
     # run. Its producers are owed an end of each when it is put back.

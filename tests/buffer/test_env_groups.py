@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from streamrl.buffer import process as buffer
-from streamrl.buffer.process import due, paused, step
+from streamrl.buffer.process import paused, step
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.processor.snapshots import deserialize_state, serialize_state
 from streamrl.records import Fate, LossWeights, Metric, Rollout
-from tests.support.buffer import CONFIG, advance, fates, groups, of_size, step_once
+from tests.support.buffer import CONFIG, advance, fates, groups, of_size, step_once, wait
 from tests.support.build import rollout, rollout_event, turns, version_event
 
 
@@ -85,12 +85,11 @@ def test_groups_of_4_under_a_group_size_of_8_close_when_nothing_is_added_to_them
         of_size(8),
         time_s=100.0,
     )
-    assert groups(out) == [] and not due(of_size(8), state, 159.0)
-    assert due(of_size(8), state, 160.0)
-    state, out = advance([], of_size(8), state, 160.0)
-    assert groups(out)[0].uids == ["g0-0", "g0-1", "g0-2", "g0-3"] and not due(
-        of_size(8), state, 170.0
-    )
+    assert groups(out) == []
+    state, out = wait(59, of_size(8), state)
+    assert out == []
+    state, out = wait(1, of_size(8), state)
+    assert groups(out)[0].uids == ["g0-0", "g0-1", "g0-2", "g0-3"]
 
 
 def test_a_group_that_is_being_added_to_goes_on_waiting():
@@ -99,14 +98,19 @@ def test_a_group_that_is_being_added_to_goes_on_waiting():
         of_size(8),
         time_s=100.0,
     )
+    state, _ = wait(49, of_size(8), state)
     state, _ = advance([rollout_event(4, rollout(sample=4))], of_size(8), state, 150.0)
-    assert not due(of_size(8), state, 209.0) and due(of_size(8), state, 210.0)
+    state, out = wait(59, of_size(8), state)
+    assert out == []
+    _, out = wait(1, of_size(8), state)
+    assert len(groups(out)[0].uids) == 5
 
 
 def test_below_its_minimum_a_group_waits_ten_times_as_long_and_closes_empty():
     state, _ = advance([version_event(0), rollout_event(0, rollout())], time_s=100.0)
-    assert not due(CONFIG, state, 699.0) and due(CONFIG, state, 700.0)
-    _, out = advance([], CONFIG, state, 700.0)
+    state, out = wait(599, CONFIG, state)
+    assert out == []
+    _, out = wait(1, CONFIG, state)
     assert (
         fates(out) == [("filtered", [0], "group below its minimum size")]
         and groups(out)[0].uids == []
@@ -121,7 +125,7 @@ def test_a_version_that_nobody_announces_does_not_hold_a_group_for_ever():
     ]
     state, out = advance(events, time_s=100.0)
     assert groups(out) == []
-    _, out = advance([], CONFIG, state, 700.0)
+    _, out = wait(600, CONFIG, state)
     assert [fate for fate, _, _ in fates(out)] == [
         "invalid",
         "filtered",

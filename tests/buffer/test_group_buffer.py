@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from streamrl.buffer.process import due
-from tests.support.buffer import CONFIG, advance, fates, groups, of_size
+from tests.support.buffer import CONFIG, advance, fates, groups, of_size, wait
 from tests.support.build import rollout, rollout_event, turns, version_event
 
 
@@ -23,15 +25,42 @@ def test_what_came_before_the_vocabulary_was_known_is_held_to_it():
     ]
 
 
-def test_a_clock_that_is_set_back_makes_no_hour_of_a_minute():
+@pytest.mark.parametrize("time_s", [400.0, 4061.0, 7600.0])
+def test_a_jump_of_the_clock_is_two_seconds_of_waiting_at_most(time_s: float):
+    """The clock is set, or the buffer was away: the group waits for the rest of its 60 s."""
     state, _ = advance(
         [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(4))],
         of_size(8),
         time_s=4000.0,
     )
-    assert due(of_size(8), state, 400.0)
-    state, _ = advance([], of_size(8), state, 400.0)
-    assert not due(of_size(8), state, 459.0) and due(of_size(8), state, 460.0)
+    state, out = advance([], of_size(8), state, time_s)
+    assert out == []
+    state, out = wait(57, of_size(8), state)
+    assert out == []
+    _, out = wait(3, of_size(8), state)
+    assert len(groups(out)[0].uids) == 4
+
+
+def test_no_group_closes_by_time_before_the_backlog_is_read():
+    state, _ = advance(
+        [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(4))], of_size(8)
+    )
+    state, _ = wait(59, of_size(8), state)
+    state.clock.is_behind = True
+    state, out = wait(100, of_size(8), state)
+    assert out == []
+    state.clock.is_behind = False
+    _, out = wait(1, of_size(8), state)
+    assert len(groups(out)[0].uids) == 4
+
+
+def test_a_step_is_due_each_second_while_a_group_is_open():
+    first = [version_event(0), rollout_event(0, rollout(sample=0))]
+    state, _ = advance(first, time_s=100.0)
+    assert not due(CONFIG, state, 100.9)
+    assert due(CONFIG, state, 101.0)
+    state, _ = advance([rollout_event(1, rollout(sample=1))], state=state, time_s=101.0)
+    assert not due(CONFIG, state, 200.0), "no group is open"
 
 
 def test_two_envs_may_use_the_same_ids():

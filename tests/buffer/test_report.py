@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
-from tests.support.buffer import CONFIG, advance, of_size
+from tests.support.buffer import CONFIG, advance, of_size, wait
 from tests.support.build import rollout, rollout_event, version_event
 
 
@@ -27,7 +27,9 @@ def test_whoever_sends_too_few_is_told_before_its_groups_close():
         of_size(8),
         time_s=100.0,
     )
+    state, _ = wait(30, of_size(8), state)
     assert report(of_size(8), state, 130.0).warnings == ()
+    state, _ = wait(1, of_size(8), state)
     (warning,) = report(of_size(8), state, 131.0).warnings
     assert warning.startswith(
         "1 groups of copy have had no new rollout for 30 s, with 4 of 8 at most; they close after"

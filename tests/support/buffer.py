@@ -46,8 +46,19 @@ def advance(
     state: BufferState | None = None,
     time_s: float = 0.0,
 ) -> tuple[BufferState, list[Output]]:
-    """By the rules that new runs have, from an empty state if none is given."""
+    """One step at this time, from an empty state if none is given."""
     return step(config, BufferState() if state is None else state, events, time_s)
+
+
+def wait(
+    seconds: int, config: BufferConfig, state: BufferState
+) -> tuple[BufferState, list[Output]]:
+    """A step each second without a record, after the last step."""
+    outputs = list[Output]()
+    for _ in range(seconds):
+        state, stepped = step(config, state, [], state.clock.last_step_s + 1.0)
+        outputs += stepped
+    return state, outputs
 
 
 def of_size(size: int, least: int = 2) -> BufferConfig:
