@@ -40,6 +40,19 @@ def env(run: str, name: str | None, index: int) -> None:
     run_part(run, lambda settings: env_part(resolve_env(settings, asked), index), main, name, index)
 
 
+@click.command("envs")
+def list_envs() -> None:
+    """List the envs and rewards that a run file may name, with the package of each.
+
+    An installed package adds its own by the entry points streamrl.envs and streamrl.rewards.
+    """
+    from streamrl.envs.catalog import known_envs, known_rewards
+
+    for what, known in (("env", known_envs()), ("reward", known_rewards())):
+        for name, plugin in known.items():
+            click.echo(f"{what:6}  {name:16}  {plugin.package}: {plugin.path}")
+
+
 @click.command()
 @run_argument
 @index_option(topology.GATEWAY)
@@ -244,6 +257,7 @@ def completion(shell: str) -> None:
 
 COMMANDS = (
     env,
+    list_envs,
     gateway,
     gateway_key,
     assembler,

@@ -1,4 +1,10 @@
-"""Names in a run file that stand for Python objects: a shipped one, or MODULE:NAME.
+"""Names in a run file that stand for Python objects: a shipped one, one that an installed package
+adds, or MODULE:NAME.
+
+A package adds names by entry points, as plugins of pytest do. In its pyproject.toml:
+
+    [project.entry-points."streamrl.envs"]
+    sudoku = "my_package.sudoku:Sudoku"
 
 A run file is its user's own, and what it names is imported. A journal, an export or another record
 that names MODULE:NAME is not: what comes from outside can only choose among the names that the
@@ -9,10 +15,38 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, Literal, NamedTuple
 
 from streamrl.errors import ConfigError
 from streamrl.text import unknown_name
+
+Group = Literal["streamrl.envs", "streamrl.rewards", "streamrl.sinks"]
+
+
+class Plugin(NamedTuple):
+    """A name that an installed package adds."""
+
+    path: str  # MODULE:NAME, which is imported only where a run file names the plugin
+    package: str  # that adds it, with its version
+
+
+def plugins(group: Group) -> dict[str, Plugin]:
+    """What installed packages add to a group, by its name in a run file. Nothing is imported.
+
+    Raises ConfigError if two packages add the same name.
+    """
+    found: dict[str, Plugin] = {}
+    for entry in entry_points(group=group):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
+        plugin = Plugin(entry.value, package)
+        if entry.name in found and found[entry.name].path != plugin.path:
+            raise ConfigError(
+                f"{entry.name!r} in {group} is added by {found[entry.name].package} and by"
+                f" {package}; uninstall one of them, or name the one you want as MODULE:NAME"
+            )
+        found[entry.name] = plugin
+    return found
 
 
 def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
 
 from streamrl.config import checks, presets
-from streamrl.config.choices import MULTI_TURN_ENVS, NAME
+from streamrl.config.choices import NAME, SINGLE_TURN_ENVS
 from streamrl.config.plugins import imports_in
 from streamrl.config.sections.batches import Batcher, Buffer
 from streamrl.config.sections.envs import Env
@@ -132,7 +132,7 @@ class RunFile(Section):
         if env.record_turns is not None:
             return env.record_turns
         kind = env.kind or name
-        has_several = env.max_turns > 1 and (":" in kind or kind in MULTI_TURN_ENVS)
+        has_several = env.max_turns > 1 and kind not in SINGLE_TURN_ENVS
         return has_several and env.replicas > 0 and env.sessions is None
 
     @property

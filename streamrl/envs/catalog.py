@@ -1,5 +1,5 @@
-"""Makes the envs and reward functions that a run file names: shipped ones by their short name, your
-own by FILE.py:NAME or MODULE:NAME.
+"""Makes the envs and reward functions that a run file names: shipped ones, and those of installed
+packages, by their short name; your own by FILE.py:NAME or MODULE:NAME.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
+from streamrl.config.plugins import Plugin, plugins
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import RewardSetting
 from streamrl.envs.api import (
@@ -50,6 +51,22 @@ METHODS: dict[str, type[BaseEnv]] = {
 MISSPELT = 0.75  # A method of the env that is so similar to one of METHODS is taken for it.
 
 
+def known_envs() -> dict[str, Plugin]:
+    """The envs that a run file may name by a short name: shipped ones and those of installed
+    packages. A package cannot replace a shipped one.
+    """
+    return plugins("streamrl.envs") | _shipped(ENVS)
+
+
+def known_rewards() -> dict[str, Plugin]:
+    """The same of reward functions."""
+    return plugins("streamrl.rewards") | _shipped(REWARDS)
+
+
+def _shipped(paths: Mapping[str, str]) -> dict[str, Plugin]:
+    return {name: Plugin(path, "streamrl") for name, path in paths.items()}
+
+
 def resolve_env(run: RunFile, env: str) -> str:
     """The name of an env that is given by its name, or by its kind if only one env is of that kind.
     Raises ConfigError.
@@ -64,17 +81,17 @@ def resolve_env(run: RunFile, env: str) -> str:
 
 
 def make_env(kind: str, seed: int, params: Mapping[str, Any], where: str) -> BaseEnv:
-    """The env of that kind: a shipped name, FILE.py:CLASS or MODULE:CLASS. `where` names the
-    setting in a ConfigError.
+    """The env of that kind: a name of `known_envs`, FILE.py:CLASS or MODULE:CLASS. `where` names
+    the setting in a ConfigError.
     """
     return construct(env_class(kind, where), kind, params, where, seed=seed)
 
 
 def make_reward(kind: str, params: Mapping[str, Any], where: str) -> RewardFunction:
-    """The reward function of that kind: a shipped name, FILE.py:NAME or MODULE:NAME. If it names a
-    class, this is an instance with `params`. Raises ConfigError.
+    """The reward function of that kind: a name of `known_rewards`, FILE.py:NAME or MODULE:NAME. If
+    it names a class, this is an instance with `params`. Raises ConfigError.
     """
-    reward = load(_path(kind, where, "reward", REWARDS), where, "reward")
+    reward = load(_path(kind, where, "reward", known_rewards()), where, "reward")
     if inspect.isclass(reward):
         reward = construct(reward, kind, params, where)
     elif params:
@@ -99,7 +116,7 @@ def make_rewards(rewards: Mapping[str, RewardSetting], where: str) -> dict[str, 
 
 def env_class(kind: str, where: str) -> type[BaseEnv]:
     """The class of an env, checked to be one. Raises ConfigError."""
-    path = _path(kind, where, "env", ENVS)
+    path = _path(kind, where, "env", known_envs())
     env = load(path, where, "env")
     source, _, name = path.rpartition(":")
     if not inspect.isclass(env):
@@ -150,14 +167,14 @@ def _own_methods(env: type[BaseEnv]) -> list[str]:
     return list(methods)
 
 
-def _path(kind: str, where: str, what: str, shipped: Mapping[str, str]) -> str:
-    """FILE.py:NAME or MODULE:NAME of a kind. Raises ConfigError for a short name that is not
-    shipped.
+def _path(kind: str, where: str, what: str, known: Mapping[str, Plugin]) -> str:
+    """FILE.py:NAME or MODULE:NAME of a kind. Raises ConfigError for a short name that neither
+    streamrl nor an installed package has.
     """
-    if ":" in shipped.get(kind, kind):
-        return shipped.get(kind, kind)
+    if ":" in kind:
+        return kind
+    if kind in known:
+        return known[kind].path
     own = "CLASS" if what == "env" else "NAME"
-    hint = did_you_mean(kind, shipped) or f"your own: FILE.py:{own} or MODULE:{own}"
-    raise ConfigError(
-        f"{where}: {what} {kind!r} not found; shipped are {', '.join(shipped)}; {hint}"
-    )
+    hint = did_you_mean(kind, known) or f"your own: FILE.py:{own} or MODULE:{own}"
+    raise ConfigError(f"{where}: {what} {kind!r} not found; there are {', '.join(known)}; {hint}")

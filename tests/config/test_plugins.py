@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from streamrl.config.plugins import import_path, imports_in, is_import
+from streamrl.config.plugins import Plugin, import_path, imports_in, is_import, plugins
+from streamrl.config.run_file import parse
 from streamrl.errors import ConfigError
+from streamrl.monitoring.sinks import runner
+from tests.support.packages import install
 
 
 def test_an_object_is_imported_by_its_module_and_its_name():
@@ -34,3 +39,31 @@ def test_a_uri_and_a_shipped_name_are_no_imports(uri: object):
 def test_imports_are_found_however_deep_and_in_keys_too():
     settings = {"a": {"b:c": [1, ("d.py:E", "s3://x")]}, "f": "g"}
     assert list(imports_in(settings)) == ["b:c", "d.py:E"]
+
+
+def test_an_installed_package_adds_names_and_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    code = "raise SystemExit('imported')"
+    install(monkeypatch, tmp_path, "some-envs", code, envs={"sudoku": "some_envs:Sudoku"})
+    assert plugins("streamrl.envs")["sudoku"] == Plugin("some_envs:Sudoku", "some-envs 1.0")
+    assert "sudoku" not in plugins("streamrl.rewards")
+
+
+def test_a_name_that_two_packages_add_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, tmp_path / "a", "first", envs={"sudoku": "first:Env"})
+    install(monkeypatch, tmp_path / "b", "second", envs={"sudoku": "second:Env"})
+    with pytest.raises(ConfigError, match="'sudoku' in streamrl.envs is added by .* and by"):
+        plugins("streamrl.envs")
+
+
+def test_a_sink_of_an_installed_package_may_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = {"run": "r", "envs": {"copy-digits": {}}, "orchestrator": {"sinks": ["carrier"]}}
+    with pytest.raises(ConfigError, match="carrier"):
+        parse(settings)
+    code = "class Pigeon:\n    def __init__(self, context): pass\n"
+    install(monkeypatch, tmp_path, "pigeons", code, sinks={"carrier": "pigeons:Pigeon"})
+    run = parse(settings)
+    runner.check(run.orchestrator.sinks)

@@ -17,6 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,6 +233,11 @@ def data(block: Block, directory: Path) -> None:
         )
 
 
+def package(block: Block, directory: Path) -> None:
+    """A part of a pyproject.toml."""
+    assert tomllib.loads(block.text), f"{block}: nothing in it"
+
+
 def query(block: Block, directory: Path) -> None:
     assert duckdb.sql(block.text).fetchall(), f"{block}: no rows"
 
@@ -250,6 +256,7 @@ RUNNERS: dict[str, Any] = {
     "python": python,
     "yaml": settings,
     "json": data,
+    "toml": package,
     "sql": query,
     "go": go,
 }

@@ -164,6 +164,7 @@ def test_a_command_that_is_not_there_is_found(command: str, problem: str):
         Block("p", 1, "python", "", exit=1),
         Block("p", 1, "yaml", "learner: {los: ppo}"),
         Block("p", 1, "json", "{"),
+        Block("p", 1, "toml", "a = "),
         Block("p", 1, "sql", "SELECT 1 WHERE false"),
     ],
 )

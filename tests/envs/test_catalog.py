@@ -22,8 +22,16 @@ from streamrl.envs.api import (
     Problem,
     SingleTurnEnv,
 )
-from streamrl.envs.catalog import ENVS, env_class, make_env, resolve_env
+from streamrl.envs.catalog import (
+    ENVS,
+    env_class,
+    known_envs,
+    make_env,
+    make_reward,
+    resolve_env,
+)
 from streamrl.errors import ConfigError
+from tests.support.packages import install
 from tests.support.waiting import patience
 
 HERE = "tests.envs.test_catalog"
@@ -75,7 +83,7 @@ class OwnMethods(Adding):
 
 def test_a_run_file_knows_which_shipped_envs_have_several_turns():
     several = [kind for kind in ENVS if issubclass(env_class(kind, ""), MultiTurnEnv)]
-    assert several == [*choices.MULTI_TURN_ENVS]
+    assert set(several) == ENVS.keys() - set(choices.SINGLE_TURN_ENVS)
     loops = [kind for kind in ENVS if issubclass(env_class(kind, ""), AgentLoopEnv)]
     assert loops == ["demonstrations"]  # in which nothing is sampled that could be lost
 
@@ -107,7 +115,7 @@ def test_a_class_whose_methods_fit_its_kind_is_accepted(kind: str):
             "copy-digit",
             {},
             (
-                f"env 'copy-digit' not found; shipped are {', '.join(ENVS)};"
+                f"env 'copy-digit' not found; there are {', '.join(ENVS)};"
                 " did you mean 'copy-digits'"
             ),
         ),
@@ -212,3 +220,37 @@ def test_an_env_is_named_by_its_kind_too():
         resolve_env(run, "own.py:Other")
     with pytest.raises(ConfigError, match="no env 'd'"):
         resolve_env(run, "d")
+
+
+def test_envs_and_rewards_of_an_installed_package_have_short_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    code = """
+from streamrl.envs.api import Problem, SingleTurnEnv
+
+class Echo(SingleTurnEnv):
+    def __init__(self, seed, word="a"):
+        self.word = word
+
+    def problem(self, number):
+        return Problem([{"role": "user", "content": self.word}], answer=self.word)
+
+    def rewards(self, problem, completion):
+        return {"same": float(completion.text == problem.answer)}
+
+def brief(problem, completion, rewards):
+    return 1.0
+"""
+    install(
+        monkeypatch,
+        tmp_path,
+        "echoes",
+        code,
+        envs={"echo": "echoes:Echo", "dataset": "echoes:Echo"},
+        rewards={"brief": "echoes:brief"},
+    )
+    assert make_env("echo", 0, {"word": "b"}, "envs.x").problem(0).answer == "b"
+    assert make_reward("brief", {}, "envs.x.rewards.brief")(None, None, {}) == 1.0  # type: ignore
+    assert known_envs()["dataset"].package == "streamrl", "a shipped name stays what it is"
+    with pytest.raises(ConfigError, match="there are .*echo.*did you mean 'echo'"):
+        make_env("ecko", 0, {}, "envs.x")

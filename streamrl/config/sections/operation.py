@@ -16,8 +16,9 @@ class SinkSetting(Section):
     params can be given by its name alone.
     """
 
-    # console, jsonl, tensorboard, wandb, mlflow, or MODULE:NAME.
-    kind: Annotated[str, one_of(*SINKS)]
+    # console, jsonl, tensorboard, wandb, mlflow, one that an installed package adds, or
+    # MODULE:NAME.
+    kind: Annotated[str, one_of(*SINKS, group="streamrl.sinks")]
     # Arguments of the sink, such as `mode: offline` of wandb. Secrets belong into its own
     # environment variables.
     params: dict[str, Any] = {}

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from streamrl.config import topology
-from streamrl.config.plugins import import_path
+from streamrl.config.plugins import import_path, plugins
 from streamrl.config.sections.operation import SinkSetting
 from streamrl.errors import ConfigError, describe_error
 from streamrl.monitoring.sinks.base import MetricRecord, Sink, SinkContext, SinkFactory
@@ -112,7 +112,9 @@ def opened(context: SinkContext, sink: SinkSetting) -> Sink:
 
 def _make(kind: str) -> SinkFactory:
     if kind not in SHIPPED:
-        return import_path(kind, "orchestrator.sinks", SHIPPED)
+        added = plugins("streamrl.sinks")
+        path = added[kind].path if kind in added else kind
+        return import_path(path, "orchestrator.sinks", (*SHIPPED, *added))
     try:
         return getattr(importlib.import_module(f"streamrl.monitoring.sinks.{kind}"), SHIPPED[kind])
     except ImportError as error:

@@ -307,7 +307,7 @@ def test_a_composed_reward_by_import_path(tmp_path: Path):
         (
             "math-verfy",
             {},
-            "reward 'math-verfy' not found; shipped are math-verify, judge; did you mean",
+            "reward 'math-verfy' not found; there are math-verify, judge; did you mean",
         ),
         (f"{file}:Brief", {"mot": 3}, "takes no 'mot'; did you mean 'most'"),
         (f"{file}:fixed", {"most": 3}, "is a function and takes none"),
