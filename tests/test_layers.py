@@ -42,7 +42,7 @@ OUTSIDE = {
     ],
     "starlette": ["dashboard/server.py", "gateway/*"],
     "sse_starlette": ["dashboard/server.py"],
-    "uvicorn": ["system/http_server.py"],
+    "uvicorn": ["system/http_server.py", "system/http_connection.py"],
     "playwright": [],  # tests only
     # an env server repeats what a gateway has not answered whole
     "http": ["monitoring/http.py", "envs/servers/inside/streamrl_sessions.py"],

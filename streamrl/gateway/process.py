@@ -20,11 +20,14 @@ from streamrl.log.protocol import Log
 from streamrl.processor.part import open_part
 from streamrl.sessions.chat_templates import tool_syntax_of
 from streamrl.system.hidden_memory import hide_memory
+from streamrl.system.http_connection import Limits
 from streamrl.system.http_server import HttpServerThread, open_listener, url_of
+from streamrl.system.tuning import raise_descriptor_limit
 
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75  # an agent may work for so long between two calls on one connection
+MAX_CONNECTIONS = 8_192
 STOP_TIMEOUT_S = 5  # calls in flight have so long to end when the replica stops
 PORT_HINT = "set gateway.port to another one, or to 0 for any that is free"
 
@@ -58,7 +61,9 @@ def main(
         open_listener(run.gateway.host, port, "the gateway", "gateway.host", PORT_HINT) as listener,
     ):
         replica = GatewayReplica(run, log, producer)
-        with HttpServerThread(replica.app, listener, STOP_TIMEOUT_S, KEEP_ALIVE_S) as http:
+        # Half of the descriptors are left for the connections to inference servers.
+        limits = Limits(connections=min(MAX_CONNECTIONS, raise_descriptor_limit() // 2))
+        with HttpServerThread(replica.app, listener, STOP_TIMEOUT_S, KEEP_ALIVE_S, limits) as http:
             reporter = Reporter(replica, part.meter)
 
             def is_over() -> bool:

@@ -6,11 +6,16 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from streamrl.errors import ConfigError, PortTaken
+from streamrl.system.http_connection import LimitedConnection, Limits
+
+
+LIMITS = Limits()
 
 
 def open_listener(host: str, port: int, who: str, setting: str, hint: str) -> socket.socket:
@@ -42,7 +47,8 @@ class HttpServerThread:
     """Serves an ASGI application from a thread for as long as the `with` block lasts.
 
     In the main thread uvicorn would install signal handlers of its own. Requests in flight have
-    `stop_timeout_s` to end, and idle connections are kept for `keep_alive_s`.
+    `stop_timeout_s` to end, and idle connections are kept for `keep_alive_s`. `limits` bounds what
+    clients use up before they have sent a request.
     """
 
     def __init__(
@@ -51,10 +57,14 @@ class HttpServerThread:
         listener: socket.socket,
         stop_timeout_s: int,
         keep_alive_s: int = 5,
+        limits: Limits = LIMITS,
     ) -> None:
+        connection: Any = partial(LimitedConnection, limits=limits, waiting={})
         config = uvicorn.Config(
             app,
-            log_level="warning",
+            http=connection,
+            ws="none",
+            log_level="error",  # A client could have a warning logged for each of its bytes.
             access_log=False,
             timeout_graceful_shutdown=stop_timeout_s,
             timeout_keep_alive=keep_alive_s,

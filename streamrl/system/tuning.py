@@ -53,6 +53,19 @@ def return_freed_arrays() -> None:
     keep_freed_memory(ARRAY_BYTES, ARRAY_BYTES)
 
 
+def raise_descriptor_limit() -> int:
+    """Allow this process as many descriptors as the system lets it have, and return their number. A
+    shell allows 1,024, which a server of many connections uses up.
+    """
+    import resource  # Windows has no such limit, and runs no server
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
 def keep_freed_memory(piece_bytes: int, heap_bytes: int) -> None:
     """Have glibc keep freed pieces smaller than `piece_bytes`, and so much at the heap's end."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -28,3 +28,12 @@ def test_a_process_that_holds_a_model_gives_back_the_arrays_that_it_frees():
         " print((held - psutil.Process().memory_info().rss) >> 20)"
     )
     assert int(subprocess.check_output([sys.executable, "-c", kept])) > 200
+
+
+def test_a_server_may_have_as_many_descriptors_as_the_system_allows():
+    raised = (
+        "import resource as r; from streamrl.system.tuning import raise_descriptor_limit;"
+        " hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (64, hard));"
+        " print(raise_descriptor_limit() > 64, r.getrlimit(r.RLIMIT_NOFILE)[0] == hard)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", raised]) == b"True True\n"
