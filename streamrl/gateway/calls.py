@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
@@ -22,7 +23,7 @@ from streamrl.gateway.follower import Follower
 from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRejected
 from streamrl.gateway.sampling import CallSampler, continuation_of
-from streamrl.gateway.session_index import LiveSession, SessionIndex
+from streamrl.gateway.session_index import LiveSession, SessionIndex, message_bytes
 from streamrl.inference.client import ContextFull, SamplingFailed, SamplingRejected
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
@@ -30,6 +31,11 @@ from streamrl.sessions.call_tree import CallTree, Continuation
 from streamrl.sessions.keys import SessionName
 
 Sampling = asyncio.Task[list[ModelCall]]
+
+# Answers of a session that are sampled or recorded at a time. One agent must not use up a server.
+MAX_IN_FLIGHT = 256
+LEFT_POLL_S = 0.25  # How often a call in flight looks whether its agent is still there.
+LEFT_GRACE_S = 10.0  # A call whose agent has left waits so long for a retry, and is cancelled.
 
 
 async def never() -> bool:
@@ -90,11 +96,15 @@ class Speculation:
     """
 
     def __init__(
-        self, request: PendingRequest | None = None, sampling: Sampling | None = None
+        self,
+        request: PendingRequest | None = None,
+        sampling: Sampling | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self._request = request
         self._revision = request.session.revision if request is not None else 0
         self._sampling = sampling
+        self._release = release  # of what was reserved for the request
 
     def __enter__(self) -> Speculation:
         return self
@@ -102,6 +112,7 @@ class Speculation:
     def __exit__(self, *_: object) -> None:
         if self._sampling is not None:
             self._sampling.cancel()
+            self._release()
 
     def current_request(self, index: SessionIndex) -> PendingRequest | None:
         """The request, if its session is as it was. Then its body need not be read again."""
@@ -112,7 +123,9 @@ class Speculation:
         return self._request if is_unchanged else None
 
     def claim(self, request: PendingRequest) -> Sampling | None:
-        """Take over what is sampled for this request. None: nothing is, or for another request."""
+        """Take over what is sampled for this request, and what is reserved for it. None: nothing
+        is, or for another request.
+        """
         if self._request != request:
             return None
         sampling = self._sampling
@@ -120,11 +133,18 @@ class Speculation:
         return sampling
 
 
-class CallInFlight(NamedTuple):
+@dataclass
+class CallInFlight:
     """A request that this replica samples and records. Repetitions of the request join it."""
 
     sampling: Sampling
     recording: asyncio.Task[Answer]  # the answers that the log has in the end
+    waiting: int = 0  # agents that wait for the answers
+
+    def cancel_if_left(self) -> None:
+        """Stop sampling, unless an agent waits for it. What is sampled already is recorded."""
+        if not self.waiting:
+            self.sampling.cancel()
 
     @property
     def is_first(self) -> bool:
@@ -151,6 +171,8 @@ class ModelCallHandler:
         self._recorder = recorder
         self._sampler = sampler
         self._in_flight: dict[tuple[SessionName, str], CallInFlight] = {}
+        self._reserved = Counter[SessionName]()  # answers that are not in the log yet
+        self._writing = Counter[SessionName]()  # bytes of messages that are not in the log yet
 
     async def answer(self, incoming: AgentRequest) -> Answer:
         """The answers to a request of a session. Raises RequestRejected.
@@ -170,7 +192,7 @@ class ModelCallHandler:
                     return self._repeat_answer(request)
                 joined = self._join(request)
                 call = joined or self._start(request, speculation, began_s)
-            answer = await self._await_answer(request, call)
+            answer = await self._await_answer(incoming, call)
             if joined or call.is_first or not incoming.is_new or await incoming.is_gone():
                 return answer
             # The agent has asked the same at once on another replica, which was answered first. So
@@ -211,7 +233,11 @@ class ModelCallHandler:
             return Speculation()
         if request.name in request.session.answer_counts or request.key in self._in_flight:
             return Speculation()
-        return Speculation(request, self._start_sampling(request))
+        try:
+            release = self._reserve(request)
+        except RequestRejected:  # other answers may fail, which would leave room for these
+            return Speculation()
+        return Speculation(request, self._start_sampling(request), release)
 
     def _locate_request(self, incoming: AgentRequest) -> PendingRequest:
         """Name the request, and find what it continues, by what is known of its session. Raises
@@ -259,24 +285,54 @@ class ModelCallHandler:
         """Sample and record answers to a request, which is in flight until then. Raises
         RequestRejected.
         """
-        self._check_call_limit(request)
-        sampling = speculation.claim(request) or self._start_sampling(request)
+        sampling = speculation.claim(request)
+        if sampling is None:
+            self._reserve(request)
+            sampling = self._start_sampling(request)
         request.session.reserve_ordinal(request.body, request.ordinal)
         recording = asyncio.create_task(self._sample_and_record(request, sampling, began_s))
         call = CallInFlight(sampling, recording)
         self._in_flight[request.key] = call
-        recording.add_done_callback(lambda _: self._in_flight.pop(request.key, None))
+
+        def on_done(recording: asyncio.Task[Answer]) -> None:
+            del self._in_flight[request.key]
+            self._release(request)
+            if recording.cancelled() or recording.exception() is not None:
+                request.session.release_ordinal(request.body, request.ordinal)
+
+        recording.add_done_callback(on_done)
         return call
 
-    def _check_call_limit(self, request: PendingRequest) -> None:
+    def _reserve(self, request: PendingRequest) -> Callable[[], None]:
+        """Keep room for the answers of a request among the calls of its session. Returns what gives
+        it back. Raises RequestRejected.
+        """
+        session = request.session.name
         limit = self._run.gateway.max_calls
-        if len(request.session.tree.calls) + request.chat.n > limit:
+        reserved = self._reserved[session]
+        recorded = len(request.session.tree.calls)
+        if recorded + reserved + request.chat.n > limit:
             raise RequestRejected(
                 400,
                 f"a session has at most {limit} calls (gateway.max_calls), and this one has had"
-                f" {len(request.session.tree.calls)}; end it",
+                f" {recorded} and waits for {reserved}; end it",
                 code="max_calls",
             )
+        if reserved and reserved + request.chat.n > MAX_IN_FLIGHT:
+            raise RequestRejected(
+                429,
+                f"{reserved} answers of this session are being sampled, and {MAX_IN_FLIGHT} may be"
+                " at a time; wait for them",
+                retry_after_s=1,
+            )
+        self._reserved[session] += request.chat.n
+        return lambda: self._release(request)
+
+    def _release(self, request: PendingRequest) -> None:
+        session = request.session.name
+        self._reserved[session] -= request.chat.n
+        if not self._reserved[session]:
+            del self._reserved[session]
 
     def _start_sampling(self, request: PendingRequest) -> Sampling:
         sampling = asyncio.create_task(
@@ -286,13 +342,25 @@ class ModelCallHandler:
         sampling.add_done_callback(lambda done: done.cancelled() or done.exception())
         return sampling
 
-    async def _await_answer(self, request: PendingRequest, call: CallInFlight) -> Answer:
+    async def _await_answer(self, incoming: AgentRequest, call: CallInFlight) -> Answer:
+        """Wait for the answers as long as the agent does. A retry may join the call when this agent
+        has left, so it is cancelled only some time later. Raises RequestRejected.
+        """
+        call.waiting += 1
         try:
-            # A retry may join the call when this agent has left, so that must not cancel it.
-            return await asyncio.shield(call.recording)
-        except RequestRejected:
-            request.session.release_ordinal(request.body, request.ordinal)
-            raise
+            while not call.recording.done():
+                await asyncio.wait([call.recording], timeout=LEFT_POLL_S)
+                if not call.recording.done() and await incoming.is_gone():
+                    raise RequestRejected(499, "the agent has left before its answer was sampled")
+            if call.recording.cancelled():  # a moment before this retry joined the call
+                raise RequestRejected(
+                    503, "the agents that asked had left; ask again", retry_after_s=1
+                )
+            return call.recording.result()
+        finally:
+            call.waiting -= 1
+            if not (call.waiting or call.sampling.done()):
+                asyncio.get_running_loop().call_later(LEFT_GRACE_S, call.cancel_if_left)
 
     async def _sample_and_record(
         self, request: PendingRequest, sampling: Sampling, began_s: float
@@ -306,11 +374,20 @@ class ModelCallHandler:
             raise _rejection_of(error) from None
         session = request.session
         env, session_id = session.name
+        size = sum(map(message_bytes, calls))
+        tokens = sum(len(call.prompt) + len(call.tokens) for call in calls)
+        session.check_message_bytes(size + self._writing[session.name], tokens)
         outputs = [Output(topology.turns(env), session_id, call) for call in calls]
-        async with log_timeout(self._run.envs[env].timeout_s):
-            await self._recorder.write_and_wait(
-                outputs, lambda: request.is_answered or not self._index.is_open(session)
-            )
+        self._writing[session.name] += size
+        try:
+            async with log_timeout(self._run.envs[env].timeout_s):
+                await self._recorder.write_and_wait(
+                    outputs, lambda: request.is_answered or not self._index.is_open(session)
+                )
+        finally:
+            self._writing[session.name] -= size
+            if not self._writing[session.name]:
+                del self._writing[session.name]
         if not request.is_answered:
             self._open_session(session.name)  # raises: it has ended meanwhile
         self.counts["calls"] += len(calls)

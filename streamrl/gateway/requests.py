@@ -25,6 +25,8 @@ Body = Mapping[str, Any]
 ROLES = ("system", "user", "assistant", "tool")  # that chat templates know
 MAX_CHOICES = 128
 MAX_TOOLS = 256
+MAX_NAME = 256  # characters of a name or an id in a message: most chat templates show none
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_BODY_DEPTH = 256  # of lists and objects in each other
 CUSTOM_ARGUMENT = "input"  # of a tool that takes a text instead of arguments
 
@@ -155,7 +157,7 @@ def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> lis
                 field, f"the role {message.get('role')!r} is none of {', '.join(ROLES)}"
             )
     try:
-        result = [canonical(message) for message in messages]
+        result = [bounded(canonical(message)) for message in messages]
     except ValueError as error:
         raise rejection(field, str(error)) from None
     if not result:
@@ -167,6 +169,18 @@ def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> lis
             " one of the user or of a tool",
         )
     return result
+
+
+def bounded(message: Message) -> Message:
+    """The canonical message, if no chat template would leave out most of it. Raises ValueError."""
+    if message["role"] not in ROLES:
+        raise ValueError(f"the role of a message is one of {', '.join(ROLES)}")
+    calls = message.get("tool_calls", ())
+    names = [message.get("name", ""), message.get("tool_call_id", "")]
+    names += [name for call in calls for name in (call["id"], call["function"]["name"])]
+    if max(map(len, names)) > MAX_NAME:
+        raise ValueError(f"names and ids in a message have at most {MAX_NAME} characters")
+    return message
 
 
 def chat_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:

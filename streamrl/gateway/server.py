@@ -22,10 +22,11 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import Env
 from streamrl.errors import StreamrlError, describe_error
 from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
+from streamrl.gateway.bodies import BodyReader
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.gateway.fields import FIELDS, check_fields, left_out_header
 from streamrl.gateway.lookups import LookupsApi
-from streamrl.gateway.requests import Dialect, RequestRejected, openai_error, parse_body, rejection
+from streamrl.gateway.requests import Dialect, RequestRejected, openai_error, rejection
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import Client
 from streamrl.sessions.keys import (
@@ -81,6 +82,7 @@ class HttpApi:
         self._calls = calls
         self._sessions = sessions
         self._lookups = LookupsApi(run, calls, clients)
+        self._bodies = BodyReader(run)
 
     def app(
         self, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None
@@ -182,23 +184,25 @@ class HttpApi:
 
     async def _start_session(self, request: Request) -> Response:
         key = self._key_of(request, "open")
-        body = await self._body_of(request)
+        body = await self._bodies.read(request, key.env)
         url = self._run.gateway.url.rstrip("/") or str(request.base_url).rstrip("/")
         return json_response(await self._sessions.start(key.env, body, url, is_retry(request)))
 
     async def _set_reward(self, request: Request) -> Response:
         key = self._key_of(request, "grade")
         name = SessionName(key.env, key.session)
-        return json_response(await self._sessions.set_reward(name, await self._body_of(request)))
+        body = await self._bodies.read(request, f"{key.env}.{key.session}")
+        return json_response(await self._sessions.set_reward(name, body))
 
     async def _end_session(self, request: Request) -> Response:
         key = self._key_of(request, "grade")
         name = SessionName(key.env, key.session)
-        return json_response(await self._sessions.end(name, await self._body_of(request)))
+        body = await self._bodies.read(request, f"{key.env}.{key.session}")
+        return json_response(await self._sessions.end(name, body))
 
     async def _end_sessions(self, request: Request) -> Response:
         key = self._key_of(request, "open")
-        body = await self._body_of(request)
+        body = await self._bodies.read(request, key.env)
         return json_response(await self._sessions.end_sessions_of_server(key.env, body))
 
     def _count(self, dialect: Dialect) -> Handler:
@@ -274,7 +278,7 @@ class HttpApi:
         names the session in the body. Raises RequestRejected.
         """
         key = self._key_of(request, "sample")
-        body = await self._body_of(request)
+        body = await self._bodies.read(request, f"{key.env}.{key.session}")
         if key.session:
             return SessionName(key.env, key.session), body
         name = session_in_metadata(body.get("metadata"))
@@ -286,25 +290,6 @@ class HttpApi:
                 code="permission_denied",
             )
         return name, body
-
-    async def _body_of(self, request: Request) -> dict[str, Any]:
-        """The JSON of a request, if it has a body. Its content type has to be JSON's: a web page
-        cannot send that to another server without having asked.
-        """
-        limit = self._run.gateway.max_body_mb * 1_000_000
-        text = bytearray()
-        async for chunk in request.stream():
-            text += chunk
-            if len(text) > limit:
-                raise RequestRejected(
-                    413,
-                    f"the body has more than {self._run.gateway.max_body_mb:g} MB"
-                    " (gateway.max_body_mb)",
-                )
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if text and kind != "application/json":
-            raise RequestRejected(415, "send JSON, with the header Content-Type: application/json")
-        return parse_body(bytes(text))
 
 
 def json_response(

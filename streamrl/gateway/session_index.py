@@ -9,6 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
+from streamrl.gateway.requests import RequestRejected
 from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
 from streamrl.sessions.call_tree import CallTree, InvalidCall
 from streamrl.sessions.keys import SessionName
@@ -17,6 +20,9 @@ from streamrl.text import one_line
 logger = logging.getLogger(__name__)
 
 DIGITS = 9  # of the number of a request among those with the same body
+# What the messages of a session may be longer than its tokens. Real ones have 1 to 8 bytes a token.
+BYTES_PER_TOKEN = 256
+FREE_BYTES = 1_000_000
 MAX_ENDED = 100_000  # sessions of which it is remembered that they have ended
 
 
@@ -32,6 +38,8 @@ class LiveSession:
         self.starts = 1
         self.started_s = float("-inf")  # when the agent was started again, if it was
         self.answer_counts: dict[str, int] = {}  # by the name of the request
+        self._message_bytes = 0
+        self._tokens = 0
         # The ordinal after those in use since the agent was last started, by the digest of a body:
         self._next_recorded: dict[str, int] = {}  # requests that began since and have an answer
         self._next_reserved: dict[str, int] = {}  # requests that this replica has begun to answer
@@ -44,6 +52,8 @@ class LiveSession:
         """Add the next call of the log, unless its request has been answered already."""
         if not self.tree.add(call):
             return
+        self._message_bytes += message_bytes(call)
+        self._tokens += len(call.prompt) + len(call.tokens)
         self.revision += 1
         self.answer_counts[call.request] = self.answer_counts.get(call.request, 0) + 1
         body, _, ordinal = call.request.rpartition("#")
@@ -51,6 +61,20 @@ class LiveSession:
         # The agent will repeat a request that was in flight when it was killed.
         if ordinal.isdecimal() and len(ordinal) <= DIGITS and began_s >= self.started_s:
             self._next_recorded[body] = max(self._next_recorded.get(body, 0), int(ordinal) + 1)
+
+    def check_message_bytes(self, new_bytes: int, new_tokens: int) -> None:
+        """Raises RequestRejected if the messages of the session would be much longer than what the
+        policy has read of them: a chat template may show nothing of what is recorded.
+        """
+        limit = FREE_BYTES + BYTES_PER_TOKEN * (self._tokens + new_tokens)
+        if self._message_bytes + new_bytes > limit:
+            raise RequestRejected(
+                413,
+                f"the messages of the session have more than {limit:,} bytes, which is"
+                f" {BYTES_PER_TOKEN} for each token that the policy has read, and {FREE_BYTES:,}"
+                " more; leave out what its chat template does not show",
+                field="messages",
+            )
 
     def next_ordinal(self, body: str) -> int:
         """The ordinal of a new request with a body of this digest."""
@@ -76,6 +100,11 @@ class LiveSession:
         self.started_s = time_s
         self._next_recorded.clear()
         self._next_reserved.clear()
+
+
+def message_bytes(call: ModelCall) -> int:
+    """The size of what a call records of its messages."""
+    return len(msgspec.json.encode(call.messages)) + len(msgspec.json.encode(call.tool_calls))
 
 
 class SessionIndex:

@@ -11,7 +11,8 @@ import pytest
 
 from streamrl.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.gateway.requests import ChatRequest, RequestRejected
-from streamrl.gateway.session_index import SessionIndex
+from streamrl.gateway.session_index import SessionIndex, message_bytes
+from streamrl.inference.client import SamplingFailed
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall, Record, SessionEnd
 from streamrl.sessions.call_tree import CallTree
@@ -103,3 +104,168 @@ def test_a_session_that_has_ended_elsewhere_takes_no_call(tmp_path: Path):
     with pytest.raises(RequestRejected, match="has ended") as refused:
         answered(log, tmp_path, ("user", "q"))
     assert refused.value.status == 409 and log.cancelled == 1
+
+
+class Slow(Log):
+    """A sampler that waits for `gate`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def sample(
+        self, session: Any, request: Any, continuation: Any, name: str
+    ) -> list[ModelCall]:
+        self.asked.append(name)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        number = len(self.asked)
+        return [call(f"{name}-{number}-{i}", "", name, choice=i) for i in range(request.n)]
+
+
+class Departing:
+    """An agent that leaves when `has_left` is set."""
+
+    def __init__(self) -> None:
+        self.has_left = False
+
+    async def is_gone(self) -> bool:
+        return self.has_left
+
+
+def handler(log: Log, path: Path, **gateway: Any) -> ModelCallHandler:
+    return ModelCallHandler(run_of(path, **gateway), log.index, log, log, log)  # pyright: ignore[reportArgumentType]
+
+
+def asking(text: str, n: int = 1, **fields: Any) -> AgentRequest:
+    request = ChatRequest(messages=[{"role": "user", "content": text}], n=n)
+    return AgentRequest(NAME, lambda tree: request, **fields)
+
+
+async def settled(turns: int = 20) -> None:
+    """Let every task go on as far as it can."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def test_calls_at_once_are_not_more_than_a_session_may_have(tmp_path: Path):
+    async def scenario() -> None:
+        log = Slow()
+        calls = handler(log, tmp_path, max_calls=4)
+        asked = [asyncio.create_task(calls.answer(asking(f"q{i}"))) for i in range(10)]
+        await settled()
+        assert len(log.asked) == 4  # the servers have no work with the others
+        log.gate.set()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [each for each in results if isinstance(each, RequestRejected)]
+        assert [each.code for each in refused] == ["max_calls"] * 6
+        assert len(log.index.sessions[NAME].tree.calls) == 4
+        with pytest.raises(RequestRejected, match="has had 4"):
+            await calls.answer(asking("another"))
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_fails_gives_its_place_back(tmp_path: Path):
+    async def scenario() -> None:
+        log = Slow()
+        log.gate.set()
+        calls = handler(log, tmp_path, max_calls=2)
+        original = log.sample
+
+        async def fails(*_: Any) -> list[ModelCall]:
+            raise SamplingFailed("no server")
+
+        log.sample = fails
+        for _ in range(5):
+            with pytest.raises(RequestRejected) as refused:
+                await calls.answer(asking("q", n=2))
+            assert refused.value.status == 503
+        log.sample = original
+        assert len((await calls.answer(asking("q", n=2))).calls) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_session_has_no_more_answers_in_flight_than_are_fair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamrl.gateway.calls.MAX_IN_FLIGHT", 8)
+
+    async def scenario() -> None:
+        log = Slow()
+        calls = handler(log, tmp_path)
+        first = asyncio.create_task(calls.answer(asking("q", n=8)))
+        await settled()
+        with pytest.raises(RequestRejected) as refused:
+            await calls.answer(asking("more"))
+        assert refused.value.status == 429 and refused.value.retry_after_s
+        log.gate.set()
+        await first
+        assert await calls.answer(asking("more"))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_call_whose_agent_has_left_is_cancelled_unless_a_retry_joins_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
+):
+    monkeypatch.setattr("streamrl.gateway.calls.LEFT_POLL_S", 0.0)
+    monkeypatch.setattr("streamrl.gateway.calls.LEFT_GRACE_S", 0.0 if not joins else 0.01)
+
+    async def scenario() -> None:
+        log = Slow()
+        calls = handler(log, tmp_path)
+        agent = Departing()
+        left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
+        await settled()
+        agent.has_left = True
+        with pytest.raises(RequestRejected, match="has left"):
+            await left
+        if joins:
+            retry = asyncio.create_task(calls.answer(asking("q", is_retry=True)))
+            await asyncio.sleep(0.05)  # longer than the grace
+            log.gate.set()
+            assert len((await retry).calls) == 1
+            assert (len(log.asked), log.cancelled) == (1, 0)
+            return
+        while not log.cancelled:
+            await asyncio.sleep(0)
+        await settled()
+        log.gate.set()
+        again = await calls.answer(asking("q"))
+        assert again.calls[0].request.endswith("#0")  # the same request, for nothing was recorded
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_the_policy_has_not_read_are_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A session may have 100 bytes of messages more than 2 for each of its tokens."""
+    monkeypatch.setattr("streamrl.gateway.session_index.FREE_BYTES", 100)
+    monkeypatch.setattr("streamrl.gateway.session_index.BYTES_PER_TOKEN", 2)
+    log = Slow()
+    log.gate.set()
+
+    async def scenario() -> int:
+        calls = handler(log, tmp_path)
+        recorded = 0
+        while True:
+            try:
+                await calls.answer(asking(f"q{recorded}"))
+            except RequestRejected as refused:
+                assert refused.status == 413
+                return recorded
+            recorded += 1
+
+    recorded = asyncio.run(scenario())
+    session = log.index.sessions[NAME]
+    size = sum(map(message_bytes, session.tree.calls.values()))
+    tokens = sum(len(each.prompt) + len(each.tokens) for each in session.tree.calls.values())
+    assert recorded == len(session.tree.calls) > 0
+    assert size <= 100 + 2 * tokens

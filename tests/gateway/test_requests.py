@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.gateway.requests import Answer, ChatRequest, RequestRejected, parse_body
+from streamrl.gateway.requests import (
+    Answer,
+    ChatRequest,
+    RequestRejected,
+    canonical_messages,
+    parse_body,
+)
 from streamrl.gateway.server import DIALECTS
 from streamrl.sessions.call_tree import CallTree
 from tests.support.sessions import call
@@ -101,3 +107,34 @@ def test_an_item_of_the_responses_api_brings_no_calls_of_its_own():
     body = {"input": [{"role": "user", "content": "q"}, said, called, given]}
     request = DIALECTS["/v1/responses"].parse(body, CallTree())
     assert [len(message.get("tool_calls", ())) for message in request.messages] == [0, 1, 0]
+
+
+def tool_call(identity: str, name: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": "{}"}
+    return {"id": identity, "type": "function", "function": function}
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ({"role": "x", "content": "q"}, "the role of a message is one of system, "),
+        ({"role": ["user"], "content": "q"}, "a message has a role"),
+        ({"role": "user", "content": "q", "name": "n" * 257}, "at most 256 characters"),
+        ({"role": "tool", "content": "q", "tool_call_id": "n" * 257}, "at most 256 characters"),
+        ({"role": "assistant", "tool_calls": [tool_call("i" * 257, "f")]}, "at most 256"),
+        ({"role": "assistant", "tool_calls": [tool_call("i", "f" * 257)]}, "at most 256"),
+    ],
+)
+def test_what_no_chat_template_shows_is_bounded(message: dict[str, Any], cause: str):
+    with pytest.raises(RequestRejected, match=cause):
+        canonical_messages([message], "messages")
+
+
+def test_names_and_ids_up_to_the_bound_are_kept():
+    message = {
+        "role": "assistant",
+        "content": "",
+        "name": "n" * 256,
+        "tool_calls": [tool_call("i" * 256, "f" * 256)],
+    }
+    assert canonical_messages([message], "messages") == [message]
