@@ -140,7 +140,8 @@ def test_every_module_of_the_core_is_imported(empty: Path):
     of_core = {name for name in missing if name.split(".")[1] in CORE}
     # each an extra; the gateway's and the dashboard's have the HTTP server
     sinks = {f"streamrl.monitoring.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")}
-    assert count > 100 and of_core == {*sinks, "streamrl.system.http_server"}
+    http = {"streamrl.system.http_connection", "streamrl.system.http_server"}
+    assert count > 100 and of_core == {*sinks, *http}
     assert set(missing.values()) <= EXTRAS.keys(), missing
     assert len(missing) < count / 4
 

