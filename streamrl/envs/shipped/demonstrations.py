@@ -14,7 +14,8 @@ import msgspec
 
 from streamrl.envs.api import AgentLoopEnv, Message, PolicyClient, Problem, RewardResult
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
-from streamrl.envs.shipped.samples import rows, unusable
+from streamrl.envs.shipped.cells import chat_message
+from streamrl.envs.shipped.row_files import columns_of, read_rows
 from streamrl.sessions.messages import canonical
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -78,33 +79,15 @@ def read(path: Path) -> list[DemonstrationRow]:
     """All conversations of a file, in order. Raises ValueError, which names the file or the lines
     that cannot be used.
     """
-    conversations: list[DemonstrationRow] = []
-    bad: list[tuple[int, str]] = []
-    for line, row in rows(path):
-        try:
-            if path.suffix == ".parquet":
-                row = _without_nulls(row)
-            conversations.append(conversation(line, row))
-        except RecursionError:
-            bad.append((line, "nested too deeply"))
-        except ValueError as error:
-            bad.append((line, str(error)))
-    if bad:
-        raise ValueError(unusable(path, bad))
-    if not conversations:
-        raise ValueError(f"file {path} has no conversations")
-    return conversations
+    return read_rows(path, "conversations", conversation)
 
 
 def conversation(line: int, row: Any) -> DemonstrationRow:
     """The conversation of a row. Raises ValueError if it is none, or if no server and no record
     could have it; the text goes after file and line.
     """
-    if isinstance(row, RecursionError):
-        raise row
-    if isinstance(row, Exception):
-        raise ValueError(f"not JSON ({row})")
-    if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list):
+    row = columns_of(row)
+    if not isinstance(row.get("messages"), list):
         raise ValueError("no list of 'messages'")
     tools = row.get("tools") or []
     if not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
@@ -112,7 +95,7 @@ def conversation(line: int, row: Any) -> DemonstrationRow:
     messages = [_message(index, message) for index, message in enumerate(row["messages"])]
     conversation = DemonstrationRow(line, messages, tools)
     try:
-        msgspec.json.encode((messages, tools))
+        msgspec.json.encode(tools)
     except (TypeError, ValueError) as error:
         raise ValueError(f"it cannot be sent to a server ({error})") from None
     if not conversation.answers:
@@ -124,13 +107,7 @@ def conversation(line: int, row: Any) -> DemonstrationRow:
 
 def _message(index: int, message: Any) -> Message:
     """A message of the file as a chat completion has it. Raises ValueError for what is none."""
-    if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
-        raise ValueError(f"'messages' has one without a role: {str(message)[:60]}")
-    fields = {name: value for name, value in message.items() if value is not None}
-    if fields["role"] not in ROLES:
-        raise ValueError(f"{fields['role'][:60]!r} is no role; there are {', '.join(ROLES)}")
-    if not isinstance(fields.setdefault("content", ""), str):
-        raise ValueError(f"the content of a message is no text: {str(fields['content'])[:60]}")
+    fields = chat_message(message, "messages")
     if "function_call" in fields:
         raise ValueError("a function_call, the form before tool_calls; write it as tool_calls")
     calls = fields.pop("tool_calls", [])
@@ -165,12 +142,3 @@ def _function(call: Any) -> dict[str, Any]:
     if not is_object:
         raise ValueError(f"the arguments of a tool call are no JSON object: {text[:60]}")
     return {**function, "arguments": text}
-
-
-def _without_nulls(value: Any) -> Any:
-    """The value without the nulls that a Parquet file has for whatever other rows have."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
-    return value

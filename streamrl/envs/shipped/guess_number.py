@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
+from streamrl.envs.shipped.answers import after_thoughts
 
 
 class GuessNumber(MultiTurnEnv):
@@ -57,8 +58,8 @@ class GuessNumber(MultiTurnEnv):
 
 
 def number_in(text: str) -> int | None:
-    """The first number in a text; None if there is none."""
-    match = re.search(r"[0-9]{1,18}", text)
+    """The first number after the thoughts of a text; None if there is none."""
+    match = re.search(r"[0-9]{1,18}", after_thoughts(text) or "")
     return int(match[0]) if match else None
 
 

@@ -14,10 +14,37 @@ from typing import Any, NamedTuple
 
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
-from streamrl.envs.shipped.samples import parsed
+from streamrl.envs.shipped.answers import (
+    AnswerPlace,
+    answer_in,
+    check_place,
+    closed_boxes,
+    in_box,
+    in_tag,
+)
+from streamrl.envs.shipped.cells import answer_in_cell, shown, text_in, value_of
+from streamrl.envs.shipped.row_files import read_rows
 
 LETTERS = "ABCDEFGHIJ"
-SINGLE_LETTER = re.compile(r"(?<![A-Za-z])([A-J])(?![A-Za-z'])")
+# Marks that are put around a letter.
+MARKS = r"[\s*_`\"'“”()\[\]{}$.,:;!]*"
+STATED = re.compile(
+    r"(?i)\b(?:answer|choice|option)s?\b[*_]*(?:\s+(?:to|of|for)\b[^\n.:]{0,60}?)?\s*"
+    r"(?:\b(?:is|are|would be|must be|should be|has to be)\b|[:=])"
+    r"(?:\s*(?:clearly|definitely|therefore|thus|indeed|simply|actually|option|choice|letter|:))*"
+    r"|\bI(?:'d| would| will|'ll)?\s+(?:choose|pick|select|say|go with|chose|picked|selected)\b"
+    r"(?:\s+(?:option|choice|letter))?"
+)
+JUDGED = re.compile(r"(?i)\s*(?:is|must be|has to be)\s+(?:the\s+)?(?:right|correct|true)\b")
+REJECTED = re.compile(
+    r"(?i)[\s)*_.:,-]*(?:(?:is|was|are)\s+)?(?:no|not|wrong|incorrect|false|isn't|cannot|can't)\b"
+)
+NOT = re.compile(r"(?i)(?:\bnot|n't(?: be)?|\bnor)\s+(?:option|choice|letter)?[\s(*\"']*$")
+# Between two letters, these make a list of them. A sentence about the second one ends it.
+LIST = re.compile(
+    r"(?i)[ \t)*_$.]*(?:[,/&;]|\band\b|\bor\b|[ \t])(?:[ \t]*(?:and|or)\b)?[ \t(*_$]*"
+)
+SENTENCE = re.compile(r"[)*_]*\s+(?:is|was|has|would|cannot|can|does)\b")
 
 
 class Question(NamedTuple):
@@ -27,15 +54,23 @@ class Question(NamedTuple):
 
 
 class MultipleChoice(SingleTurnEnv):
-    """The reward is `correct`: whether the last letter that stands alone is the right one. The
-    order of the choices follows from seed and number.
+    """The reward is `correct`: whether the answer chooses the right letter. The order of the
+    choices follows from seed and number. `answer` is where the answer is read (`answers.py`).
     """
 
-    def __init__(self, seed: int, file: str = "", choices: int = 4) -> None:
+    def __init__(
+        self,
+        seed: int,
+        file: str = "",
+        choices: int = 4,
+        answer: AnswerPlace = "after-think",
+    ) -> None:
         if not 2 <= choices <= len(LETTERS):
             raise ValueError(f"choices is {choices}; 2 to {len(LETTERS)}")
+        check_place(answer)
         self.seed = seed
         self.choices = choices
+        self.answer: AnswerPlace = answer
         self._questions = read(Path(file)) if file else []
         self._order = EpochOrder(seed, len(self._questions)) if file else None
 
@@ -51,10 +86,18 @@ class MultipleChoice(SingleTurnEnv):
         for letter, i in zip(LETTERS, order, strict=False):
             lines.append(f"{letter}) {question.choices[i]}")
         right = LETTERS[order.index(question.answer)]
-        return Problem([{"role": "user", "content": "\n".join(lines)}], right)
+        letters = LETTERS[: len(order)]
+        return Problem(
+            messages=[{"role": "user", "content": "\n".join(lines)}],
+            answer=right,
+            metadata={"letters": letters},
+        )
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
-        return {"correct": float(chosen_letter(completion.text) == problem.answer)}
+        answer = answer_in(completion, self.answer)
+        letters = problem.metadata.get("letters", LETTERS)
+        chosen = "" if answer is None else chosen_letter(answer, letters)
+        return {"correct": float(chosen == problem.answer)}
 
     def _sum(self, draw: random.Random) -> Question:
         one = draw.randint(0, 9)
@@ -64,28 +107,141 @@ class MultipleChoice(SingleTurnEnv):
         return Question(f"{one}+{other}=?", [str(n) for n in (right, *wrong)], 0)
 
 
-def chosen_letter(text: str) -> str:
-    """The last letter that stands alone; empty if there is none."""
-    letters = SINGLE_LETTER.findall(text)
-    return letters[-1] if letters else ""
+class Letter(NamedTuple):
+    """A letter of a choice, where a text names it."""
+
+    letter: str
+    start: int
+    end: int
+
+
+def chosen_letter(text: str, letters: str = LETTERS) -> str:
+    """The letter, of those of the question, that a text chooses; empty if it chooses none.
+
+    In this order: the letter in a box or a tag, the last one that is stated as the answer, one that
+    is called right, one that the text begins with, and the last one that the text names. A list of
+    letters chooses none, and "A" and "I" in a sentence are words.
+    """
+    if closed_boxes(text) is None:
+        return ""
+    held = in_box(text) or in_tag(text)
+    if held is not None:
+        return _only_letter(held, letters)
+    named = letters_in(text, letters)
+    stated = _stated(text, named)
+    if stated is not None:
+        return stated
+    named = [each for each in named if not _is_rejected(text, each)]
+    called_right = [each.letter for each in named if JUDGED.match(text, each.end)]
+    if called_right:
+        return called_right[-1] if len(set(called_right)) == 1 else ""
+    return _first_or_last(text, named)
+
+
+def letters_in(text: str, letters: str) -> list[Letter]:
+    """The letters of choices that a text names, in order."""
+    found: list[Letter] = []
+    for match in re.finditer(rf"(?<![A-Za-z0-9'’])([{letters}])(?![A-Za-z0-9'’])", text):
+        if not _is_word(text, match):
+            found.append(Letter(match[1], match.start(), match.end()))
+    return found
+
+
+def _is_word(text: str, match: re.Match[str]) -> bool:
+    """Whether an "A" or an "I" is a word of a sentence: another word follows, and it is not one
+    that follows a letter.
+    """
+    if match[1] not in "AI":
+        return False
+    after = re.match(r"\s+([A-Za-z]+)", text[match.end() : match.end() + 24])
+    if after is None:
+        return False
+    follows_letter = ("is", "because", "since", "as", "or", "and", "was", "must", "has", "seems")
+    return match[1] == "I" or after[1].lower() not in follows_letter
+
+
+def _is_rejected(text: str, named: Letter) -> bool:
+    """Whether a text calls a choice wrong, or names it after a "not"."""
+    before = text[max(0, named.start - 30) : named.start]
+    return bool(REJECTED.match(text, named.end) or NOT.search(before))
+
+
+def _only_letter(held: str, letters: str) -> str:
+    """The one letter that a box or a tag names."""
+    held = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s*", "", held)
+    named = {each.letter for each in letters_in(held, letters)}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _stated(text: str, named: list[Letter]) -> str | None:
+    """The letter of the last statement of an answer; empty if that lists several. None if the text
+    states none.
+    """
+    by_start = {each.start: index for index, each in enumerate(named)}
+    stated: str | None = None
+    for match in STATED.finditer(text):
+        marks = re.compile(MARKS).match(text, match.end())
+        begin = marks.end() if marks else match.end()
+        if begin in by_start:
+            index = by_start[begin]
+            stated = "" if _is_listed(text, named, index) else named[index].letter
+    return stated
+
+
+def _is_listed(text: str, named: list[Letter], index: int) -> bool:
+    """Whether the letter is one of a list of different letters."""
+    for first, second in ((index - 1, index), (index, index + 1)):
+        if first < 0 or second >= len(named):
+            continue
+        between = LIST.fullmatch(text, named[first].end, named[second].start)
+        is_told = SENTENCE.match(text, named[second].end)
+        if between and not is_told and named[first].letter != named[second].letter:
+            return True
+    return False
+
+
+def _first_or_last(text: str, named: list[Letter]) -> str:
+    """The letter that a text begins with, if no other line begins with another; otherwise the last
+    one that it names, unless that is one of a list.
+    """
+    if not named:
+        return ""
+    at_begin = {
+        each.letter
+        for each in named
+        if not text[_line_start(text, each.start) : each.start].strip(" \t*_(\"'>-`[{")
+    }
+    first = named[0]
+    if not text[: first.start].strip(" \t\n*_(\"'>-`[{") and at_begin == {first.letter}:
+        return "" if _is_listed(text, named, 0) else first.letter
+    if len(at_begin) > 1 and len(at_begin) == len({each.letter for each in named}):
+        return ""  # the choices, written again
+    last = len(named) - 1
+    return "" if _is_listed(text, named, last) else named[last].letter
+
+
+def _line_start(text: str, index: int) -> int:
+    return text.rfind("\n", 0, index) + 1
 
 
 def read(path: Path) -> list[Question]:
-    """The questions of a file. Raises ValueError, which names the line that cannot be used."""
-    questions: list[Question] = []
-    for line, question in parsed(path, "a question with choices and an answer", _question):
-        count = len(question.choices)
-        if not (2 <= count <= len(LETTERS) and 0 <= question.answer < count):
-            raise ValueError(
-                f"{path}:{line}: {count} choices and answer {question.answer}; "
-                f"2 to {len(LETTERS)}, counted from 0"
-            )
-        questions.append(question)
-    if not questions:
-        raise ValueError(f"file {path} has no questions")
-    return questions
+    """The questions of a file. Raises ValueError, which names the lines that cannot be used."""
+    return read_rows(path, "questions", _question)
 
 
-def _question(data: Any) -> Question:
-    choices = [str(choice) for choice in data["choices"]]
-    return Question(str(data["question"]), choices, int(data["answer"]))
+def _question(line: int, row: Any) -> Question:
+    choices = value_of(row.get("choices"))
+    if not isinstance(choices, list) or not 2 <= len(choices) <= len(LETTERS):
+        raise ValueError(
+            f"'choices' is {shown(choices)}, not a list of 2 to {len(LETTERS)} choices"
+        )
+    texts = [answer_in_cell(choice, "choices") for choice in choices]
+    answer = value_of(row.get("answer"))
+    if isinstance(answer, str) and answer in LETTERS[: len(texts)]:
+        answer = LETTERS.index(answer)
+    if type(answer) is not int or not 0 <= answer < len(texts):
+        raise ValueError(
+            f"{len(texts)} choices and answer {shown(answer)}; the answer is the number of a"
+            " choice, from 0, or its letter"
+        )
+    return Question(text_in(row.get("question"), "question"), texts, answer)

@@ -28,10 +28,14 @@ import reasoning_gym
 import sympy
 from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
+from reasoning_gym.utils import SYSTEM_PROMPTS
 
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import SubprocessPool
+from streamrl.envs.shipped.answers import AnswerPlace, answer_in, check_place
+from streamrl.envs.shipped.math_text import stated_text
+from streamrl.text import nearest_or_all
 
 # Problems of one dataset: the library's own default. Some tasks draw all their problems at once, or
 # refuse more than 20,000.
@@ -78,14 +82,33 @@ FUNCTIONS = frozenset((*TRIGONOMETRIC, *SPECIAL, "exp", "log", "ln", "sqrt", "cb
 
 class ReasoningGym(SingleTurnEnv):
     """The reward is the task's own score of the answer, between 0 and 1. A rollout fails if its
-    answer is not scored in time.
+    answer is not scored in time, and an answer that is cut off scores 0.
+
+    `answer` is where the answer is read (`answers.py`): in the last <answer>, as the library's
+    `extract_answer` does, or without one what the text states after the thoughts. `system` names
+    one of the library's system prompts, which ask for that tag; empty means none. Another place has
+    no system prompt unless one is named.
 
     `scoring` has timeout_s, memory_mib, processes and allow_reading of the processes that score.
     """
 
     def __init__(
-        self, seed: int, task: str, scoring: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        seed: int,
+        task: str,
+        scoring: dict[str, Any] | None = None,
+        answer: AnswerPlace = "tag",
+        system: str | None = None,
+        **kwargs: Any,
     ) -> None:
+        check_place(answer)
+        if system is None:
+            system = "default" if answer == "tag" else ""
+        if system and system not in SYSTEM_PROMPTS:
+            hint = nearest_or_all(system, SYSTEM_PROMPTS)
+            raise ValueError(f"no system prompt {system!r} of reasoning-gym; {hint}")
+        self.answer: AnswerPlace = answer
+        self._system = SYSTEM_PROMPTS[system].strip() if system else ""
         if task not in DATASETS:
             near = difflib.get_close_matches(task, DATASETS, 3)
             raise ValueError(
@@ -102,22 +125,40 @@ class ReasoningGym(SingleTurnEnv):
 
     def problem(self, number: int) -> Problem:
         record = entry(self._task, self._settings, self._first, number)
-        message = {"role": "user", "content": record["question"]}
-        return Problem([message], {**record, "index": number})
+        messages = [{"role": "user", "content": record["question"]}]
+        if self._system:
+            messages.insert(0, {"role": "system", "content": self._system})
+        return Problem(messages, {**record, "index": number})
 
     async def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
+        answer = answer_in(completion, self.answer)
+        if answer is None and self.answer == "tag":
+            answer = untagged_answer(completion)
+        if answer is None:
+            return {"score": 0.0}
         score = await self.scorers(
             self._task,
             self._settings,
             self._first,
             problem.answer["index"],
             problem.answer["question"],
-            completion.text.strip(),
+            answer,
         )
         return {"score": float(score)}
 
     async def close(self) -> None:
         await self.scorers.close()
+
+
+def untagged_answer(completion: Completion) -> str | None:
+    """The answer of a text without a tag: what it states to be the answer, or all that follows the
+    thoughts. None if the text is cut off, or opens a tag.
+    """
+    text = answer_in(completion, "after-think")
+    if text is None or "<answer>" in text:
+        return None
+    stated = stated_text(text)
+    return text if stated is None else stated
 
 
 class Scorers(SubprocessPool):

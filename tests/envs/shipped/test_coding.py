@@ -14,7 +14,7 @@ from streamrl.envs.api import Completion, Problem, RewardBreakdown
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.envs.shipped.coding import Coding, program_in
+from streamrl.envs.shipped.coding import Coding
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client
 from streamrl.records import Rollout
@@ -27,6 +27,8 @@ from tests.support.waiting import patience
     [
         ('{"prompt": "f"}', ":1: not a prompt with tests"),
         ('{"prompt": "f", "tests": []}', ":1: no tests"),
+        ('{"prompt": "f", "tests": ["a", {}]}', ":1: 'tests' is {}, not a text"),
+        ('{"prompt": ["f"], "tests": ["a"]}', ":1: 'prompt' is .'f'., not a text"),
         (None, "cannot be read .No such file"),
     ],
 )
@@ -176,11 +178,3 @@ def test_the_last_attempt_is_not_answered():
             {"role": "assistant", "content": "def f(x): return 0"},
         ]
         assert bool(asyncio.run(env.reply(Problem([], tests), said))) == replies
-
-
-def test_the_program_in_what_was_said():
-    assert (
-        program_in("```py\na = 1\n```\nor\n```\nb = 2\n```") == "b = 2\n"
-        and program_in("c = 3") == "c = 3"
-        and program_in("```python\nd = 4") == "d = 4"
-    )

@@ -87,18 +87,53 @@ def test_rewards(reward: str, right: str, said: str, earned: dict[str, float], t
     [
         ({"reward": "math-verfy"}, r"no reward 'math-verfy'; did you mean 'math-verify'\?"),
         (
-            {"answer": "answer"},
+            {"columns": {"answer": "answer"}},
             (
                 r"problems.jsonl:1: no 'answer'; it has prompt, gt_answer, level; lines 2, 3, 4, 5,"
                 r" 6 neither \(10 in all\)"
             ),
         ),
-        ({"promt": "q"}, r"dataset takes no 'promt'; did you mean 'prompt'\?"),
+        ({"answr": "boxed"}, r"dataset takes no 'answr'; did you mean 'answer'\?"),
+        ({"answer": "box"}, r"no place 'box' of an answer; did you mean 'boxed'\?"),
+        ({"columns": {"promt": "q"}}, r"columns has 'promt'; did you mean 'prompt'\?"),
     ],
 )
 def test_what_cannot_be_is_said_with_the_setting(params: dict[str, Any], says: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=f"^envs.x.params: .*{says}"):
         dataset(tmp_path, ROWS, **params)
+
+
+def test_a_right_answer_that_is_not_equal_to_itself_is_refused_with_its_line(tmp_path: Path):
+    rows = [
+        ROWS[0],
+        {"prompt": "?", "gt_answer": r"\boxed{3"},
+        {"prompt": "?", "gt_answer": "#### "},
+    ]
+    says = (
+        r"problems.jsonl:2: the right answer '.*boxed{3' is of no use: math-verify takes it for"
+        " different from itself; line 3 neither"
+    )
+    with pytest.raises(ConfigError, match=says):
+        dataset(tmp_path, rows)
+    assert dataset(tmp_path, rows, reward="exact").problem(0)
+
+
+def test_an_instruction_goes_to_the_last_message_of_the_user(tmp_path: Path):
+    system = {"role": "system", "content": "Add."}
+    asked = {"role": "user", "content": [{"type": "text", "text": "2+2?"}]}
+    called = {"role": "assistant", "content": "[2+2]"}
+    result = {"role": "tool", "content": "4"}
+    row = {"prompt": [system, asked, called, result], "gt_answer": 4}
+    env = dataset(tmp_path, [row], instruction="A number.")
+    told = {"role": "user", "content": "2+2?\nA number."}
+    assert env.problem(0).messages == [system, told, called, result]
+    with pytest.raises(ConfigError, match="problems.jsonl:1: no message of a user"):
+        dataset(tmp_path, [{"prompt": [system], "gt_answer": 4}], instruction="A number.")
+
+
+def test_a_structure_for_functions_of_the_run_file_stays_one(tmp_path: Path):
+    env = dataset(tmp_path, [{"prompt": "?", "gt_answer": {"tests": [1]}}], reward="none")
+    assert env.problem(0).answer == {"tests": [1]}
 
 
 def test_an_instruction_cannot_follow_token_ids(tmp_path: Path):

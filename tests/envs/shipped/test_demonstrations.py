@@ -123,9 +123,15 @@ def test_a_parquet_file_is_read_as_well(tmp_path: Path):
         ([], "has no conversations"),
         ([{"prompt": "1"}], r"shown\.jsonl:1: no list of 'messages'"),
         ([SHOWN[0], {"messages": [ASKED]}], r"jsonl:2: no message of the assistant"),
-        ([{"messages": ["3*4="]}], r"jsonl:1: 'messages' has one without a role: 3\*4="),
+        (
+            [{"messages": ["3*4="]}],
+            r"jsonl:1: 'messages' has a message without role and content: '3\*4='",
+        ),
         ([{"messages": [SAYS]}], "jsonl:1: it begins with the assistant"),
-        ([{"messages": [{**ASKED, "content": "\ud800"}, SAYS]}], "jsonl:1: it cannot be sent"),
+        (
+            [{"messages": [{**ASKED, "content": "\ud800"}, SAYS]}],
+            "jsonl:1: 'messages' has half of a surrogate pair",
+        ),
         ([{"messages": [ASKED, {**SAYS, "tool_calls": [{}]}]}], "without a function's name"),
         (
             [{"messages": [ASKED, {**SAYS, "tool_calls": [{"function": BAD}]}]}],
@@ -144,9 +150,18 @@ def test_a_parquet_file_is_read_as_well(tmp_path: Path):
                 ([{"id": 7, "function": call("1")}], "a tool call has an id and a function"),
             )
         ],
-        ([{"messages": [ASKED, {**SAYS, "content": ["12"]}]}], "content of a message is no text"),
-        ([{"messages": [{**ASKED, "content": 12}, SAYS]}], "content of a message is no text: 12"),
-        ([{"messages": [{**ASKED, "role": "human"}, SAYS]}], "jsonl:1: 'human' is no role; there"),
+        (
+            [{"messages": [ASKED, {**SAYS, "content": [{"type": "image"}]}]}],
+            "a part that is no text",
+        ),
+        (
+            [{"messages": [{**ASKED, "content": 12}, SAYS]}],
+            "a message whose content is no text: 12",
+        ),
+        (
+            [{"messages": [{**ASKED, "role": "human"}, SAYS]}],
+            "jsonl:1: .*'human' is no role; there",
+        ),
         (
             [{"messages": [ASKED, {**SAYS, "function_call": call("1")}]}],
             "a function_call, the form before tool_calls",
@@ -164,7 +179,7 @@ def test_what_is_nested_too_deeply_is_named(tmp_path: Path, where: str):
     deep = "[" * 100_000 + "]" * 100_000
     good = json.dumps(SHOWN[1])
     path.write_text(f"{good}\n" + good[:-1] + f', "{where}": {deep}}}\n')
-    with pytest.raises(ConfigError, match="jsonl:2: nested too deeply"):
+    with pytest.raises(ConfigError, match=r"jsonl:2: not JSON \(nested too deeply\)"):
         make_env("demonstrations", 1, {"file": str(path)}, "envs.x")
 
 

@@ -190,3 +190,48 @@ def test_settings_that_make_no_judge_are_refused(params: dict[str, Any], cause: 
     given = {"base_url": "http://127.0.0.1:1/v1", "model": "m", **params}
     with pytest.raises(ConfigError, match=cause):
         make_reward("judge", given, "rewards.judge")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("<unk>", "<s>", "</s>", "<|im_end|>", "<|reserved 1|>", "<start_of_turn>", "<｜User｜>"),
+        *("<｜end▁of▁sentence｜>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[gMASK]", "<<SYS>>"),
+        *("<think>", "</answer>", "<turn|>", "]~b]", "[e~["),
+    ],
+)
+def test_a_control_token_that_the_policy_wrote_is_broken_up(token: str):
+    judge = Judge("http://127.0.0.1:1/v1", "m", prompt="{completion} {conversation}")
+    said = f"2{token}3"
+    messages = [{"role": "assistant", "content": said}]
+    asked = judge.question(Problem([]), Completion(said, True, messages=messages))
+    assert token not in asked and "".join(asked.split()) == "".join((said + said).split())
+
+
+def test_what_is_no_control_token_is_shown_as_it_is():
+    judge = Judge("http://127.0.0.1:1/v1", "m", prompt="{completion}")
+    for said in ("a < b and c > d", "x[0] + y[i]", "[a, b]", "1 <= 2", "it is <1", "{completion}"):
+        assert judge.question(Problem([]), Completion(said, True)) == said
+
+
+def test_the_marker_changes_with_what_is_judged_and_is_the_same_for_the_same():
+    judge = Judge("http://127.0.0.1:1/v1", "m", prompt="{marker} {completion}")
+    problem = Problem([{"role": "user", "content": "12="}])
+    first, again, other = (
+        judge.question(problem, Completion(said, True)).split()[0] for said in ("a", "a", "b")
+    )
+    assert first == again != other
+
+
+def test_an_answer_that_is_no_text_is_shown_to_the_judge_as_json():
+    judge = Judge("http://127.0.0.1:1/v1", "m", prompt="{answer} {completion}")
+    asked = judge.question(Problem([], {"a": [1, "x"]}), Completion("ok", True))
+    assert asked == '{"a": [1, "x"]} ok'
+
+
+def test_a_score_of_ten_thousand_spaces_or_stars_is_read():
+    """A search that is not linear would take minutes."""
+    judge = Judge("http://127.0.0.1:1/v1", "m")
+    for filling in (" ", "*", "*:", "score"):
+        with pytest.raises(ValueError, match="no score"):
+            judge.read_score("Score:" + filling * 100_000)

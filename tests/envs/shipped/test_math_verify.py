@@ -7,7 +7,7 @@ import pytest
 from streamrl.envs.api import Completion, Problem
 from streamrl.envs.engine.time_limits import with_time_limit
 from streamrl.envs.sandbox.subprocess_call import CallFailed
-from streamrl.envs.shipped.math_verify import MathVerify
+from streamrl.envs.shipped.math_verify import MathVerify, gold_math, unusable_golds
 from tests.support.waiting import patience
 
 EQUAL = [
@@ -30,6 +30,34 @@ async def test_the_same_number_written_otherwise_is_right():
             ), (right, said)
     finally:
         await verify.close()
+
+
+async def test_what_is_cut_off_or_left_open_is_wrong_without_a_call():
+    verify = MathVerify()
+    for text, is_finished in ((r"\boxed{42}", False), ("<think>It is 42", True)):
+        assert await verify(Problem([], "42"), Completion(text, is_finished), {}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("right", "mathematics"),
+    [
+        ("She sold 24.\n#### 72", "72"),
+        (r"So it is $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
+        ("$x + 1$", "x + 1"),
+        (r"3\sqrt{13}", r"3\sqrt{13}"),
+        (r"\boxed{3", None),
+        ("#### ", None),
+    ],
+)
+def test_the_mathematics_of_a_right_answer(right: str, mathematics: str | None):
+    assert gold_math(right) == mathematics
+
+
+async def test_a_right_answer_that_is_not_equal_to_itself_is_found_by_its_index():
+    golds = ["7", r"\frac{1}{2}", r"\boxed{3", "x^2", r"\boxed{3"]
+    causes = await unusable_golds(golds)
+    assert [*causes] == [2, 4]
+    assert causes[2] == "math-verify takes it for different from itself"
 
 
 PATHOLOGICAL = "$" + "9^{" * 6 + "9" + "}" * 6 + "$"

@@ -21,11 +21,30 @@ from streamrl.errors import ConfigError
         ("(A) no: D)", "D"),
         ("banana", ""),
         ("I'd say B", "B"),
+        ("The answer is C because I counted.", "C"),
+        ("A small error gives C.", "C"),
+        ("A, B or C", ""),
+        ("not B", ""),
+        ("B is wrong, so C", "C"),
         ("", ""),
     ],
 )
 def test_the_letter_that_was_chosen(text: str, letter: str):
     assert chosen_letter(text) == letter
+
+
+def test_only_letters_of_the_question_are_chosen():
+    assert chosen_letter("The answer is I.", "ABCD") == ""
+    assert chosen_letter("The answer is I.", "ABCDEFGHI") == "I"
+    assert chosen_letter("E is too large, so C", "ABCD") == "C"
+
+
+def test_a_right_answer_may_be_a_letter_in_the_file(tmp_path: Path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"question": "q", "choices": [1, 2.0, "3"], "answer": "C"}))
+    problem = make_env("multiple-choice", 0, {"file": str(file)}, "envs.x").problem(0)
+    shown = problem.messages[0]["content"].splitlines()
+    assert f"{problem.answer}) 3" in shown and {line[3:] for line in shown[1:]} == {*"123"}
 
 
 def test_choices_are_shuffled_and_the_right_one_keeps_its_letter(tmp_path: Path):
@@ -51,9 +70,13 @@ def test_choices_are_shuffled_and_the_right_one_keeps_its_letter(tmp_path: Path)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{}", ":1: not a question with choices and an answer .KeyError"),
+        ("{}", ":1: 'choices' is None, not a list of 2 to 10 choices"),
         ('{"question": "q", "choices": ["a", "b"], "answer": 2}', ":1: 2 choices and answer 2"),
         ("", "has no questions"),
+        ('{"question": "q", "choices": ["a", null], "answer": 0}', ":1: 'choices' is None, not an"),
+        ('{"question": "q", "choices": ["a", ["b"]], "answer": 0}', ":1: 'choices' is "),
+        ('{"question": "q", "choices": ["a", "b"], "answer": true}', ":1: 2 choices and answer Tr"),
+        ('{"question": ["q"], "choices": ["a", "b"], "answer": 0}', ":1: 'question' is "),
     ],
 )
 def test_a_file_that_is_none_is_named(line: str, says: str, tmp_path: Path):

@@ -62,8 +62,8 @@ def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
         make_env("reasoning-gym", seed, {"task": "list_functions"}, "envs.x") for seed in (1, 1, 2)
     )
     numbers = [0, 3, CHUNK - 1, CHUNK, CHUNK + 3, 10**9]
-    posed = [one.problem(i).messages[0]["content"] for i in numbers]
-    assert posed == [again.problem(i).messages[0]["content"] for i in reversed(numbers)][
+    posed = [one.problem(i).messages[-1]["content"] for i in numbers]
+    assert posed == [again.problem(i).messages[-1]["content"] for i in reversed(numbers)][
         ::-1
     ] and len(set(posed)) == len(posed)
     shifted = [
@@ -72,8 +72,8 @@ def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
         )
         for seed in (1, 2)
     ]
-    assert not {shifted[0].problem(i).messages[0]["content"] for i in range(50)} & {
-        shifted[1].problem(i).messages[0]["content"] for i in range(50)
+    assert not {shifted[0].problem(i).messages[-1]["content"] for i in range(50)} & {
+        shifted[1].problem(i).messages[-1]["content"] for i in range(50)
     }
     assert next_seed.problem(0) != one.problem(0)
 
@@ -86,7 +86,7 @@ def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(
     posed = list[str]()
     for state in (1, 2, 3):
         np.random.seed(state)  # what went before must not matter
-        posed.append(env.problem(214).messages[0]["content"])
+        posed.append(env.problem(214).messages[-1]["content"])
     assert "np.random" in posed[0] and len(set(posed)) == 1
 
 
@@ -112,7 +112,7 @@ async def pose_and_score(task: str) -> None:
     )
     for number in (0, CHUNK + 1):
         problem = env.problem(number)
-        assert problem.messages[0]["content"] and problem == env.problem(number)
+        assert problem.messages[-1]["content"] and problem == env.problem(number)
         for text in ("", "nonsense"):  # where it halts, "nonsense" is a no
             assert 0 <= (await env.rewards(problem, Completion(text, True)))["score"] <= 1
     await env.close()

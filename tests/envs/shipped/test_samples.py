@@ -89,7 +89,7 @@ SCHEMA = pa.schema(
         ),
         (
             {"prompt": ["?"], "gt_answer": "2"},
-            "a.jsonl:2: 'prompt' has a message without role and content: \\?",
+            "a.jsonl:2: 'prompt' has a message without role and content: '\\?'",
         ),
         (
             {"input_token_ids": [], "gt_answer": "2"},
@@ -147,7 +147,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path):
         ("b.jsonl", "b.jsonl has no problems"),
         ("c.jsonl", "c.jsonl cannot be read .No such file"),
         ("c.parquet", "c.parquet cannot be read"),
-        ("a.csv", "a.csv: name it .jsonl or .parquet, by what is in it"),
+        ("a.xlsx", "a.xlsx: name it .jsonl, .json, .csv, .tsv or .parquet, by what is in it"),
     ):
         with pytest.raises(ValueError, match=says):
             read(tmp_path / name, Columns())

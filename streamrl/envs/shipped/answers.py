@@ -1,0 +1,130 @@
+"""Finds the answer in what a policy wrote: after its thoughts, in a tag, or in a box.
+
+An answer that is cut off, or that leaves a thought or a box open, is no answer and earns nothing.
+All functions here take linear time, since the text comes from the policy.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, get_args
+
+from streamrl.envs.api import Completion
+from streamrl.text import nearest_or_all
+
+AnswerPlace = Literal["whole", "after-think", "tag", "boxed"]
+PLACES: tuple[str, ...] = get_args(AnswerPlace)
+
+# The tags that models write around their thoughts. A chat template may write the opening one.
+THOUGHT_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]")
+ANSWER_TAG = re.compile(r"<(/?)answer>")
+BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+# What may stand between two boxes, or two formulas, that are one answer together.
+JOINT = re.compile(
+    r"(?i)(?:\s|[$,;.:*/&()\[\]]|\\[()\[\],;: ]|\\q?quad\b|\\text\s*\{\s*(?:and|or)\s*\}"
+    r"|\b(?:and|or|also|either|maybe|perhaps|possibly|if|not|it|is|alternatively)\b)*"
+)
+
+
+def check_place(place: str) -> None:
+    """Raises ValueError, which names the places, if `place` is none of them."""
+    if place not in PLACES:
+        raise ValueError(f"no place {place!r} of an answer; {nearest_or_all(place, PLACES)}")
+
+
+def answer_in(completion: Completion, place: AnswerPlace) -> str | None:
+    """The answer of a completion: its last text, read as `read_answer` does. None if it is cut
+    off.
+    """
+    return read_answer(completion.text, place) if completion.finished else None
+
+
+def read_answer(text: str, place: AnswerPlace) -> str | None:
+    """The answer in a text, without blanks around it, or None if there is none.
+
+    - `whole`: all of the text, thoughts included.
+    - `after-think`: what follows the last thought.
+    - `tag`: what the last <answer> after the thoughts holds.
+    - `boxed`: what the last `\\boxed{}` after the thoughts holds. Boxes that are joined by commas,
+      `and` or `or` are one answer: "1, 2".
+
+    A thought that is left open is no answer in any place, and so is a tag or a box where these are
+    read.
+    """
+    after = after_thoughts(text)
+    if after is None:
+        return None
+    match place:
+        case "whole":
+            return text.strip()
+        case "after-think":
+            return after.strip()
+        case "tag":
+            return in_tag(after)
+        case "boxed":
+            return in_box(after)
+
+
+def after_thoughts(text: str) -> str | None:
+    """What follows the last thought; all of the text if there is none. None if one is open."""
+    end = 0
+    is_open = False
+    for tag in THOUGHT_TAG.finditer(text):
+        is_open = not (tag[1] or tag[2])
+        end = tag.end()
+    return None if is_open else text[end:]
+
+
+def in_tag(text: str) -> str | None:
+    """What the last <answer> holds. None if there is none, or if it is open."""
+    begin = -1
+    held: str | None = None
+    for tag in ANSWER_TAG.finditer(text):
+        if not tag[1]:
+            begin = tag.end()
+        elif begin >= 0:
+            held = text[begin : tag.start()].strip()
+            begin = -1
+    return held if begin < 0 else None
+
+
+def in_box(text: str) -> str | None:
+    """What the last box holds, with those that are joined to it. None if there is no box, or if one
+    is open. A box in a box is unpacked.
+    """
+    boxes = closed_boxes(text)
+    if not boxes:
+        return None
+    last = boxes[-1]
+    held = [text[last.held : last.end]]
+    for box in reversed(boxes[:-1]):
+        if not JOINT.fullmatch(text, box.end + 1, last.start):
+            break
+        held.append(text[box.held : box.end])
+        last = box
+    return ", ".join(dict.fromkeys(one.strip() for one in reversed(held)))
+
+
+class Box(NamedTuple):
+    """Where a box is in a text."""
+
+    start: int
+    held: int  # where what it holds begins
+    end: int  # of its closing brace
+
+
+def closed_boxes(text: str) -> list[Box] | None:
+    """The innermost boxes of a text, in order. None if a box is open."""
+    boxes: list[Box] = []
+    # The braces that are open: where a box and what it holds begin, or None for another brace.
+    braces: list[tuple[int, int] | None] = []
+    for token in BRACE.finditer(text):
+        if token[0] == "}":
+            box = braces.pop() if braces else None
+            if box and not (boxes and boxes[-1].start > box[0]):
+                boxes.append(Box(*box, token.start()))
+        elif token[0] == "{":
+            braces.append(None)
+        elif token[0].endswith("{") and len(token[0]) > 2:
+            braces.append((token.start(), token.end()))
+    return None if any(braces) else boxes

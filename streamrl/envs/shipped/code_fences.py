@@ -1,0 +1,127 @@
+"""Finds the program in a text: its fenced blocks, read line by line as CommonMark does."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# A list's bullet or a quote's mark may come before a fence; a model may write a sentence before it.
+OPENING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
+PREFIX = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?")
+CLOSING = re.compile(r"(?P<indent>[\s>]*)(?P<fence>`{3,}|~{3,})\s*")
+PYTHON = ("python", "python3", "py", "py3", "python2", "ipython", "sage")
+MARKDOWN = ("markdown", "md")
+# What a block defines at its top level: a function, a class, or a lambda with a name.
+DEFINITION = re.compile(
+    r"(?m)^(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*(?::[^=\n]*)?=[ \t]*lambda\b"
+)
+IMPORT = re.compile(r"(?m)^(?:import|from)[ \t]+\w")
+
+
+class Block(NamedTuple):
+    """A fenced block."""
+
+    tag: str  # the first word after the fence, in lower case; empty if there is none
+    text: str
+
+
+def program_in(text: str) -> str:
+    """The program of a text: all of the text if it has no fenced block, otherwise the blocks of
+    Python.
+
+    Blocks that define something belong to it, unless a later one defines the same again, and so do
+    blocks of imports before them. A block that uses what others define, or shows what they print,
+    does not. If none defines anything, it is the last block. A text whose blocks are all of other
+    languages has an empty program.
+    """
+    blocks = fenced_blocks(text)
+    if not blocks:
+        return text
+    python = [block.text for block in blocks if block.tag in PYTHON]
+    untagged = [block.text for block in blocks if not block.tag]
+    code = [
+        block.text
+        for block in blocks
+        if block.tag in PYTHON or (not block.tag and _defined(block.text))
+    ]
+    if any(map(_defined, code)):
+        return _joined(code)
+    return (python or untagged or [""])[-1]
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    """The fenced blocks of a text, in order. One that is left open ends with the text. Those of a
+    block of Markdown stand for it.
+    """
+    blocks: list[Block] = []
+    fence = ""
+    tag = ""
+    indent = 0
+    lines: list[str] = []
+    for line in text.splitlines():
+        if not fence:
+            opening = _opening(line)
+            if opening:
+                fence, tag, indent = opening
+                lines = []
+        elif _closes(line, fence, indent):
+            blocks.append(Block(tag, "\n".join(lines) + "\n"))
+            fence = ""
+        else:
+            lines.append(_without_indent(line, indent))
+    if fence:
+        if lines and not lines[-1].lstrip().startswith(("#", "`")):
+            lines[-1] = lines[-1].rstrip().removesuffix(fence)
+        blocks.append(Block(tag, "\n".join(lines) + "\n"))
+    return [
+        inner
+        for block in blocks
+        for inner in (fenced_blocks(block.text) if block.tag in MARKDOWN else [block])
+    ]
+
+
+def _opening(line: str) -> tuple[str, str, int] | None:
+    """The fence, the tag and the indent of a block that begins in this line."""
+    match = OPENING.fullmatch(line)
+    if not match:
+        return None
+    words = match["info"].strip().strip("{}").split()
+    before = match["before"]
+    prefix = PREFIX.match(before)
+    if not (prefix and prefix.end() == len(before)):
+        # A sentence before the fence: only what can be nothing else is one.
+        if len(words) != 1 or words[0].lower() not in PYTHON or match["fence"][0] == "~":
+            return None
+        return match["fence"], "python", 0
+    tag = re.split(r"[:,{]", words[0].lstrip("."))[0].lower() if words else ""
+    return match["fence"], tag, len(before)
+
+
+def _closes(line: str, fence: str, indent: int) -> bool:
+    match = CLOSING.fullmatch(line)
+    if not match or match["fence"][0] != fence[0] or len(match["fence"]) < len(fence):
+        return False
+    return len(match["indent"]) < indent + 4
+
+
+def _without_indent(line: str, indent: int) -> str:
+    """The line without as much of its indent, or of the marks of a quote, as its fence has."""
+    prefix = re.match(r"[\s>]*", line[:indent])
+    return line[prefix.end() if prefix else 0 :]
+
+
+def _defined(block: str) -> set[str]:
+    """The names that a block defines."""
+    return {match[1] or match[2] for match in DEFINITION.finditer(block)}
+
+
+def _joined(blocks: list[str]) -> str:
+    """The blocks that define or import something, but for those that a later one defines again."""
+    kept: list[str] = []
+    later: set[str] = set()
+    for block in reversed(blocks):
+        names = _defined(block)
+        if (names and not names & later) or (not names and IMPORT.match(block) and kept):
+            kept.append(block)
+            later |= names
+    return "\n".join(reversed(kept))

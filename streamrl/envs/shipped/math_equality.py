@@ -1,0 +1,146 @@
+"""Whether two answers are the same mathematics, by math-verify, with what it does not tell apart.
+
+This runs in a process of its own (`math_verify.py`), since it reads what a policy wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from streamrl.envs.shipped.math_text import NUMBER, PLAIN_NUMBER, TOKEN, is_word
+
+# Signs that keyboards and models have for LaTeX's.
+SIGNS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ",
+    "÷": "/", "⁄": "/", "∕": "/", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
+    "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+    "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}",
+    "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
+    "€": r"\$", "£": r"\$", "¥": r"\$",
+}  # fmt: skip
+SIGN = re.compile("|".join(map(re.escape, SIGNS)))
+# Spellings that the library reads as products of letters or digits.
+SPELLINGS: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\{,\}|\\[,;:! ]|[ ~])\d{3})+)(?![\d,])"), ""),
+    (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])"), r"\1\\times 10^{\2}"),
+    (re.compile(r"(?<=\d)\s*[xX*]\s*10\s*\^"), r"\\times 10^"),
+    (re.compile(r"\\varnothing\b"), r"\\emptyset"),
+    (re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+    (re.compile(r"\\sqrt +(\d+|[A-Za-z])"), r"\\sqrt{\1}"),
+    (re.compile(r"(?<![\\A-Za-z])pi\b"), r"\\pi"),
+    (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)\b"), r"\\infty"),
+    (re.compile(r"(?i)(?<=\d)\s*percent\b"), r"\\%"),
+    (re.compile(r"\*\*"), "^"),
+]
+THOUSANDS = SPELLINGS[0][0]
+TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|operatorname|mathbf)\s*\{([^{}]*)\}")
+SPACE = re.compile(r"\\[,;:! ]|\\q?quad\b|~")
+# A date, or a range of two whole numbers: no difference.
+AS_WRITTEN = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}|\d+ ?- ?\d+")
+# Arithmetic that was left to do, which a prompt may have asked for.
+ARITHMETIC = re.compile(r"[\d)}][\s})]*(?:[-+*]|\\times|\\cdot)[\s({]*\\?[\d(f]")
+SCIENTIFIC = re.compile(rf"\s*{NUMBER}\s*\\times\s*10\s*\^\s*(?:\{{\s*[-+]?\d+\s*\}}|\d)\s*")
+BASE = re.compile(r"_\{?\s*(?:\\text\s*\{)?\s*(\w+)\s*\}?\}?$")
+BRACKETS = {"(": ")", r"\{": r"\}"}
+# Two numbers that the library takes for equal because both are nearly 0 have to be so close.
+NEAR = 1e-3
+
+
+def equal(right: str, answer: str) -> bool:
+    """Whether an answer is the right one. Both are LaTeX or plain text, without dollars."""
+    right = respelled(right)
+    answer = respelled(answer)
+    if not right or not answer:
+        return False
+    if as_words(right) == as_words(answer):
+        return True
+    if is_text(right) or AS_WRITTEN.fullmatch(right):
+        return as_words(right) == as_words(answer)
+    if PLAIN_NUMBER.fullmatch(right) and _is_left_to_do(answer):
+        return False
+    if _brackets(right) and _brackets(answer) and _brackets(right) != _brackets(answer):
+        return False
+    if _base(right) and _base(answer) and _base(right) != _base(answer):
+        return False
+    return _same_for_library(right, answer)
+
+
+def respelled(text: str) -> str:
+    """A text with signs and numbers as LaTeX writes them."""
+    text = SIGN.sub(lambda match: SIGNS[match[0]], text)
+    text = THOUSANDS.sub(lambda match: match[1] + re.sub(r"\D", "", match[2]), text)
+    for pattern, spelling in SPELLINGS[1:]:
+        text = pattern.sub(spelling, text)
+    return text.strip().rstrip(".,;").strip()
+
+
+def as_words(text: str) -> str:
+    """A text in one spelling: without commands for text, marks at its ends, and brackets around a
+    single word. Words have no upper case.
+    """
+    text = SPACE.sub(" ", respelled(TEXT.sub(r"\1", text)))
+    text = " ".join(text.replace("$", " ").split()).strip("\"'`*_ ").rstrip(".,;:!")
+    while len(text) > 2 and text[0] in "({[" and text[-1] in ")}]" and text[1:-1].isalpha():
+        text = text[1:-1]
+    return text.casefold() if is_text(text) else text
+
+
+def is_text(text: str) -> bool:
+    """Whether an answer is words, and no mathematics."""
+    if re.search(r"[\d=^+<>]", text):
+        return False
+    return any(is_word(token) for token in TOKEN.findall(TEXT.sub(r"\1", text))) or bool(
+        TEXT.fullmatch(text.strip())
+    )
+
+
+def _is_left_to_do(answer: str) -> bool:
+    """Whether an answer is arithmetic that nobody has done, as 2+2."""
+    side = re.split(r"(?<![\\<>!])=", answer)[-1]
+    return bool(ARITHMETIC.search(side)) and not SCIENTIFIC.fullmatch(side)
+
+
+def _brackets(text: str) -> str:
+    """The bracket around an answer, if it is one that makes a difference: of a set, or of a
+    tuple.
+    """
+    text = re.sub(r"\\(?:left|right)\s*", "", text).strip()
+    for opening, closing in BRACKETS.items():
+        if text.startswith(opening) and text.endswith(closing):
+            inner = text[len(opening) : -len(closing)]
+            if "," in inner and opening not in inner and "\\cup" not in inner:
+                return opening
+    return ""
+
+
+def _base(text: str) -> str:
+    """The base of a number that is written with one; empty if there is none."""
+    match = BASE.search(text)
+    return match[1] if match and text[: match.start()].strip().isalnum() else ""
+
+
+def _same_for_library(right: str, answer: str) -> bool:
+    from math_verify import parse, verify
+
+    # the library warns at every call that its time-outs are off
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    gold = parse(f"\\boxed{{{right}}}", parsing_timeout=0)
+    given = parse(f"\\boxed{{{answer}}}", parsing_timeout=0)
+    if not verify(gold, given, allow_set_relation_comp=True, timeout_seconds=0):
+        return False
+    return not (gold and given) or _are_near(gold[0], given[0])
+
+
+def _are_near(right: Any, answer: Any) -> bool:
+    """Whether two numbers, which the library takes for equal, differ by little of their size. True
+    for whatever is no number.
+    """
+    try:
+        first = complex(right)
+        second = complex(answer)
+    except Exception:  # SymPy raises whatever its classes raise
+        return True
+    return abs(first - second) <= NEAR * max(abs(first), abs(second))

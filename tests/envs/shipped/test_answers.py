@@ -1,0 +1,82 @@
+"""Where an answer is read: after thoughts, in a tag, in a box."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamrl.envs.api import Completion
+from streamrl.envs.shipped.answers import (
+    AnswerPlace,
+    after_thoughts,
+    answer_in,
+    check_place,
+    read_answer,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("8", "8"),
+        ("<think>7?</think>\n8", "\n8"),
+        ("7? No.</think> 8", " 8"),  # the chat template has opened the thought
+        ("<think>a</think> 7 <think>b</think> 8", " 8"),
+        ("[THINK]a[/THINK]8", "8"),
+        ("<reasoning>a</reasoning><answer>8</answer>", "<answer>8</answer>"),
+        ("<think>Is it 8", None),
+        ("8 <think>or 9", None),
+        ("<think>8</think>", ""),
+    ],
+)
+def test_what_follows_the_last_thought(text: str, after: str | None):
+    assert after_thoughts(text) == after
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "answer"),
+    [
+        ("whole", " <think>a</think> 8\n", "<think>a</think> 8"),
+        ("whole", "<think>a", None),
+        ("after-think", "<think>a</think> 8\n", "8"),
+        ("tag", "It is <answer> 8 </answer>.", "8"),
+        ("tag", "<answer>7</answer> no: <answer>8</answer>", "8"),
+        ("tag", "<think><answer>8</answer></think> 7", None),
+        ("tag", "8", None),
+        ("tag", "<answer>7</answer> <answer>8", None),
+        ("tag", "8</answer>", None),
+        ("boxed", r"$\boxed{8}$", "8"),
+        ("boxed", r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        ("boxed", r"\boxed{\boxed{8}}", "8"),
+        ("boxed", r"\fbox{7} \boxed {8}", "7, 8"),
+        ("boxed", r"Perhaps \boxed{7}. No, that is wrong: it has to be \boxed{8}", "8"),
+        ("boxed", r"\boxed{7} or \boxed{8}", "7, 8"),
+        ("boxed", r"\boxed{7}, or maybe it is \boxed{8}", "7, 8"),
+        ("boxed", r"\boxed{8} $=$ \boxed{8}", "8"),
+        ("boxed", r"Perhaps \boxed{7}. No: \boxed{8", None),
+        ("boxed", r"<think>\boxed{8}</think> \boxed{7}", "7"),
+        ("boxed", "8", None),
+    ],
+)
+def test_an_answer_is_read_in_its_place(place: AnswerPlace, text: str, answer: str | None):
+    assert read_answer(text, place) == answer
+
+
+@pytest.mark.parametrize("place", ["whole", "after-think", "tag", "boxed"])
+def test_an_answer_that_is_cut_off_is_none(place: AnswerPlace):
+    text = r"<answer>\boxed{8}</answer>"
+    assert answer_in(Completion(text, finished=True), place) is not None
+    assert answer_in(Completion(text, finished=False, truncation="length"), place) is None
+
+
+def test_an_unknown_place_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no place 'box' of an answer; did you mean 'boxed'\?"):
+        check_place("box")
+
+
+@pytest.mark.parametrize("piece", ["<think>", r"\boxed{", r"\boxed{7} or ", "<answer>", "{", " "])
+def test_a_text_of_a_megabyte_is_read(piece: str):
+    """A search that is not linear would take hours."""
+    text = piece * (1_000_000 // len(piece))
+    for place in ("whole", "after-think", "tag", "boxed"):
+        read_answer(text, place)

@@ -1,0 +1,40 @@
+"""Which mathematics a text states as its answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamrl.envs.shipped.math_text import stated_math
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So it is $\boxed{3\sqrt{13}}$.", r"3\sqrt{13}"),
+        (r"It is $5$, thus \boxed{7}. The answer is 8.", "7"),
+        (r"The answer is \boxed{7", None),
+        (r"The answer is 3\sqrt{13}.", r"3\sqrt{13}"),
+        ("The answer is 42.", "42"),
+        ("The answer is 4.25.", "4.25"),
+        ("The answer is 42 apples because 6*7=42.", "42"),
+        ("**Answer:** 42", "42"),
+        ("**Final Answer**\n\n42", "42"),
+        ("The final answer to this question is: **1/2**", "1/2"),
+        ("6*7 = 42\n#### 42", "42"),
+        ("The answer is:\n\\[\n\\frac{1}{2}\n\\]", r"\frac{1}{2}"),
+        ("The answer is $41$ or $42$.", "41, 42"),
+        ("The answer is either 41 or 42.", "41 or 42"),
+        ("The answer is 41 apples or 42 apples.", None),
+        (r"so it is $\frac{2}{4}$", r"\frac{2}{4}"),
+        ("x = 42", "x = 42"),
+        ("(x+1)^2", "(x+1)^2"),
+        ("She has 42 apples.", "42"),
+        ("She pays $5 for one and $7 for two, so $12.", "12"),
+        (r"So the distance is 3\sqrt{13}.", r"3\sqrt{13}"),
+        ("Evelyn", "Evelyn"),
+        ("", None),
+    ],
+)
+def test_what_a_text_states(text: str, answer: str | None):
+    stated = stated_math(text)
+    assert (stated and stated.removeprefix("$")) == answer
