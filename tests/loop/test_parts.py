@@ -38,7 +38,13 @@ SETTINGS: dict[str, Any] = {
     "envs": {
         "copy-digits": {"fraction": 0.2, "max_tokens": 3},
         **{
-            name: {"kind": "reasoning-gym", "params": params, "fraction": 0.1, "max_tokens": 8}
+            # the tiny model has no room for a system prompt
+            name: {
+                "kind": "reasoning-gym",
+                "params": {**params, "answer": "whole"},
+                "fraction": 0.1,
+                "max_tokens": 8,
+            }
             for name, params in GYM.items()
         },
         "reverse": {
