@@ -21,6 +21,7 @@ from streamrl.records import LossWeights, Rollout
 # A window holds at most so many bytes of records for each token that it may hold. The id and the
 # logprob of a token are 8 bytes, and its text is about as many.
 BYTES_PER_TOKEN = 64
+OBJECT_BYTES = 100  # of a header, a turn, a named reward or a version span
 PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
 
 
@@ -174,5 +175,16 @@ class BufferState(msgspec.Struct):
 
 
 def record_bytes(event: Event) -> int:
-    """Bytes of a record that is held: its arrays are views of them."""
-    return len(event.value) if event.value is not None else 0
+    """Bytes that a held rollout takes. Its arrays are views of its record's bytes; headers and the
+    elements of lists and maps are objects besides.
+    """
+    held = len(event.value or b"")
+    for name, value in event.headers:
+        held += len(name) + len(value) + OBJECT_BYTES
+    rollout = rollout_of(event)
+    objects = len(rollout.turns) + len(rollout.rewards)
+    for turn in rollout.turns:
+        objects += len(turn.rewards)
+        if turn.inference_metadata is not None:
+            objects += len(turn.inference_metadata.version_spans)
+    return held + OBJECT_BYTES * objects

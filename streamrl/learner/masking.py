@@ -60,8 +60,6 @@ def check_layout(batch: Batch) -> None:
         raise ValueError(f"{me}: {batch.row_count} rows of {batch.max_seq_len} tokens")
     if not len(batch.uids):
         return
-    if batch.lengths.min() < 0 or (len(batch.prompt_lengths) and batch.prompt_lengths.min() < 0):
-        raise ValueError(f"{me}: a length is negative")
     if batch.groups.min() < 0 or batch.groups.max() >= len(batch.group_ids):
         raise ValueError(
             f"{me}: a sequence is of group {int(batch.groups.max())}, and there are"

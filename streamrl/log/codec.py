@@ -18,7 +18,8 @@ import numpy as np
 import xxhash
 
 from streamrl.log.chunks import INCOMPLETE, is_chunk
-from streamrl.log.protocol import Event, Message, Output, Undecodable
+from streamrl.log.elements import has_more_elements
+from streamrl.log.protocol import UNREADABLE, Event, Message, Output, Undecodable
 from streamrl.records import RECORDS, Record
 
 SCHEMA_HEADER = "schema"
@@ -27,6 +28,10 @@ ARRAY = 1  # MessagePack extension type of arrays
 DTYPES = ("<u2", "<u4", "<i4", "<i8", "<f4", "|u1")
 MAX_RANK = 4
 METADATA_BYTES = 1 << 20  # the most that a rollout's metadata may have
+# The elements of all lists and maps of a record, which are 50 MB of objects, are limited where a
+# record is large enough for more of them than do harm.
+MAX_ELEMENTS = 500_000
+COUNTED_BYTES = 1 << 20
 
 _NAMES = {record: name for name, record in RECORDS.items()}
 _HEADERS = {name: ((SCHEMA_HEADER, f"{name}/{VERSION}".encode()),) for name in RECORDS}
@@ -146,6 +151,10 @@ def decode(schema: bytes | str, value: bytes) -> Record:
     name = _name_of(schema)
     try:
         _refuse_large_metadata(name, value)
+        if len(value) > COUNTED_BYTES and has_more_elements(value, MAX_ELEMENTS):
+            raise DecodeError(
+                f"{name}: its lists and maps have more than {MAX_ELEMENTS:,} elements"
+            )
         return _DECODERS[name].decode(value)
     except DecodeError:
         raise
@@ -216,6 +225,8 @@ def to_event(message: Message, schemas: tuple[str, ...]) -> Event:
 def _decode_message(message: Message, value: bytes, schemas: tuple[str, ...]) -> Record:
     if is_chunk(message):
         raise DecodeError(INCOMPLETE)
+    if message.headers[:1] and message.headers[0][0] == UNREADABLE:
+        raise DecodeError(message.headers[0][1].decode("utf-8", "replace"))
     schema = dict(message.headers).get(SCHEMA_HEADER, b"")
     head = schema[:60]  # short, because the cache below remembers it
     if not _is_one_of(head, schemas):

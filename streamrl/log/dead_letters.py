@@ -21,7 +21,7 @@ import numpy as np
 
 from streamrl.config import topology
 from streamrl.log.chunks import is_chunk, size_of
-from streamrl.log.protocol import Event, Message, Output, Undecodable
+from streamrl.log.protocol import UNREADABLE, Event, Message, Output, Undecodable
 from streamrl.records import Fate, Rollout
 from streamrl.text import printable
 
@@ -47,7 +47,7 @@ class DeadLetter(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether the letter keeps all of the record. Otherwise it cannot be requeued."""
-        return SHA256 not in dict(self.message.headers)
+        return not {SHA256, UNREADABLE} & dict(self.message.headers).keys()
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"

@@ -1,16 +1,26 @@
-"""Reads partitions of a run on a Kafka broker: what is committed, in the order of the offsets."""
+"""Reads partitions of a run on a Kafka broker: what is committed, in the order of the offsets.
+
+A record that librdkafka or its Python client cannot hand over is stepped over. A message with the
+cause takes its place (`protocol.unreadable`), so that readers dead-letter it like any record that
+they cannot decode. Of a batch that cannot be decompressed that is one message, at the offset of its
+first record.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from streamrl.errors import BrokerError, InputGone, TopicMissing
+from streamrl.errors import BrokerError, BrokerUnreachable, InputGone, TopicMissing
 from streamrl.log.kafka_admin import DENIED, MISSING, RETRIABLE, access_denied, address_of
-from streamrl.log.protocol import Message, Offsets
+from streamrl.log.protocol import Message, Offsets, TopicPartition, unreadable
+
+logger = logging.getLogger(__name__)
 
 # A broker keeps a fetch that finds nothing for so long. Only then a bounded reader learns that the
 # end is reached.
@@ -30,6 +40,11 @@ CONSUMER = {
     "queued.max.messages.kbytes": 16_000,
 }
 READER = "reader"  # the consumer group that readers name; they never commit offsets
+UNFETCHABLE = (KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG)
+# A header is two or three objects for a reader, and a message has room for millions.
+MAX_HEADERS = 1_000
+PROBE_S = 10.0  # for a broker to answer whether an offset can be fetched
+PROBE_BACKOFF_MS = 10  # after a fetch that failed; by default it is half a second
 
 
 class KafkaReader:
@@ -43,6 +58,9 @@ class KafkaReader:
         self._paused = frozenset[str]()
         self._bounded = bounded
         self._ended: list[KafkaTopicPartition] = []  # paused until the next poll
+        # of the last batch of a partition that could not be fetched: its first offset, and the next
+        # offset after it
+        self._stepped_over: dict[TopicPartition, tuple[int, int]] = {}
         reading = {
             "group.id": prefix + READER,
             "fetch.wait.max.ms": BOUNDED_WAIT_MS if bounded else IDLE_WAIT_MS,
@@ -64,28 +82,35 @@ class KafkaReader:
         raw: Any  # the stubs say that each of its parts may be missing
         for raw in self._consumer.consume(max_messages, timeout_s):
             if raw.error() is not None:
-                self._on_error(raw)
+                in_its_place = self._on_error(raw)
+                if in_its_place is not None:
+                    messages.append(in_its_place)
                 continue
-            topic = self._topics[raw.topic()]
-            partition = raw.partition()
-            offset = raw.offset()
-            self._offsets[topic, partition] = offset + 1
-            messages.append(
-                Message(
-                    topic=topic,
-                    key=raw.key(),
-                    value=raw.value(),
-                    headers=tuple([(name, value or b"") for name, value in raw.headers() or ()]),
-                    partition=partition,
-                    offset=offset,
-                    timestamp_s=raw.timestamp()[1] / 1000,
-                )
-            )
+            message = self._to_message(raw)
+            self._offsets[message.topic, message.partition] = message.offset + 1
+            messages.append(message)
         return messages
 
-    def _on_error(self, raw: Any) -> None:
+    def _to_message(self, raw: Any) -> Message:
+        message = Message(
+            topic=self._topics[raw.topic()],
+            key=raw.key(),
+            value=raw.value(),
+            partition=raw.partition(),
+            offset=raw.offset(),
+            timestamp_s=raw.timestamp()[1] / 1000,
+        )
+        try:
+            headers = raw.headers() or ()
+        except SystemError:  # of the UnicodeDecodeError in the client's C code
+            return unreadable(message, "the name of a header is not UTF-8")
+        if len(headers) > MAX_HEADERS:
+            return unreadable(message, f"it has {len(headers):,} headers, more than {MAX_HEADERS}")
+        return message._replace(headers=tuple([(name, value or b"") for name, value in headers]))
+
+    def _on_error(self, raw: Any) -> Message | None:
         """Note that the end of a partition is reached, or raise. An error of the group has no
-        topic.
+        topic. Returns the message that takes the place of records that cannot be fetched.
         """
         error = raw.error()
         tp = self._topics.get(raw.topic(), ""), raw.partition()
@@ -97,10 +122,12 @@ class KafkaReader:
                 ended = KafkaTopicPartition(raw.topic(), raw.partition())
                 self._consumer.pause([ended])
                 self._ended.append(ended)
+        elif error.code() in UNFETCHABLE:
+            return self._step_over(tp, raw.offset(), error.str())
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise InputGone(
-                f"{tp[0]}[{tp[1]}] no longer has offset {self._offsets[tp]}: "
-                "retention has removed it; lengthen topics.retention_hours"
+                f"{tp[0]}[{tp[1]}] no longer has offset {self._offsets[tp]}: retention has removed "
+                "it, or the topic was deleted and made again; lengthen topics.retention_hours"
             )
         elif error.code() in MISSING:
             raise TopicMissing(
@@ -114,6 +141,31 @@ class KafkaReader:
         elif error.code() not in RETRIABLE:
             address = address_of(self._settings)
             raise BrokerError(f"reading {raw.topic()} from {address}: {error.str()}")
+
+        return None
+
+    def _step_over(self, tp: TopicPartition, base: int, cause: str) -> Message | None:
+        """Continue after a batch that cannot be fetched, whose first record is at `base`. Returns
+        the message in its place, or None if this reader began after its first record, or if the
+        batch can be fetched after all.
+        """
+        first, next_offset = self._stepped_over.get(tp, (-1, -1))
+        topic = self._prefix + tp[0]
+        if first != base:
+            next_offset = offset_after_batch(
+                self._settings, self._prefix + READER, topic, tp[1], base
+            )
+            self._stepped_over[tp] = base, next_offset
+        was = self._offsets[tp]
+        self._offsets[tp] = max(was, next_offset)
+        self._consumer.seek(KafkaTopicPartition(topic, tp[1], self._offsets[tp]))
+        if first == base or next_offset == base or was > base:
+            return None
+        logger.warning("%s[%d]@%d cannot be fetched: %s", topic, tp[1], base, cause)
+        return unreadable(
+            Message(tp[0], None, b"", partition=tp[1], offset=base),
+            f"the batch of offsets {base} to {next_offset - 1} cannot be fetched: {cause}",
+        )
 
     def position(self, topic: str, partition: int) -> int:
         return self._offsets[topic, partition]
@@ -137,3 +189,55 @@ class KafkaReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def offset_after_batch(
+    settings: Mapping[str, Any], group: str, topic: str, partition: int, base: int
+) -> int:
+    """The next offset after the batch that begins at `base` and cannot be fetched. `base` itself if
+    it can be fetched.
+
+    A broker answers a fetch from within a batch with the whole batch, and its length is not known
+    to the client. So the offset is found by fetches from further and further on, and then from
+    between the last two. Raises BrokerUnreachable.
+    """
+    own = {"group.id": group, "fetch.error.backoff.ms": PROBE_BACKOFF_MS}
+    consumer = Consumer({**settings, **CONSUMER, **own})
+    try:
+        within = base
+        after = base
+        step = 1
+        while _is_in_batch(consumer, topic, partition, after, base):
+            within = after
+            after += step
+            step *= 2
+        while after - within > 1:
+            middle = (within + after) // 2
+            if _is_in_batch(consumer, topic, partition, middle, base):
+                within = middle
+            else:
+                after = middle
+        return after
+    finally:
+        consumer.close()
+
+
+def _is_in_batch(consumer: Consumer, topic: str, partition: int, offset: int, base: int) -> bool:
+    """Whether a fetch from this offset fails because of the batch that begins at `base`."""
+    consumer.assign([KafkaTopicPartition(topic, partition, offset)])
+    deadline = time.monotonic() + PROBE_S
+    while time.monotonic() < deadline:
+        for raw in consumer.consume(1, 0.1):
+            error = raw.error()
+            if error is not None and error.code() in UNFETCHABLE:
+                return raw.offset() == base
+            # A message, the end of the partition, or an offset after the end.
+            if error is None or error.code() in (
+                KafkaError._PARTITION_EOF,
+                KafkaError._AUTO_OFFSET_RESET,
+            ):
+                return False
+    raise BrokerUnreachable(
+        f"{topic}[{partition}]: nothing has come for {PROBE_S:.0f} s at offset {offset}; "
+        "is the broker up?"
+    )

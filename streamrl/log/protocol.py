@@ -33,6 +33,15 @@ class Message(NamedTuple):
     timestamp_s: float = 0.0
 
 
+# Header of a message in place of a record that a client cannot hand over. Its value is the cause.
+UNREADABLE = "streamrl.unreadable"
+
+
+def unreadable(message: Message, cause: str) -> Message:
+    """The message in place of a record of which only these parts can be had."""
+    return message._replace(headers=((UNREADABLE, cause.encode()),))
+
+
 class Event:
     """A decoded message: what a step function takes, and may keep in its state. `record` is None
     for a tombstone.

@@ -9,6 +9,7 @@ always that of a record. So a missing record shows, and a reader knows when a sl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from streamrl.errors import InputGone
 from streamrl.log.chunks import is_chunk
-from streamrl.log.codec import decode, to_event
+from streamrl.log.codec import to_event
 from streamrl.log.protocol import (
     Event,
     Log,
@@ -30,9 +31,11 @@ from streamrl.log.protocol import (
 from streamrl.log.reading import BoundedReader, read
 from streamrl.processor.retention import end_offsets, first_offsets
 from streamrl.processor.snapshots import RecordRef
-from streamrl.records import Record, Slice
+from streamrl.records import RECORDS, Record, Slice
 
+logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
+SCHEMAS = tuple(RECORDS)
 TAIL = 8  # messages looked at first when the last record is sought
 # If more records than this lie between two that are wanted, a new reader begins behind them.
 SKIP_RECORDS = 2_000
@@ -58,11 +61,18 @@ def record_slices(
 
 
 def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, Record]]:
-    """(offset, record) of a journal, from offset `start` on."""
+    """(offset, record) of a journal, from offset `start` on. What is no record is skipped, with a
+    warning.
+    """
     for message in read(log, topic, 0, start):
         if is_chunk(message):
             continue  # the end of a record whose beginning retention has deleted
-        yield message.offset, decode(dict(message.headers)["schema"], message.value or b"")
+        record = to_event(message, SCHEMAS).record
+        if isinstance(record, Record):
+            yield message.offset, record
+        else:
+            cause = record.cause if record else "it is empty"
+            logger.warning("%s@%d is skipped: %s", topic, message.offset, cause)
 
 
 def last_record(log: Log, topic: str, kind: type[R]) -> R | None:

@@ -126,7 +126,7 @@ def start(
     partitions = processor.partitions(log)
     begin = log.beginning_offsets(partitions)
     end = log.end_offsets(partitions)
-    warn(processor, reconcile(log, processor, current, begin, end, clock(), writer.commit))
+    warn(processor, reconcile(log, processor, current, begin, clock(), writer.commit))
     for tp, first in begin.items():
         offset = current.offsets.get(tp, first)
         # A topic that was deleted and made again is read from its beginning.

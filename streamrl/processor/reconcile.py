@@ -21,19 +21,18 @@ def reconcile(
     processor: Processor[C, S],
     current: ProcessorState[C, S],
     begin: Offsets,
-    end: Offsets,
     time_s: float,
     commit: Commit,
 ) -> list[str]:
     """Call `Processor.reconcile` if there is anything to bring in line, and commit what it gives in
     an entry of its own.
 
-    `begin` and `end`: the first and the last offsets of the inputs. Returns warnings. Raises
-    InputGone if something is gone and the processor is not to continue without it.
+    `begin`: the first offsets of the inputs. Returns warnings. Raises InputGone if something is
+    gone and the processor is not to continue without it.
     """
     if current.sequence < 0:
         return []
-    removed = removed_offsets(log, current, begin, end)
+    removed = removed_offsets(log, current, begin)
     if not removed and current.config == processor.config:
         return []
     warnings: list[str] = []
@@ -67,7 +66,7 @@ def reconcile(
 
 
 def removed_offsets(
-    log: Log, current: ProcessorState[Any, Any], begin: Offsets, end: Offsets
+    log: Log, current: ProcessorState[Any, Any], begin: Offsets
 ) -> dict[TopicPartition, int]:
     """For each partition of which retention has deleted what the processor holds or has not read:
     the offset below which nothing is left.
@@ -75,6 +74,7 @@ def removed_offsets(
     A partition that ends before the processor's offset belongs to a topic that was deleted and made
     again. Nothing is left of what the processor had read of it.
     """
+    end = log.end_offsets(begin)
     removed: dict[TopicPartition, int] = {}
     for tp, first in begin.items():
         offset = current.offsets.get(tp, first)

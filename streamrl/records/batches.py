@@ -9,7 +9,9 @@ import numpy as np
 
 from streamrl.records.fields import (
     Array,
+    BatchNumber,
     Column,
+    Name,
     Record,
     check_columns,
     check_experts,
@@ -29,14 +31,14 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     after another, cut by `lengths`. The `prompt` precedes each sequence.
     """
 
-    environment: str
-    group_id: str
-    problem_id: str
-    producer: str
+    environment: Name
+    group_id: Name
+    problem_id: Name
+    producer: Name
     partition: int  # of rollouts.<env>
     # where each rollout lies in that partition
     offsets: Annotated[Array, Column("sequence", "<i8")]
-    uids: list[str]
+    uids: list[Name]
     prompt: Array  # (p,) unsigned: the tokens that all sequences begin with and nobody sampled
     lengths: Annotated[Array, Column("sequence", "<i4")]  # tokens behind the prompt
     tokens: Annotated[Array, Column("token", "<u2", source="tokens")]  # <u2 or <u4
@@ -75,8 +77,6 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         what = f"group {self.group_id!r}"
         counts = {"sequence": len(self.uids), "token": total_of(f"{what}: lengths", self.lengths)}
         check_columns(what, self, counts)
-        if len(self.lengths) and self.lengths.min() < 0:
-            raise ValueError(f"{what}: a length is negative")
         check_token_ids(f"{what}: the prompt", self.prompt)
         check_prompt_experts(what, self, len(self.prompt))
 
@@ -97,17 +97,17 @@ class Batch(Record, frozen=True, kw_only=True):
     it.
     """
 
-    number: int
+    number: BatchNumber
     policy_version: int  # the newest version the batcher had heard of
     row_count: int
     max_seq_len: int
     processes: int = 1  # that train on it; number p has the rows from p * row_count / processes on
-    environments: list[str]
-    group_ids: list[str]
+    environments: list[Name]
+    group_ids: list[Name]
     group_environments: Annotated[Array, Column("group", "<i4")]  # index into environments
     prompts: Array  # (sum of prompt_lengths,) unsigned
     prompt_lengths: Annotated[Array, Column("group", "<i4")]
-    uids: list[str]
+    uids: list[Name]
     groups: Annotated[Array, Column("sequence", "<i4")]  # index into group_ids
     rows: Annotated[Array, Column("sequence", "<i4")]
     lengths: Annotated[Array, Column("sequence", "<i4")]
@@ -190,24 +190,24 @@ class Demand(Record, frozen=True, kw_only=True):
     launched and not seen closed within `wanted_tokens`.
     """
 
-    environment: str
+    environment: Name
     # for the next batches, less what the batcher holds, or in place of envs that supply too little;
     # 0 when it has enough
     wanted_tokens: int
     held_tokens: int
     # by producer, since the run began: groups that came to an end in the buffer
-    closed_groups: dict[str, int]
+    closed_groups: dict[Name, int]
     missing_tokens: int = 0  # how many the next batch is short of right now
     # by producer, since the run began: groups that it may have begun; empty: as many as
     # `wanted_tokens` allows
-    granted_groups: dict[str, int] = {}
+    granted_groups: dict[Name, int] = {}
 
 
 class Scores(Record, frozen=True, kw_only=True):
     """Logprobs of a batch's tokens under the reference, and under the teacher if there is one."""
 
-    number: int  # the batch
-    scorer: str  # the worker
+    number: BatchNumber  # the batch
+    scorer: Name  # the worker
     # policy version of the model; -1: one of its own (learner.reference.path); -2: the pool was not
     # asked for a reference, and `logprobs` are 0
     reference: int

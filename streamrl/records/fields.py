@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 import numpy as np
 
 Array = np.ndarray
+
+MAX_NAME = 1_000  # characters
+# The name of a rollout, a group, an env, a part: it is the key or a field of other records, which
+# would not fit into a message if a name could have any length.
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+# The number of a batch, which arrays have as int32.
+BatchNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,9 +88,14 @@ def check_token_ids(what: str, array: Array) -> None:
 
 
 def total_of(what: str, lengths: Array) -> int:
-    """The sum of lengths. Raises ValueError unless they are integers in one dimension."""
+    """The sum of lengths. Raises ValueError unless they are integers in one dimension, each from 0
+    to 2**31 - 1, so that no sum of them wraps.
+    """
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise ValueError(f"{what} are {lengths.dtype}{list(lengths.shape)}, not a list of integers")
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() < 2**31:
+        wrong = lengths[(lengths < 0) | (lengths >= 2**31)][0]
+        raise ValueError(f"{what}: one is {wrong}, not 0 to {2**31 - 1}")
     return int(lengths.sum(dtype=np.int64))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from streamrl.records.fields import Array, Record, check_lengths, misshapen
+from streamrl.records.fields import Array, BatchNumber, Name, Record, check_lengths, misshapen
 
 FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
 ENV_REMOVED = "its env was taken out of the run"  # a `cause`
@@ -16,12 +16,12 @@ class Fate(Record, frozen=True, kw_only=True):
     """
 
     fate: FateKind
-    environment: str
+    environment: Name
     partition: int
     offsets: Array  # (n,) int64
-    uids: list[str] = []  # empty where they could not be read
+    uids: list[Name] = []  # empty where they could not be read
     policy_versions: Array | None = None  # (n,) int32: of the oldest token of each
-    batch: int | None = None  # batched: into which
+    batch: BatchNumber | None = None  # batched: into which
     cause: str = ""
 
     def __post_init__(self) -> None:

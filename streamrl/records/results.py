@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from streamrl.records.fields import Array, Record, check_floats, check_lengths, total_of
+from streamrl.records.fields import Array, Name, Record, check_floats, check_lengths, total_of
 
 
 class Metric(Record, frozen=True, kw_only=True):
     """Values of one part at one moment, by name (`monitoring/metric_names.py`)."""
 
-    source: str
+    source: Name
     time_s: float
     values: dict[str, float]
     step: int | None = None  # the batch or version they belong to
@@ -29,9 +29,9 @@ class Evaluation(Record, frozen=True, kw_only=True):
     sampled by that version. Nothing is trained on it.
     """
 
-    name: str  # of the evaluation in the run file
-    environment: str  # of the run
-    learner: str
+    name: Name  # of the evaluation in the run file
+    environment: Name  # of the run
+    learner: Name
     version: int
     sha256: str  # of the version
     problems: Array  # (p,) int64: their numbers

@@ -9,6 +9,7 @@ import msgspec
 
 from streamrl.records.fields import (
     Array,
+    Name,
     Record,
     check_depth,
     check_experts,
@@ -30,7 +31,7 @@ class InferenceMetadata(Record, frozen=True, kw_only=True):
     person needs to find the server.
     """
 
-    server: str
+    server: Name
     temperature: float
     top_p: float = 1.0
     top_k: int = -1  # -1: off
@@ -116,13 +117,13 @@ class Rollout(Record, frozen=True, kw_only=True):
     such sequence begins (a chat template that rewrites history), so a rollout may be several.
     """
 
-    environment: str
-    problem_id: str
-    rollout_uid: str
+    environment: Name
+    problem_id: Name
+    rollout_uid: Name
     turns: list[Turn]
     metadata: dict[str, Any] = {}
-    group_id: str
-    producer: str  # the env replica: its outstanding work is counted back to it
+    group_id: Name
+    producer: Name  # the env replica: its outstanding work is counted back to it
     reward: float = 0.0  # the scalar that trains
     # what it was made of, by name, over all its turns, before weights
     rewards: dict[str, float] = {}
@@ -177,7 +178,7 @@ class EnvProgress(Record, frozen=True, kw_only=True):
     out, or in `open_problems`.
     """
 
-    producer: str
+    producer: Name
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
@@ -192,7 +193,7 @@ class Visit(Record, frozen=True, kw_only=True):
     of the next epochs (`envs/difficulty_filter.py`).
     """
 
-    environment: str
+    environment: Name
     problem: int  # which of the set
     epoch: int
     passed: int  # rollouts

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from streamrl.records.fields import (
     Array,
+    Name,
     Record,
     check_depth,
     check_experts,
@@ -15,30 +16,24 @@ from streamrl.records.fields import (
 )
 from streamrl.records.rollouts import InferenceMetadata
 
-MAX_NAME = 100_000  # characters: a rollout is called by them
-
 
 class SessionStart(Record, frozen=True, kw_only=True):
     """An agent begins to work on a problem through the gateway. The id of a session is the uid of
     the rollout that it becomes.
     """
 
-    session: str
-    environment: str
-    problem_id: str
+    session: Name
+    environment: Name
+    problem_id: Name
     # Sessions of the same group are compared with each other. Empty: the assembler groups the
     # sessions of a problem in the order in which they began.
-    group_id: str = ""
+    group_id: Name = ""
     metadata: dict[str, Any] = {}  # of the rollout
     time_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.session and self.problem_id):
             raise ValueError("session and problem_id must not be empty")
-        if max(map(len, (self.session, self.problem_id, self.group_id))) > MAX_NAME:
-            raise ValueError(
-                f"session, problem_id and group_id have {MAX_NAME:,} characters at most"
-            )
         check_depth(self.metadata)
 
 
@@ -50,13 +45,13 @@ class ModelCall(Record, frozen=True, kw_only=True):
     tokens before could not be kept; then it is the whole prompt.
     """
 
-    session: str
-    call: str  # its id within the session
-    continues: str = ""  # empty: it begins a conversation
+    session: Name
+    call: Name  # its id within the session
+    continues: Name = ""  # empty: it begins a conversation
     fork: Literal["", "template", "edit", "compaction", "sub-agent"] = ""
     # Names the request among those of the session. A request that is repeated under its name gets
     # the answer that it has had.
-    request: str = ""
+    request: Name = ""
     choice: int = 0  # the number of the answer among those to the same request
     # The messages that are new after the answer of `continues`, as OpenAI chat messages.
     messages: list[dict[str, Any]] = []
@@ -101,7 +96,7 @@ class ModelCall(Record, frozen=True, kw_only=True):
 class SessionEnd(Record, frozen=True, kw_only=True):
     """No more calls follow. The session becomes a rollout once its rewards are there."""
 
-    session: str
+    session: Name
     failure: str = ""  # why there is nothing to train on
     truncation: str = ""  # the limit that has ended it
     time_s: float = 0.0
@@ -110,12 +105,12 @@ class SessionEnd(Record, frozen=True, kw_only=True):
 class Reward(Record, frozen=True, kw_only=True):
     """A named reward of a rollout, from whoever judges it and whenever that is."""
 
-    rollout: str  # its uid, which is the id of its session
-    name: str
+    rollout: Name  # its uid, which is the id of its session
+    name: Name
     value: float = 0.0  # before weights
-    call: str = ""  # the model call that earned it; empty: the whole rollout
-    scorer: str = ""  # who gave it
-    scorer_version: str = ""
+    call: Name = ""  # the model call that earned it; empty: the whole rollout
+    scorer: Name = ""  # who gave it
+    scorer_version: Name = ""
     failure: str = ""  # why there is no value: the rollout fails
     time_s: float = 0.0
     # given to a rollout that was published before (`streamrl rescore`): no session waits for it

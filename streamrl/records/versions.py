@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from streamrl.records.fields import Array, Record, check_floats, check_token_ids, check_version
+from streamrl.records.fields import (
+    Array,
+    Name,
+    Record,
+    check_floats,
+    check_token_ids,
+    check_version,
+)
 
 
 class Probe(Record, frozen=True, kw_only=True):
@@ -52,7 +59,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     version, the one with the highest lineage is valid.
     """
 
-    learner: str
+    learner: Name
     version: int
     # a directory in Hugging Face layout, or of an adapter in PEFT's
     uri: str
@@ -79,7 +86,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
 class Server(Record, frozen=True, kw_only=True):
     """One inference server, as it stands; a null record removes it."""
 
-    server_id: str
+    server_id: Name
     url: str
     pool: str = "generation"
     model: str = "policy"

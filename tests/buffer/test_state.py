@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamrl.buffer.state import EnvRules, OpenGroup, Window
+from msgspec import structs
+
+from streamrl.buffer.state import EnvRules, OpenGroup, Window, record_bytes
 from streamrl.log.protocol import Event
+from streamrl.records import InferenceMetadata, VersionSpan
 from tests.support.buffer import CONFIG, advance, fates, of_size
-from tests.support.build import rollout, version_event
+from tests.support.build import rollout, turns, version_event
 
 
 def a_group(members: list[Event]) -> OpenGroup:
@@ -25,8 +28,8 @@ def test_a_window_is_full_of_bytes_too():
 
 
 def test_a_window_counts_what_its_open_groups_have():
-    """Three rollouts of 5 tokens and 7 bytes; then one is lost of its group, which knows that it
-    has come.
+    """Three rollouts of 5 tokens and 7 bytes, with two turns and one named reward, which are 300
+    bytes of objects; then one is lost of its group, which knows that it has come.
     """
     events = [
         Event("rollouts.copy", 0, i, group, rollout(group=group, sample=i), b"." * 7)
@@ -34,11 +37,34 @@ def test_a_window_counts_what_its_open_groups_have():
     ]
     window = Window(open={"a": a_group(events[:2]), "b": a_group(events[2:])})
     window.recount()
-    assert (window.tokens, window.bytes) == (15, 21)
+    assert (window.tokens, window.bytes) == (15, 921)
     window.lose("a", events[:1])
-    assert (window.tokens, window.bytes) == (10, 14)
+    assert (window.tokens, window.bytes) == (10, 614)
     group = window.open["a"]
     assert (group.members, group.lost, group.size) == (events[1:2], 1, 2)
+
+
+def test_a_held_rollout_takes_what_its_headers_and_its_elements_take():
+    """Three objects as above, five rewards of a turn, seven spans and two headers: 17 of 100 bytes.
+    The headers have 3 + 4 and 1 + 2 bytes, and the record 7.
+    """
+    asked, answered = turns()
+    how = structs.replace(
+        answered.inference_metadata or InferenceMetadata(server="s", temperature=1.0),
+        version_spans=[VersionSpan(version=0, start=0, end=1)] * 7,
+    )
+    rewards = {str(number): 0.0 for number in range(5)}
+    answered = structs.replace(answered, rewards=rewards, inference_metadata=how)
+    event = Event(
+        "rollouts.copy",
+        0,
+        0,
+        "g",
+        rollout(turns=[asked, answered]),
+        b"." * 7,
+        (("abc", b"defg"), ("x", b"yz")),
+    )
+    assert record_bytes(event) == 1700 + 10 + 7
 
 
 def test_a_window_is_full_at_its_limit():

@@ -99,7 +99,7 @@ def test_a_temperature_that_nothing_can_be_divided_by_masks_its_sequence(
             {"rows": np.array([0, 0, 0, 0], np.int32)},
             "batch 7: row 0 is given 22 tokens, and holds 16",
         ),
-        ({"lengths": np.array([-1, 7, 2, 4], np.int32)}, "batch 7: a length is negative"),
+        ({"lengths": np.array([-1, 7, 2, 4], np.int32)}, "batch 7: lengths: one is -1, not 0 to"),
         ({"row_count": 2**50}, "batch 7: 1125899906842624 rows of 16 tokens"),
         ({"max_seq_len": -1}, "batch 7: 2 rows of -1 tokens"),
     ],

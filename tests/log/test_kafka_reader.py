@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 
 from streamrl.errors import AccessDenied
+from streamrl.log import kafka_reader
+from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.kafka_reader import KafkaReader
-from streamrl.log.protocol import Message
+from streamrl.log.protocol import Message, Reader, Undecodable
+from streamrl.log.reading import read
 from tests.support.kafka import make_topics
-from tests.support.mock_cluster import mock_cluster
-from tests.support.waiting import until
+from tests.support.mock_cluster import MockCluster, mock_cluster
+from tests.support.waiting import patience, until
 
 
 def test_a_reader_whose_group_is_refused_says_so():
@@ -90,3 +94,84 @@ def test_a_topic_that_is_paused_at_its_end_stays_paused(broker: str, run_name: s
     until(lambda: "in" in poll())
     assert found == ["other", "in"]
     reader.close()
+
+
+def test_a_header_whose_name_is_not_utf8_costs_the_headers_of_its_record_and_nothing_else():
+    cluster = MockCluster(1, ["r.in"])
+    cluster.produce("r.in", b"body", [("schema", b"x"), (b"trace-\xff", b"v")])
+    cluster.produce("r.in", b"next", [("schema", b"x")])
+    reader = KafkaReader({"bootstrap.servers": cluster.address}, "r.", {("in", 0): 0})
+    bad, good = polled(reader, 2)
+    assert (bad.value, bad.offset) == (b"body", 0)
+    assert cause_of(bad) == "the name of a header is not UTF-8"
+    assert (good.value, good.headers, good.offset) == (b"next", (("schema", b"x"),), 1)
+
+
+def test_a_record_with_a_million_headers_is_taken_for_one_without(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kafka_reader, "MAX_HEADERS", 3)
+    cluster = MockCluster(1, ["r.in"])
+    for count in (3, 4):
+        cluster.produce("r.in", b"body", [("x", b"")] * count)
+    reader = KafkaReader({"bootstrap.servers": cluster.address}, "r.", {("in", 0): 0})
+    good, bad = polled(reader, 2)
+    assert good.headers == (("x", b""),) * 3
+    assert cause_of(bad) == "it has 4 headers, more than 3"
+
+
+def test_batches_that_cannot_be_decompressed_are_stepped_over_wherever_a_reader_begins(
+    broker: str, run_name: str
+):
+    """More than librdkafka decompresses of zstd: one record of 95 MB, and a batch of forty of 3 MB,
+    one after the other, and another one at the end.
+    """
+    topic = f"{run_name}.in"
+    make_topics(broker, {topic: 1})
+    send(broker, topic, "none", [b"0", b"1"])
+    send(broker, topic, "zstd", [bytes(95_000_000)])  # offset 2
+    send(broker, topic, "zstd", [bytes(3_000_000)] * 40)  # 3 to 42
+    send(broker, topic, "none", [b"43"])
+    send(broker, topic, "zstd", [bytes(95_000_000)])  # 44
+    log = KafkaLog({"bootstrap.servers": broker}, run_name)
+    for start, offsets in [(0, [0, 1, 2, 3, 43, 44]), (3, [3, 43, 44]), (20, [43, 44])]:
+        found = list(read(log, "in", 0, start))
+        assert [message.offset for message in found] == offsets
+    assert [cause_of(message)[:47] for message in found if not message.value] == [
+        "the batch of offsets 44 to 44 cannot be fetched"
+    ]
+    send(broker, topic, "none", [b"45"])
+    reader = log.reader({("in", 0): 4})
+    assert [message.value for message in polled(reader, 3)] == [b"43", b"", b"45"]
+    assert reader.position("in", 0) == 46
+    reader.close()
+
+
+def polled(reader: Reader, count: int) -> list[Message]:
+    found: list[Message] = []
+
+    def has_all() -> bool:
+        found.extend(reader.poll(10, 0.05))
+        return len(found) >= count
+
+    until(has_all)
+    return found
+
+
+def cause_of(message: Message) -> str:
+    record = to_event(message, ("x",)).record
+    assert isinstance(record, Undecodable)
+    return record.cause
+
+
+def send(address: str, topic: str, codec: str, values: Sequence[bytes]) -> None:
+    """Write the values as one batch."""
+    settings = {
+        "bootstrap.servers": address,
+        "compression.type": codec,
+        "message.max.bytes": 1_000_000_000,
+        "batch.size": 1_000_000_000,
+        "linger.ms": 1_000,
+    }
+    producer = Producer(settings)
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(patience(60)) == 0

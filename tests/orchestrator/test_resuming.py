@@ -344,7 +344,7 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
     for part in parts(run):
         fold, _ = restore(log, part)
         begin = log.beginning_offsets(partitions_of(log, part.inputs))
-        list(reconcile(log, part, fold, begin, log.end_offsets(begin), time.time(), commit))
+        list(reconcile(log, part, fold, begin, time.time(), commit))
         positions = {
             where: max(fold.offsets.get(where, first), first) for where, first in begin.items()
         }

@@ -74,7 +74,7 @@ REAL = np.array([np.inf, 1], np.float32)
     ("fields", "says"),
     [
         ({"lengths": REAL}, r"lengths are float32\[2\], not a list of integers"),
-        ({"lengths": np.array([-3, 6], np.int32)}, "a length is negative"),
+        ({"lengths": np.array([-3, 6], np.int32)}, "lengths: one is -3, not 0 to 2147483647"),
         ({"oldest_versions": REAL}, "oldest_versions must be like <i4, not float32"),
         ({"offsets": REAL}, "offsets must be like <i8, not float32"),
         ({"prompt": REAL}, "the prompt must be one-dimensional and unsigned"),

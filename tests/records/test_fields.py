@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamrl.records import Column, ScoredGroup, columns_of, token_dtype
-from streamrl.records.fields import check_experts, check_floats, check_lengths
+from streamrl.records.fields import check_experts, check_floats, check_lengths, total_of
 from tests.support.build import floats, group, rollout
 
 
@@ -43,3 +43,21 @@ def test_an_array_of_another_length_or_type_is_named():
         check_experts("experts", np.zeros((2, 1, 1), np.int64), 2)
     with pytest.raises(ValueError, match=r"^experts has shape \[2\], expected \[2, layers"):
         check_experts("experts", np.zeros(2, np.uint8), 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wrong"),
+    [
+        ([2**62, 2**62, 2**62, 2**62 + 12], "one is 4611686018427387904, not 0 to 2147483647"),
+        ([5, -1], "one is -1, not 0 to 2147483647"),
+        ([2**31], "one is 2147483648, not 0 to 2147483647"),
+    ],
+)
+def test_lengths_whose_sum_wraps_are_refused_one_by_one(lengths: list[int], wrong: str):
+    with pytest.raises(ValueError, match=f"^lengths: {wrong}$"):
+        total_of("lengths", np.array(lengths, np.int64))
+
+
+def test_the_largest_lengths_are_added_up():
+    assert total_of("lengths", np.full(2, 2**31 - 1, np.int32)) == 2**32 - 2
+    assert total_of("lengths", np.zeros(0, np.int32)) == 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from streamrl.log.codec import DecodeError, decode, encode
 from tests.support import sessions
 from tests.support.build import floats
 
@@ -39,5 +40,6 @@ def test_an_invalid_start_or_reward_is_refused():
 
 
 def test_the_name_of_a_session_is_not_the_largest_part_of_its_rollout():
-    with pytest.raises(ValueError, match="100,000 characters at most"):
-        structs.replace(sessions.start("s"), group_id="g" * 100_001)
+    start = structs.replace(sessions.start("s"), group_id="g" * 1_001)
+    with pytest.raises(DecodeError, match=r"`str` of length <= 1000 - at `\$\.group_id`"):
+        decode("session-start/1", encode(start))

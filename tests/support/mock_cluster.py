@@ -63,8 +63,47 @@ class MockCluster:
             self._cluster, b"transaction", identity.encode(), broker
         )
 
+    def produce(
+        self, topic: str, value: bytes, headers: Sequence[tuple[str | bytes, bytes]]
+    ) -> None:
+        """Write a record to partition 0. Names of headers may be any bytes, which confluent_kafka
+        does not take.
+        """
+        library = self._library
+        error = ctypes.create_string_buffer(512)
+        conf = library.rd_kafka_conf_new()
+        library.rd_kafka_conf_set(
+            conf, b"bootstrap.servers", self.address.encode(), error, len(error)
+        )
+        producer = library.rd_kafka_new(0, conf, error, len(error))
+        listed = library.rd_kafka_headers_new(len(headers))
+        for name, content in headers:
+            key = name.encode() if isinstance(name, str) else name
+            library.rd_kafka_header_add(listed, key, len(key), content, len(content))
+        body = ctypes.create_string_buffer(value, len(value))
+        name_of_topic = ctypes.c_char_p(topic.encode())
+        arguments = (Argument * 4)()
+        arguments[0].kind = 1  # topic
+        arguments[0].values[0] = ctypes.cast(name_of_topic, ctypes.c_void_p).value or 0
+        arguments[1].kind = 4  # value
+        arguments[1].values[0] = ctypes.addressof(body)
+        arguments[1].values[1] = len(value)
+        arguments[2].kind = 10  # headers
+        arguments[2].values[0] = listed
+        arguments[3].kind = 7  # flags: copy the value
+        arguments[3].values[0] = 2
+        failed = library.rd_kafka_produceva(producer, arguments, 4)
+        if failed or library.rd_kafka_flush(producer, round(patience(10) * 1000)):
+            raise RuntimeError(f"{topic}: the record was not written")
+
     def stop_broker(self, broker: int) -> None:
         self._library.rd_kafka_mock_broker_set_down(self._cluster, broker)
+
+
+class Argument(ctypes.Structure):
+    """rd_kafka_vu_t: an argument of rd_kafka_produceva."""
+
+    _fields_ = [("kind", ctypes.c_int), ("values", ctypes.c_uint64 * 8)]
 
 
 @lru_cache
@@ -86,6 +125,14 @@ def librdkafka() -> Any:
             [pointer, text, ctypes.c_int32, ctypes.c_int32],
         ),
         "rd_kafka_mock_coordinator_set": (ctypes.c_int, [pointer, text, text, ctypes.c_int32]),
+        "rd_kafka_conf_set": (ctypes.c_int, [pointer, text, text, text, ctypes.c_size_t]),
+        "rd_kafka_headers_new": (pointer, [ctypes.c_size_t]),
+        "rd_kafka_header_add": (
+            ctypes.c_int,
+            [pointer, text, ctypes.c_ssize_t, text, ctypes.c_ssize_t],
+        ),
+        "rd_kafka_produceva": (pointer, [pointer, pointer, ctypes.c_size_t]),
+        "rd_kafka_flush": (ctypes.c_int, [pointer, ctypes.c_int]),
         "rd_kafka_mock_broker_set_down": (ctypes.c_int, [pointer, ctypes.c_int32]),
     }
     for name, (result, arguments) in functions.items():
