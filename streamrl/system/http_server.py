@@ -14,7 +14,6 @@ import uvicorn
 from streamrl.errors import ConfigError, PortTaken
 from streamrl.system.http_connection import LimitedConnection, Limits
 
-
 LIMITS = Limits()
 
 

@@ -137,4 +137,5 @@ def test_names_and_ids_up_to_the_bound_are_kept():
         "name": "n" * 256,
         "tool_calls": [tool_call("i" * 256, "f" * 256)],
     }
-    assert canonical_messages([message], "messages") == [message]
+    question = {"role": "user", "content": "q"}
+    assert canonical_messages([message, question], "messages") == [message, question]
