@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from streamrl.config import topology
 from streamrl.config.choices import NAME
-from streamrl.config.plugins import is_import
 from streamrl.config.run_file import RUN_FILE, RunFile, load, parse_resolved
-from streamrl.config.secrets import is_reference
 from streamrl.errors import BrokerError, ConfigError
 from streamrl.log import topic_changes
 from streamrl.log.import_plan import WriteOp, plan_writes
@@ -36,6 +33,7 @@ from streamrl.log.parquet import (
 from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset, end_offset
 from streamrl.log.reading import read
 from streamrl.processor.journal import last_record
+from streamrl.recordings.foreign_settings import harmless_settings
 from streamrl.recordings.output_directory import new_directory
 from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import RunConfig
@@ -124,14 +122,14 @@ def shareable(run: RunFile) -> dict[str, object]:
 def exported_run_file(files: FileLog) -> RunFile:
     """The run file of an export.
 
-    Anybody may have written the export, so settings that would act on this machine are left out.
-    Code is left out too, unless a run of the same name in runs/ imports it already.
+    Anybody may have written the export, so only settings that act on nothing here are taken
+    (`foreign_settings.py`). Code is, if a run of the same name in runs/ imports it already.
     """
     own = Path("runs") / files.manifest.run / RUN_FILE
     trusted = frozenset[str]()
     if NAME.fullmatch(files.manifest.run) and own.is_file():
         trusted = load(own).imported
-    settings = _without_local_settings(files.manifest.run_file, trusted)
+    settings = harmless_settings(files.manifest.run_file, trusted)
     return parse_resolved({**settings, "imports": sorted(trusted)}, str(files.directory))
 
 
@@ -140,57 +138,6 @@ def run_file_for_import(files: FileLog, name: str) -> RunFile:
     run = exported_run_file(files)
     kept = {**run.topics.model_dump(), "config": {**run.topics.config, "retention.ms": "-1"}}
     return parse_resolved({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
-
-
-def _without_local_settings(run_file: dict[str, Any], trusted: frozenset[str]) -> dict[str, Any]:
-    """The settings of somebody else's run file that do not act on this machine.
-
-    Its cluster, directories, programs, sinks, environment variables and code are left out, except
-    for imports that are `trusted`.
-    """
-    sections = {
-        name: inner
-        for name, inner in run_file.items()
-        if name not in ("kafka", "runs_dir", "imports", "metrics")
-    }
-    local = {
-        "inference": ("python", "extra_args", "host", "port", "api_key"),
-        "orchestrator": ("sinks",),
-    }
-    # A correction belongs to the loss, so it goes with a loss that is left out.
-    learner = sections.get("learner")
-    if isinstance(learner, dict):
-        loss = learner.get("loss")
-        if is_import(loss) and loss not in trusted:
-            local["learner"] = ("correction",)
-    for name, left_out in local.items():
-        section = sections.get(name)
-        if isinstance(section, dict):
-            sections[name] = {key: value for key, value in section.items() if key not in left_out}
-    return _without_code(sections, trusted)
-
-
-def _without_code(value: Any, trusted: frozenset[str]) -> Any:
-    """The settings that name neither an environment variable nor code that is not `trusted`.
-
-    A reward whose kind is such code is left out as a whole.
-    """
-
-    def acts(inner: Any) -> bool:
-        return is_reference(inner) or (is_import(inner) and inner not in trusted)
-
-    def is_code_reward(inner: Any) -> bool:
-        return isinstance(inner, dict) and set(inner) == {"kind", "params"} and acts(inner["kind"])
-
-    if isinstance(value, dict):
-        return {
-            name: _without_code(inner, trusted)
-            for name, inner in value.items()
-            if not acts(inner) and not is_code_reward(inner)
-        }
-    if isinstance(value, list):
-        return [_without_code(inner, trusted) for inner in value if not acts(inner)]
-    return value
 
 
 def import_run(

@@ -138,7 +138,7 @@ def test_the_run_file_is_the_one_recorded_and_belongs_to_no_machine(tmp_path: Pa
     log = MemoryLog({"config": 1})
     given = RUN.model_copy(
         update={
-            "kafka": {"bootstrap.servers": "there:1", "sasl.password": "secret"},
+            "kafka": {"bootstrap.servers": "there:1", "sasl.password": "hunter2"},
             "runs_dir": "/elsewhere",
         }
     )
@@ -152,7 +152,7 @@ def test_the_run_file_is_the_one_recorded_and_belongs_to_no_machine(tmp_path: Pa
     files = export(log, given, tmp_path / "x")
     assert exported_run_file(files).learner.seed == 7
     text = (files.directory / "manifest.json").read_text()
-    assert "secret" not in text and "there:1" not in text and "elsewhere" not in text
+    assert "hunter2" not in text and "there:1" not in text and "elsewhere" not in text
     publish(
         log,
         Output("config", "small", RunConfig(run="small", text='{"what": "is this"}', time_s=0.0)),
