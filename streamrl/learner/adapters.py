@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -26,14 +26,17 @@ from levanter.adaptor.lora import (
     loraize,
     unwrap_lora_modules,
 )
+from levanter.models.qwen3_moe import Qwen3MoeExperts
 
-from streamrl.config.sections.learner import Lora
-from streamrl.learner import export, weight_shards
+from streamrl.config.sections.learner import Lora, LoraTarget
+from streamrl.errors import ModelError
+from streamrl.learner import experts, export, weight_shards
 from streamrl.learner.tensor_files import write_tensors
 from streamrl.learner.weight_shards import LocalWeights
 from streamrl.weights.manifest import ADAPTER, ADAPTER_CONFIG, Manifest
 
 PREFIX = "base_model.model"  # PEFT puts it before the base's names.
+EXPERT_LAYERS = ("gate_proj", "up_proj", "down_proj")
 A = ".lora_A.weight"
 B = ".lora_B.weight"
 
@@ -46,7 +49,16 @@ class AdapterFormat(NamedTuple):
 
 
 def attach(base: Any, settings: Lora, seed: int) -> Any:
-    """The base with adapters that change nothing yet. The same seed gives the same adapters."""
+    """The base with adapters that change nothing yet. The same seed gives the same adapters. Raises
+    ModelError for layers that cannot have any.
+    """
+    experts_of_it = [name for name in settings.targets if name in EXPERT_LAYERS]
+    if experts.has_experts(base) and experts_of_it:
+        others = ", ".join(name for name in get_args(LoraTarget) if name not in EXPERT_LAYERS)
+        raise ModelError(
+            f"learner.lora.targets has {', '.join(experts_of_it)}, which are the experts of a"
+            f" mixture, and experts have no adapters; give [{others}] or fewer"
+        )
     config = LoraConfig(
         target_modules=list(settings.targets),
         r=settings.rank,
@@ -88,15 +100,26 @@ def state_dict(model: Any) -> dict[str, np.ndarray]:
     """The adapters' tensors by the names that PEFT has for them, as `export.state_dict` gives a
     whole model's.
     """
-    return export.state_dict(filter_lora_params(model), PREFIX)
+    return export.state_dict(_adapters_alone(model), PREFIX)
 
 
 def local_weights(model: Any) -> LocalWeights:
     """The adapters, in the one file that rank zero writes, as `export.local_weights` gives a whole
     model.
     """
-    tensors = export.named_tensors(filter_lora_params(model), PREFIX)
+    tensors = export.named_tensors(_adapters_alone(model), PREFIX)
     return weight_shards.local_weights(tensors, {ADAPTER: sorted(tensors)})
+
+
+def _adapters_alone(model: Any) -> Any:
+    """The model without any arrays but the adapters'. Levanter would name the tensors of experts
+    even where they have been left out.
+    """
+    return jax.tree.map(
+        lambda node: None if isinstance(node, Qwen3MoeExperts) else node,
+        filter_lora_params(model),
+        is_leaf=lambda node: isinstance(node, Qwen3MoeExperts),
+    )
 
 
 def save(tensors: Mapping[str, np.ndarray], form: AdapterFormat, directory: Path) -> None:

@@ -12,11 +12,12 @@ from levanter.adaptor.lora import merge_lora_modules
 from safetensors.numpy import load_file
 
 from streamrl.config.sections.learner import Lora
+from streamrl.errors import ModelError
 from streamrl.learner import adapters, export, model
 from streamrl.learner.adapters import AdapterFormat
 from streamrl.learner.mesh import use_mesh
 from streamrl.weights.manifest import Manifest
-from tests.learner import plain_llama
+from tests.learner import mixture, plain_llama
 from tests.learner.conftest import CONTEXT
 from tests.learner.test_update import GOOD, an_updater, batch
 
@@ -123,3 +124,72 @@ def test_a_step_trains_adapters_alone(tiny: Path):
     assert all((after[name] != tensor).any() for name, tensor in before.items())
     for name, tensor in load_file(tiny / export.WEIGHTS).items():
         np.testing.assert_array_equal(kept[name], tensor, err_msg=name)
+
+
+ATTENTION = Lora(rank=4, alpha=8, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
+
+
+@pytest.fixture(scope="module")
+def experts_dir(tmp_path_factory: pytest.TempPathFactory, _mesh: None) -> Path:
+    """A mixture of experts of two layers; not to be written to."""
+    directory = tmp_path_factory.mktemp("mixture")
+    return mixture.write(directory)
+
+
+def test_a_mixture_of_experts_has_adapters_of_its_attention(
+    experts_dir: Path, _mesh: None, tmp_path: Path
+):
+    base = model.load(experts_dir, CONTEXT)
+    adapted = adapters.randomized(adapters.attach(base, ATTENTION, seed=3), seed=4, scale=0.3)
+    tensors = adapters.state_dict(adapted)
+    layers = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in tensors}
+    assert layers == {
+        f"model.layers.{layer}.self_attn.{name}"
+        for layer in range(mixture.LAYERS)
+        for name in ATTENTION.targets
+    }
+    merged = adapters.merged(load_file(experts_dir / export.WEIGHTS), tensors, SCALE)
+    export.save(merged, experts_dir, tmp_path / "merged")
+    by_adapters = next_logprobs(adapted)
+    by_weights = next_logprobs(model.load(tmp_path / "merged", CONTEXT))
+    assert np.abs(by_adapters - next_logprobs(base)).max() > 0.05
+    np.testing.assert_allclose(by_adapters, by_weights, atol=2e-5)
+
+
+def test_a_step_on_a_mixture_of_experts_trains_adapters_alone(experts_dir: Path):
+    updater = an_updater(kl_coefficient=0, learning_rate=1e-2)
+    with updater.training():
+        base = model.load(experts_dir, CONTEXT)
+        state = updater.initial_state(adapters.attach(base, ATTENTION, seed=3))
+        before = adapters.state_dict(state.model)
+        losses = list[float]()
+        for _ in range(3):
+            state, measured = updater.step(state, None, batch())
+            losses.append(measured["loss"])
+        after = adapters.state_dict(state.model)
+        kept = export.state_dict(adapters.detach(state.model))
+        published = adapters.local_weights(state.model)
+    assert losses[2] < losses[0]
+    assert all((after[name] != tensor).any() for name, tensor in before.items())
+    assert [*published.files.values()] == [sorted(after)]
+    for name, tensor in load_file(experts_dir / export.WEIGHTS).items():
+        np.testing.assert_array_equal(kept[name], tensor, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (Lora().targets, "gate_proj, up_proj, down_proj"),
+        (["q_proj", "down_proj"], "down_proj"),
+    ],
+)
+def test_experts_have_no_adapters(targets: list[Any], named: str, experts_dir: Path, _mesh: None):
+    base = model.load(experts_dir, CONTEXT)
+    with pytest.raises(
+        ModelError,
+        match=(
+            rf"^learner\.lora\.targets has {named}, which are the experts of a mixture, and experts"
+            r" have no adapters; give \[q_proj, k_proj, v_proj, o_proj\] or fewer$"
+        ),
+    ):
+        adapters.attach(base, Lora(rank=4, alpha=8, targets=targets), seed=0)

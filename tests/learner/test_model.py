@@ -216,7 +216,10 @@ def setting(**values: Any) -> Callable[[Path], None]:
             without_a_layer,
             "its weights have no tensor model.layers.1.input_layernorm.weight, which",
         ),
-        (setting(hidden_size=64, head_dim=16), "lm_head.weight in .* has the shape .16, 32., and by"),
+        (
+            setting(hidden_size=64, head_dim=16),
+            "lm_head.weight in .* has the shape .16, 32., and by",
+        ),
         (setting(hidden_act="relu6"), "its weights cannot be loaded .*relu6"),
         (setting(model_type="gpt2"), "model type 'gpt2' is not supported"),
         (setting(attention_bias=True), "attention_bias is true and is not supported"),

@@ -229,6 +229,5 @@ def test_a_missing_tensor_is_named(directory: Path):
 def test_a_tensor_of_another_shape_is_named_with_both(directory: Path):
     edit_json(directory / "config.json", lambda config: config.update(vocab_size=17))
     assert refusal(directory) == (
-        f"lm_head.weight in {WEIGHTS} has the shape (16, 32), and by config.json it is"
-        " (17, 32)"
+        f"lm_head.weight in {WEIGHTS} has the shape (16, 32), and by config.json it is (17, 32)"
     )
