@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +29,11 @@ from streamrl.weights.files import hash_file, parallel_map
 from streamrl.weights.manifest import (
     ADAPTER,
     ADAPTER_CONFIG,
-    ALLOWED_FILE_NAMES,
     CONFIG,
+    INDEX,
     Manifest,
     WeightFile,
+    tokenizer_files,
 )
 
 MIN_EFFECT = 0.1  # nats, of the largest change of a logprob in the probe
@@ -91,7 +91,7 @@ def publish_base(
 class ServedFiles(NamedTuple):
     """The files of a model directory that a server may have."""
 
-    copied: list[Path]  # as they are
+    copied: list[Path]  # below the model directory, as they are
     config: bytes  # config.json without what loads Python code
 
 
@@ -110,20 +110,16 @@ def served_files(origin: Path) -> ServedFiles:
     """The files of the initial model in `origin`. Raises OSError."""
     settings = json.loads((origin / CONFIG).read_bytes())
     settings.pop("auto_map", None)
-    copied = [
-        path
-        for path in sorted(origin.iterdir())
-        if path.name != CONFIG
-        and (path.name in ALLOWED_FILE_NAMES or path.suffix == ".safetensors")
-    ]
+    tensors = sorted(origin.glob("*.safetensors"))
+    index = [origin / INDEX] if (origin / INDEX).is_file() else []
+    copied = [*tensors, *index, *(origin / name for name in tokenizer_files(origin))]
     return ServedFiles(copied, (json.dumps(settings, indent=1, sort_keys=True) + "\n").encode())
 
 
 def write_base(origin: Path, directory: Path) -> None:
     """Write the base to `directory`. Raises OSError."""
     files = served_files(origin)
-    for path in files.copied:
-        shutil.copyfile(path, directory / path.name)
+    export.copy_files(origin, _names(origin, files.copied), directory)
     (directory / CONFIG).write_bytes(files.config)
 
 
@@ -131,5 +127,11 @@ def base_manifest(origin: Path) -> Manifest:
     """The manifest of what `write_base` writes. Raises OSError."""
     files = served_files(origin)
     config = WeightFile(CONFIG, len(files.config), hashlib.sha256(files.config).hexdigest())
-    served = [config, *parallel_map(hash_file, files.copied)]
+    names = _names(origin, files.copied)
+    served = [config, *parallel_map(lambda name: hash_file(origin / name, name), names)]
     return Manifest(tuple(sorted(served, key=lambda file: file.name)))
+
+
+def _names(origin: Path, paths: Sequence[Path]) -> list[str]:
+    """The names that files of a model directory have in its manifest."""
+    return [path.relative_to(origin).as_posix() for path in paths]

@@ -23,7 +23,7 @@ from streamrl.learner.distributed import is_rank_zero
 from streamrl.learner.tensor_files import ITEM_BYTES, write_tensors
 from streamrl.learner.weight_shards import LocalWeights
 from streamrl.weights.files import parallel_map
-from streamrl.weights.manifest import CONFIG, INDEX, TOKENIZER_FILES
+from streamrl.weights.manifest import CONFIG, INDEX, tokenizer_files
 
 WEIGHTS = "model.safetensors"
 HEAD = "lm_head.weight"
@@ -158,11 +158,16 @@ def has_head(origin: Path) -> bool:
 
 def _write_settings(origin: Path, directory: Path) -> None:
     """Write config and tokenizer."""
-    for name in TOKENIZER_FILES:
-        if (origin / name).is_file():
-            shutil.copyfile(origin / name, directory / name)
+    copy_files(origin, tokenizer_files(origin), directory)
     settings = export_config(json.loads((origin / CONFIG).read_text()))
     (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
+
+
+def copy_files(origin: Path, names: Sequence[str], directory: Path) -> None:
+    """Copy files of a model directory. A name may have a directory in it. Raises OSError."""
+    for name in names:
+        (directory / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(origin / name, directory / name)
 
 
 def export_config(settings: Mapping[str, Any]) -> dict[str, Any]:

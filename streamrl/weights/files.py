@@ -93,7 +93,7 @@ def _refuse_links(path: Path, root: Path, uri: str) -> None:
         entry
         for entry in (
             *(root / step for step in steps if step.name),
-            *(path.iterdir() if path.is_dir() else ()),
+            *(path.rglob("*") if path.is_dir() else ()),
         )
         if entry.is_symlink()
     ]
@@ -172,30 +172,30 @@ def differences_at(
     `link`, files are linked instead of copied where `_try_link` can.
     """
     files = parallel_map(
-        lambda file: _read(fs, f"{path}/{file.name}", file.size_bytes, copy_to, link),
+        lambda file: _read(fs, path, file, copy_to, link),
         manifest.files,
     )
     return differences(manifest.files, [file for file in files if file is not None])
 
 
 def _read(
-    fs: fsspec.AbstractFileSystem, source: str, size_bytes: int, copy_to: Path | None, link: bool
+    fs: fsspec.AbstractFileSystem, path: str, file: WeightFile, copy_to: Path | None, link: bool
 ) -> WeightFile | None:
-    name = source.rpartition("/")[2]
+    """What there is at `path` of a file, or None."""
+    source = f"{path}/{file.name}"
+    limit = file.size_bytes + 1
+    copy = copy_to / file.name if copy_to else None
+    if copy is not None:
+        copy.parent.mkdir(exist_ok=True)
     try:
-        if (
-            link
-            and copy_to is not None
-            and is_local(fs)
-            and _try_link(Path(source), copy_to / name)
-        ):
-            source = str(copy_to / name)
-            copy_to = None
+        if link and copy is not None and is_local(fs) and _try_link(Path(source), copy):
+            source = str(copy)
+            copy = None
         with open_file(fs, source) as opened:
-            if copy_to is None:
-                return WeightFile(name, *digest(opened, limit=size_bytes + 1))
-            with (copy_to / name).open("wb") as copy:
-                return WeightFile(name, *digest(opened, copy, limit=size_bytes + 1))
+            if copy is None:
+                return WeightFile(file.name, *digest(opened, limit=limit))
+            with copy.open("wb") as copied:
+                return WeightFile(file.name, *digest(opened, copied, limit=limit))
     except FileNotFoundError:
         return None
 
@@ -238,14 +238,19 @@ def _try_link(source: Path, destination: Path) -> bool:
 
 def describe(directory: Path) -> Manifest:
     """The manifest of the files in a directory, without the manifest file itself."""
-    names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
-    return Manifest(tuple(parallel_map(lambda name: hash_file(directory / name), names)))
+    names = sorted(
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if not path.is_dir() and path.name != MANIFEST
+    )
+    return Manifest(tuple(parallel_map(lambda name: hash_file(directory / name, name), names)))
 
 
-def hash_file(path: Path) -> WeightFile:
+def hash_file(path: Path, name: str = "") -> WeightFile:
+    """The manifest's entry of a file. `name`: that it has in the version; by default its own."""
     with path.open("rb") as opened:
         size_bytes, sha256 = digest(opened)
-    return WeightFile(path.name, size_bytes, sha256)
+    return WeightFile(name or path.name, size_bytes, sha256)
 
 
 def digest(

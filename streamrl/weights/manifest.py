@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from streamrl.errors import WeightError
@@ -28,6 +29,8 @@ TOKENIZER_FILES = (  # of the model that training begins with, as they are
     "merges.txt",
     "chat_template.jinja",
 )
+# Where transformers keeps further chat templates of a tokenizer, each in a file of its name.
+CHAT_TEMPLATES = "additional_chat_templates"
 ALLOWED_FILE_NAMES = (
     CONFIG,
     INDEX,
@@ -37,7 +40,7 @@ ALLOWED_FILE_NAMES = (
 
 
 class WeightFile(NamedTuple):
-    name: str  # a plain file name: versions are flat directories
+    name: str  # a plain file name; a named chat template has the name of its directory before it
     size_bytes: int
     sha256: str
 
@@ -86,13 +89,28 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise WeightError(f"{where} is not a manifest ({type(error).__name__}: {error})") from None
     for file in files:
-        if not is_plain_filename(file.name):
+        if not is_plain_filename(file.name.removeprefix(f"{CHAT_TEMPLATES}/")):
             raise WeightError(f"{where} names {file.name!r}, which is not a plain file name")
-        if file.name not in ALLOWED_FILE_NAMES and not file.name.endswith(".safetensors"):
+        if not is_allowed(file.name):
             raise WeightError(
                 f"{where} names {file.name!r}, and weights have no file of that name; it is refused"
             )
     return Manifest(files)
+
+
+def is_allowed(name: str) -> bool:
+    """Whether weights may have a file of this name: a config, a tokenizer's file, or tensors."""
+    directory, _, template = name.rpartition("/")
+    if directory:
+        return directory == CHAT_TEMPLATES and template.endswith(".jinja")
+    return name in ALLOWED_FILE_NAMES or name.endswith(".safetensors")
+
+
+def tokenizer_files(directory: Path) -> list[str]:
+    """The names of the tokenizer's files that a model directory has. Raises OSError."""
+    named = sorted(path.name for path in (directory / CHAT_TEMPLATES).glob("*.jinja"))
+    names = [*TOKENIZER_FILES, *(f"{CHAT_TEMPLATES}/{name}" for name in named)]
+    return [name for name in names if (directory / name).is_file()]
 
 
 def is_plain_filename(name: str) -> bool:

@@ -10,7 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from streamrl.learner import export, model
+from streamrl.learner.adapter_base import base_manifest, write_base
 from streamrl.learner.mesh import use_mesh
+from streamrl.weights.files import describe
 from tests.learner.conftest import CONTEXT
 
 
@@ -45,6 +47,37 @@ def test_settings_and_tokenizer_go_along(tiny: Path, tmp_path: Path):
         (tiny / "config.json").read_text()
     )
     assert len(model.load_tokenizer(out)) == 16
+
+
+TOOLS = "{{ bos_token }}TOOLS{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def with_named_templates(origin: Path, directory: Path, form: str) -> Path:
+    """A copy whose tokenizer has the chat templates `default` and `tool_use`, in files as
+    transformers 4.5 and 5 write them, or in a list in its config as before.
+    """
+    shutil.copytree(origin, directory)
+    tokenizer = model.load_tokenizer(origin)
+    plain = tokenizer.chat_template
+    tokenizer.chat_template = {"default": plain, "tool_use": TOOLS}
+    tokenizer.save_pretrained(directory, save_jinja_files=form == "files")
+    if form == "list":
+        (directory / "chat_template.jinja").unlink(missing_ok=True)
+    return directory
+
+
+@pytest.mark.parametrize("form", ["files", "list"])
+def test_named_chat_templates_go_along(form: str, tiny: Path, tmp_path: Path):
+    origin = with_named_templates(tiny, tmp_path / "origin", form)
+    out = exported(origin, tmp_path / "out")
+    (tmp_path / "base").mkdir()
+    write_base(origin, tmp_path / "base")
+    has_files = (origin / "additional_chat_templates" / "tool_use.jinja").is_file()
+    assert has_files is (form == "files")
+    wanted = {"default": model.load_tokenizer(tiny).chat_template, "tool_use": TOOLS}
+    for directory in (origin, out, tmp_path / "base"):
+        assert model.load_tokenizer(directory).chat_template == wanted
+    assert describe(tmp_path / "base") == base_manifest(origin)
 
 
 def test_a_tied_head_is_written_and_read(tiny: Path, tmp_path: Path):

@@ -21,6 +21,8 @@ from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 from tests.weights.test_store import SIZE, WEIGHTS, announced, mine_alone, path_of, write
 
+TEMPLATE = "additional_chat_templates/tool_use.jinja"
+
 
 @pytest.mark.parametrize("link", [False, True])
 def test_what_is_written_can_be_pulled(root: str, link: bool, tmp_path: Path):
@@ -32,6 +34,26 @@ def test_what_is_written_can_be_pulled(root: str, link: bool, tmp_path: Path):
         and {p.name: p.read_bytes() for p in there.iterdir() if p.name != MANIFEST} == WEIGHTS
     )
     assert describe(there).sha256 == stored.sha256
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_named_chat_templates_come_along(root: str, link: bool, tmp_path: Path):
+    files = {**WEIGHTS, TEMPLATE: b"tools"}
+    stored = write(Store(f"{root}/lead"), 1, files)
+    there = pull(announced(stored), root, tmp_path / "copy", link)
+    assert (there / TEMPLATE).read_bytes() == b"tools"
+    assert describe(there).sha256 == stored.sha256
+    assert Store(f"{root}/lead").holds(announced(stored))
+
+
+def test_a_link_in_the_place_of_a_named_chat_template_is_refused(tmp_path: Path):
+    root = f"file://{tmp_path}/store"
+    stored = write(Store(root), 1, {**WEIGHTS, TEMPLATE: b"tools"})
+    template = path_of(stored) / TEMPLATE
+    template.rename(tmp_path / "elsewhere")
+    template.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WeightError, match=f"{template} is a symbolic link; it is refused"):
+        pull(announced(stored), root, tmp_path / "copy")
 
 
 def truncate(directory: Path) -> None:

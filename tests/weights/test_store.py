@@ -39,6 +39,7 @@ fsspec.register_implementation("cramped", Cramped, clobber=True)
 def write(store: Store, version: int, files: dict[str, bytes] = WEIGHTS) -> WeightRef:
     def into(directory: Path) -> None:
         for name, data in files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(data)
 
     return store.put(version, into, SIZE)
