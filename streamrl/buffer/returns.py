@@ -4,9 +4,11 @@ the reward-to-go of its peers.
 A reward that falls at the end of a turn, or at a token, cannot be the merit of what was said after
 it. So token t of rollout i is judged by
 
-    G_i(t) = rest_i + sum of the rewards that fall at or behind token t,
+    G_i(t) = rest_i + sum of the rewards that fall at token t or after it,
 
-where rest_i is what the rollout earned as a whole, and t counts its sampled tokens. The token's
+where rest_i is what the rollout earned as a whole, and t counts its sampled tokens. After it is a
+matter of time: the turns of a session with sub-agents are in several sequences, and a turn that
+began before another had ended owes it nothing. The token's
 advantage is the group's advantage function applied to G_1(t) ... G_n(t): a baseline that depends on
 the position. A rollout that is over by then stands with its rest_i. With leave-one-out (RLOO) the
 estimate is unbiased, as each baseline is made of other rollouts. At t = 0 this is the advantage of
@@ -19,6 +21,9 @@ section 4.1.3.
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +41,11 @@ def token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> list[
     """
     if not any(_earns_early(rollout) for rollout in rollouts):
         return None
-    goals = [reward_to_go(rollout) for rollout in rollouts]
+    orders = [_order_in_time(rollout) for rollout in rollouts]
+    goals = [
+        np.append(goal[order], goal[-1])
+        for goal, order in zip(map(reward_to_go, rollouts), orders, strict=True)
+    ]
     width = max(len(goal) for goal in goals)
     # (rollouts, width)
     columns = np.stack([np.pad(goal, (0, width - len(goal)), mode="edge") for goal in goals])
@@ -47,17 +56,54 @@ def token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> list[
     for i, t in enumerate(changes):
         judged[:, i] = check_advantages(advantage(columns[:, t].astype(np.float32)), len(goals))
     spread = np.repeat(judged, np.diff(np.append(changes, width)), axis=1)
-    return [spread[i, : len(goal) - 1] for i, goal in enumerate(goals)]
+    return [spread[i, np.argsort(order)] for i, order in enumerate(orders)]
 
 
 def reward_to_go(rollout: Rollout) -> np.ndarray:
-    """G(t) for each sampled token: (sampled tokens + 1,) float64. The last value is the rest, which
-    belongs to no token.
+    """G(t) for each sampled token, in the order of the turns: (sampled tokens + 1,) float64. The
+    last value is the rest, which belongs to no token.
     """
     earned = per_token_rewards(rollout.turns)
-    ahead = np.cumsum(earned[::-1])[::-1]  # at or behind each token
     rest = rollout.reward - float(earned.sum())
+    ahead = _still_to_come(rollout.turns, earned)
     return rest + np.append(ahead[sampled_mask(rollout.turns)], 0.0)
+
+
+def turn_times(turns: Sequence[Turn]) -> list[tuple[float, float]]:
+    """When each turn began and ended. The turns of a sequence follow each other, and those of
+    several sequences lie between each other as their timestamps say. Without forks, or where a
+    timestamp is missing, the order of the turns is the time.
+    """
+    stamps = [turn.timestamp or math.nan for turn in turns]
+    if not any(turn.fork for turn in turns) or not all(map(math.isfinite, stamps)):
+        return [(float(i), float(i + 1)) for i in range(len(turns))]
+    times = list[tuple[float, float]]()
+    before = -math.inf  # when the turn before it in its sequence ended
+    for turn, stamp in zip(turns, stamps, strict=True):
+        if turn.fork:
+            before = -math.inf
+        end = max(stamp, before)
+        is_answer = turn.logprobs is not None and before > -math.inf
+        times.append((before if is_answer else end, end))
+        before = end
+    return times
+
+
+def _still_to_come(turns: Sequence[Turn], earned: np.ndarray) -> np.ndarray:
+    """For each token, the sum of what is earned at it, after it in its turn, and in the turns that
+    began when its own had ended. `earned`: (tokens of all turns,). Returns the same shape and type.
+    """
+    bounds = np.cumsum([0, *(len(tokens_of(turn)) for turn in turns)])
+    of_turns = [earned[start:end] for start, end in itertools.pairwise(bounds)]
+    times = turn_times(turns)
+    begins = sorted((begin, i) for i, (begin, _) in enumerate(times))
+    totals = np.array([of_turns[i].sum() for _, i in begins], earned.dtype)
+    later = np.append(np.cumsum(totals[::-1])[::-1], earned.dtype.type(0))
+    ahead = [np.zeros(0, earned.dtype)]
+    for i, of_turn in enumerate(of_turns):
+        after = later[bisect.bisect_right(begins, (times[i][1], i))]
+        ahead.append(np.cumsum(of_turn[::-1])[::-1] + after)
+    return np.concatenate(ahead)
 
 
 def per_token_rewards(turns: Sequence[Turn]) -> np.ndarray:
@@ -92,8 +138,20 @@ def tokens_of(turn: Turn) -> np.ndarray:
 
 
 def _earns_early(rollout: Rollout) -> bool:
-    """Does a reward fall before the last sampled token?"""
+    """Is a reward no merit of one of the sampled tokens, because it fell before it?"""
     if not any(turn.reward or turn.token_rewards is not None for turn in rollout.turns):
         return False
-    last = int(np.flatnonzero(sampled_mask(rollout.turns))[-1])
-    return bool(per_token_rewards(rollout.turns)[:last].any())
+    is_earned = (per_token_rewards(rollout.turns) != 0).astype(np.int64)
+    ahead = _still_to_come(rollout.turns, is_earned)[sampled_mask(rollout.turns)]
+    return bool((ahead < is_earned.sum()).any())
+
+
+def _order_in_time(rollout: Rollout) -> np.ndarray:
+    """The sampled tokens in the order in which they were sampled: (sampled tokens,) of their
+    numbers in the order of the turns.
+    """
+    sampled = [
+        np.full(len(tokens_of(turn)) if turn.logprobs is not None else 0, end)
+        for turn, (_, end) in zip(rollout.turns, turn_times(rollout.turns), strict=True)
+    ]
+    return np.argsort(np.concatenate(sampled), kind="stable")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group, split_sequences
@@ -145,3 +146,78 @@ def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
 def test_a_fork_in_which_nothing_was_sampled_is_left_out():
     cut = of(0, 1.0, asked(1), said(3), asked(1, 2, fork=True))
     assert [len(turns) for turns in split_sequences(cut)] == [2]
+
+
+def at(time_s: float, turn: Turn) -> Turn:
+    return structs.replace(turn, timestamp=time_s)
+
+
+def with_sub_agent(sample: int, main: float | None, sub: float | None) -> Rollout:
+    """The main agent answers at 1 and at 5, and a sub-agent at 3. In the rollout the sequence of
+    the sub-agent is the last.
+    """
+    return of(
+        sample,
+        (main or 0.0) + (sub or 0.0),
+        at(0.5, asked(1)),
+        at(1.0, said(2)),
+        at(4.0, asked(3)),
+        at(5.0, said(4, reward=main)),
+        at(2.0, asked(7, fork=True)),
+        at(3.0, said(8, 9, reward=sub)),
+    )
+
+
+def test_what_is_earned_after_a_sub_agent_is_its_merit_too():
+    # sampled: 2 at 1 s, 4 at 5 s, 8 and 9 at 3 s
+    assert reward_to_go(with_sub_agent(0, 1.0, None)).tolist() == [1, 1, 1, 1, 0]
+    advantages = token_advantages(
+        [with_sub_agent(0, 1.0, None), with_sub_agent(1, 0.0, None)], rloo
+    )
+    assert advantages is None  # every token could still earn all
+
+
+def test_what_a_sub_agent_earned_is_no_merit_of_what_came_after_it():
+    assert reward_to_go(with_sub_agent(0, None, 1.0)).tolist() == [1, 0, 1, 1, 0]
+    advantages = token_advantages(
+        [with_sub_agent(0, None, 1.0), with_sub_agent(1, None, None)], rloo
+    )
+    assert advantages is not None
+    assert [each.tolist() for each in advantages] == [[1, 0, 1, 1], [-1, 0, -1, -1]]
+
+
+def test_the_baseline_compares_tokens_of_the_same_time():
+    """In time the first rollout is 2, 8, 9, 4, and all of them are worth 1, 1, 1, 0.5."""
+    one = with_sub_agent(0, 0.5, 0.5)
+    assert reward_to_go(one).tolist() == [1, 0.5, 1, 1, 0]
+    two = of(1, 0.0, asked(1), said(5, 6, 7, 8, reward=0.0))
+    advantages = token_advantages([one, two], rloo)
+    assert advantages is not None
+    assert [each.tolist() for each in advantages] == [[1, 0.5, 1, 1], [-1, -1, -1, -0.5]]
+
+
+def test_answers_that_were_sampled_at_once_owe_each_other_nothing():
+    turns = [
+        at(1.0, asked(1)),
+        at(5.0, said(2, reward=0.25)),
+        at(2.0, asked(1, fork=True)),
+        at(4.0, said(3, reward=0.5)),
+    ]
+    assert reward_to_go(of(0, 0.75, *turns)).tolist() == [0.25, 0.5, 0]
+
+
+def test_a_sequence_follows_itself_even_where_its_clock_was_set_back():
+    turns = [
+        at(10.0, asked(1)),
+        at(11.0, said(2)),
+        at(3.0, asked(3)),
+        at(4.0, said(4, reward=1.0)),
+        at(20.0, asked(1, fork=True)),
+        at(21.0, said(5, reward=0.5)),
+    ]
+    assert reward_to_go(of(0, 1.5, *turns)).tolist() == [1.5, 1.5, 0.5, 0]
+
+
+def test_without_timestamps_the_order_of_the_turns_is_the_time():
+    turns = [asked(1), said(2), asked(1, fork=True), said(3, reward=1.0)]
+    assert reward_to_go(of(0, 1.0, *turns)).tolist() == [1, 1, 0]
