@@ -76,7 +76,9 @@ def examples() -> dict[str, Record]:
             entropies=floats(0.5),
             time_s=1.5,
         ),
-        "session-end": sessions.end("s", failure="no disk", truncation="turns", time_s=1.5),
+        "session-end": sessions.end(
+            "s", failure="no disk", truncation="turns", time_s=1.5, is_last=True
+        ),
         "reward": sessions.reward(
             "s",
             0.5,
@@ -210,7 +212,11 @@ def whole() -> dict[str, Record]:
             short["env-progress"], replicas=2, begins=4, turns_from=[3, 0]
         ),
         "model-call": structs.replace(
-            short["model-call"], state={"step": 3}, routed_experts=experts(3)
+            short["model-call"],
+            state={"step": 3},
+            routed_experts=experts(3),
+            trained=False,
+            lost=True,
         ),
         "scored-group": structs.replace(
             short["scored-group"],

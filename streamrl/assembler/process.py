@@ -36,19 +36,17 @@ def make_processor(run: RunFile) -> Processor[AssemblerConfig, AssemblerState]:
             " `sessions: {}` and `replicas: 0`"
         )
     rules = {env: rules_of(run, env) for env in run.session_envs}
-    turns = ("session-start", "model-call", "session-end")
+    schemas = ("session-start", "model-call", "reward", "session-end")
     return Processor(
         name=topology.ASSEMBLER.name,
-        inputs={
-            **{topology.turns(env): turns for env in rules},
-            **{topology.rewards(env): ("reward",) for env in rules},
-        },
+        inputs={topology.turns(env): schemas for env in rules},
         config=AssemblerConfig(envs=rules),
         initial=AssemblerState,
         step=step,
         report=report,
         reconcile=reconcile,
         due=due,
+        clock=lambda state: state.clock,
         **run_settings(run),
     )
 
@@ -70,6 +68,7 @@ def step(
 ) -> tuple[AssemblerState, list[Output]]:
     """Fold the events in, one by one. How a poll was cut does not matter."""
     outputs = list[Output]()
+    state.clock.advance(time_s)
     assemblers = {
         env: SessionAssembler(env, rules, state, time_s, outputs)
         for env, rules in config.envs.items()
@@ -87,8 +86,8 @@ def step(
                 assembler.on_reward(event, reward)
             case _:
                 pass
-    if is_check_due(state, time_s):
-        state.checked_s = time_s
+    if is_check_due(state):
+        state.checked_s = state.clock.awake_s
         for env in state.envs:
             if env in assemblers:
                 assemblers[env].check_time_limits()
@@ -116,11 +115,10 @@ def report(config: AssemblerConfig, state: AssemblerState, time_s: float) -> Pro
         open_sessions, waiting = counts(sessions.open)
         values[f"assembler/open_sessions/{env}"] = float(open_sessions)
         values[f"assembler/waiting_for_rewards/{env}"] = float(waiting)
-        values[f"assembler/unclaimed_rewards/{env}"] = float(len(sessions.unclaimed))
     return ProcessorReport(values)
 
 
 def due(config: AssemblerConfig, state: AssemblerState, time_s: float) -> bool:
     """Whether something is open whose time limits are to be checked."""
-    is_empty = not any(s.open or s.unclaimed or s.groups for s in state.envs.values())
-    return not is_empty and is_check_due(state, time_s)
+    is_empty = not any(s.open or s.groups for s in state.envs.values())
+    return not is_empty and state.clock.is_due(time_s)

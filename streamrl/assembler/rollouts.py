@@ -11,8 +11,15 @@ from streamrl.errors import describe_error
 from streamrl.records import ModelCall, Reward, Rollout, SessionEnd, SessionStart
 from streamrl.sessions import rollouts
 from streamrl.sessions.call_tree import CallTree, InvalidCall
+from streamrl.sessions.names import short_name
 from streamrl.sessions.rewards import RewardBreakdown, apply_weights, with_rewards
-from streamrl.sessions.rollouts import RolloutName, in_order_of_turns, sampled_versions, to_turns
+from streamrl.sessions.rollouts import (
+    RolloutName,
+    in_order_of_turns,
+    kept_calls,
+    sampled_versions,
+    to_turns,
+)
 
 
 class NoRollout(Exception):
@@ -24,19 +31,18 @@ def assemble_rollout(
     group_id: str,
     calls: Sequence[ModelCall],
     rewards: Sequence[Reward],
-    end: SessionEnd | None,
+    end: SessionEnd,
     weights: Mapping[str, float],
 ) -> Rollout:
     """The rollout of a session. It is a failed one if the session or a reward has failed, or if no
     reader would accept it.
 
     `calls` and `rewards` are in the order of the log. Of several rewards of one name for the same
-    call, or for the whole rollout, the last counts. Without an `end` the session was ended because
-    nothing happened any more.
+    call, or for the whole rollout, the last counts.
     """
     valid = valid_calls(calls)
     try:
-        if end is not None and end.failure:
+        if end.failure:
             raise NoRollout(end.failure)
         return _assemble_trainable(start, group_id, valid, rewards, end, weights)
     except (NoRollout, InvalidCall) as error:
@@ -68,30 +74,28 @@ def valid_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
 
 
 def breakdown(calls: Sequence[ModelCall], rewards: Sequence[Reward]) -> RewardBreakdown:
-    """The rewards by name, of the whole rollout and of each call in the order of the turns.
+    """The rewards by name, of the whole rollout and of each trained call in the order of the turns.
+    That of a call which is not trained on is earned by the rollout. `calls`: those that count.
 
     Raises NoRollout for a reward that has failed, or is of a call that does not exist.
     """
-    order = [call.call for call in in_order_of_turns(calls)]
+    places = {call.call: i for i, call in enumerate(in_order_of_turns(kept_calls(calls)))}
+    known = {call.call for call in calls}
     of_rollout = dict[str, float]()
-    of_calls: list[dict[str, float]] = [{} for _ in order]
-    for reward in last_of_each(rewards):
+    of_calls: list[dict[str, float]] = [{} for _ in places]
+    for reward in {(each.name, each.call): each for each in rewards}.values():
         if reward.failure:
             raise NoRollout(f"reward {reward.name!r}: {reward.failure}")
-        if not reward.call:
-            of_rollout[reward.name] = reward.value
-        elif reward.call in order:
-            of_calls[order.index(reward.call)][reward.name] = reward.value
-        else:
+        if reward.call and reward.call not in known:
             raise NoRollout(
                 f"reward {reward.name!r} is of call {reward.call!r}, which is not there"
             )
+        place = places.get(reward.call)
+        if place is None:
+            of_rollout[reward.name] = of_rollout.get(reward.name, 0.0) + reward.value
+        else:
+            of_calls[place][reward.name] = reward.value
     return RewardBreakdown(of_rollout, of_calls if any(of_calls) else ())
-
-
-def last_of_each(rewards: Sequence[Reward]) -> list[Reward]:
-    """The last reward of each name and call."""
-    return list({(reward.name, reward.call): reward for reward in rewards}.values())
 
 
 def _assemble_trainable(
@@ -99,24 +103,30 @@ def _assemble_trainable(
     group_id: str,
     calls: Sequence[ModelCall],
     rewards: Sequence[Reward],
-    end: SessionEnd | None,
+    end: SessionEnd,
     weights: Mapping[str, float],
 ) -> Rollout:
     if not calls:
         raise NoRollout("the session ended before the policy was asked")
-    lengths = [len(call.tokens) for call in in_order_of_turns(calls)]
+    kept = kept_calls(calls)
+    in_order = in_order_of_turns(kept)
+    if not in_order:
+        raise NoRollout("none of its answers is trained on: they were lost, or are left out")
+    lengths = [len(call.tokens) for call in in_order]
     weighted = apply_weights(breakdown(calls, rewards), weights, lengths)
     metadata = dict[str, Any](start.metadata)
-    forks = Counter(call.fork for call in calls if call.fork)
+    forks = Counter(call.fork for call in kept if call.fork)
     if forks:
         metadata["forks"] = dict(sorted(forks.items()))
-    truncation = _truncation(calls, end)
+    if len(in_order) < len(calls):
+        metadata["not_trained"] = len(calls) - len(in_order)
+    truncation = _truncation(kept, end)
     if truncation:
         metadata["truncation"] = truncation
     return rollouts.build_rollout(
         name=_name(start, group_id),
-        calls=calls,
-        turns=with_rewards(to_turns(calls), weighted),
+        calls=[call for call in kept if call.trained],
+        turns=with_rewards(to_turns(kept), weighted),
         reward=weighted.reward,
         rewards=weighted.totals,
         metadata=metadata,
@@ -127,17 +137,15 @@ def _assemble_trainable(
 def _name(start: SessionStart, group_id: str) -> RolloutName:
     return RolloutName(
         environment=start.environment,
-        problem_id=start.problem_id,
+        problem_id=short_name(start.problem_id),
         uid=start.session,
         group_id=group_id,
         producer=topology.outside_identity(start.environment),
     )
 
 
-def _truncation(calls: Sequence[ModelCall], end: SessionEnd | None) -> str:
+def _truncation(calls: Sequence[ModelCall], end: SessionEnd) -> str:
     """The limit that has ended the session; empty if it came to an end by itself."""
-    if end is None:
-        return "time"
     if end.truncation:
         return end.truncation
     return "length" if calls[-1].inference_metadata.finish_reason == "length" else ""

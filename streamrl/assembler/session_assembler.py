@@ -1,28 +1,33 @@
 """SessionAssembler: how sessions become rollouts. Each session becomes one rollout, once; what
-belongs to no session is put aside as a dead letter.
+belongs to no session is dead-lettered.
+
+All records of a session are in one partition, and what becomes of it depends on their order only.
+Time enters as a record, too: where a session has waited for too long, the assembler writes its last
+end, and acts when it reads that. So the gateway knows of each reward whether it counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamrl.assembler.rollouts import assemble_failed_rollout, assemble_rollout, last_of_each
+from streamrl.assembler.rollouts import assemble_failed_rollout, assemble_rollout, valid_calls
 from streamrl.assembler.state import (
     AssemblerState,
     EnvSessions,
     OpenSession,
     PartialGroup,
     SessionRules,
-    UnclaimedRewards,
 )
 from streamrl.config import topology
 from streamrl.log.dead_letters import to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import ENV_REMOVED, ModelCall, Reward, Rollout, SessionEnd, SessionStart
+from streamrl.sessions.names import short_name
+from streamrl.sessions.rollouts import kept_calls
 
 CHECK_S = 1.0  # between two checks of the time limits
 MAX_CALLS = 16_384  # of a session; a gateway allows `gateway.max_calls`
-MAX_REWARDS = 65_536  # of a session; an agent may give some for each call, again and again
+MAX_HEADER_BYTES = 65_536  # of a record that is held
 
 
 class SessionAssembler:
@@ -43,6 +48,10 @@ class SessionAssembler:
         self._outputs = outputs
 
     @property
+    def _awake_s(self) -> float:
+        return self._state.clock.awake_s
+
+    @property
     def _sessions(self) -> EnvSessions:
         return self._state.envs.setdefault(self._env, EnvSessions())
 
@@ -58,16 +67,14 @@ class SessionAssembler:
             return
         known = self._sessions.open.get(start.session)
         if known is not None:
-            known.last_s = self._time_s
-            return
-        early = self._sessions.unclaimed.pop(start.session, None)
-        self._sessions.open[start.session] = OpenSession(
-            start=event,
-            problem_id=start.problem_id,
-            group_id=start.group_id or self._next_group(start),
-            last_s=self._time_s,
-            rewards=early.rewards if early is not None else [],
-        )
+            known.last_s = self._awake_s
+        elif self._may_be_held(event):
+            self._sessions.open[start.session] = OpenSession(
+                start=event,
+                problem_id=start.problem_id,
+                group_id=short_name(start.group_id) or self._next_group(start),
+                last_s=self._awake_s,
+            )
 
     def on_call(self, event: Event, call: ModelCall) -> None:
         session = self._sessions.open.get(call.session)
@@ -79,78 +86,64 @@ class SessionAssembler:
             self._put_aside(
                 event, f"session {call.session!r} has {MAX_CALLS:,} calls, which is the most"
             )
-        else:
+        elif self._may_be_held(event):
             session.calls.append(event)
-            session.last_s = self._time_s
+            session.last_s = self._awake_s
 
     def on_end(self, event: Event, end: SessionEnd) -> None:
-        """A session ends. If it is over already, this changes nothing: it may be our own record."""
+        """A session ends. If it is over already, this changes nothing."""
         session = self._sessions.open.get(end.session)
-        if session is None or session.end is not None:
+        if session is None:
             return
-        session.end = event
-        session.last_s = self._time_s
-        self._publish_if_complete(end.session, session)
+        is_first = session.end is None
+        if is_first:
+            session.end = event
+            session.last_s = self._awake_s
+            calls = kept_calls(valid_calls(calls_of(session)))
+            answers = [call.call for call in calls if call.trained]
+            session.progress.end(answers, end.failure)
+        if not end.is_last:
+            if is_first:
+                self._publish_if_complete(end.session, session)
+        elif session.progress.has_any_of_each(self._rules.rewards):
+            self._publish(end.session, session)
+        elif is_first:
+            cause = f"nobody ended it, and nothing happened for {self._rules.idle_s:g} s"
+            self._fail(end.session, session, cause)
+        else:
+            cause = f"its rewards did not come within {self._rules.reward_wait_s:g} s"
+            self._fail(end.session, session, cause)
 
     def on_reward(self, event: Event, reward: Reward) -> None:
-        if reward.rescored:
-            return
         session = self._sessions.open.get(reward.rollout)
-        holder = session or self._sessions.unclaimed.setdefault(
-            reward.rollout, UnclaimedRewards(since_s=self._time_s)
-        )
-        if len(holder.rewards) >= MAX_REWARDS:
-            self._put_aside(
-                event, f"session {reward.rollout!r} has {MAX_REWARDS:,} rewards, which is the most"
-            )
-            return
-        holder.rewards.append(event)
-        if session is not None:
-            session.last_s = self._time_s
-            # Another reward completes nothing, and to look at all of them each time takes long.
-            wanted = self._rules.rewards
-            if reward.failure or not wanted or reward.name in wanted:
-                self._publish_if_complete(reward.rollout, session)
+        if session is None:
+            self._put_aside(event, f"no session {reward.rollout!r} waits for a reward")
+        elif problem := session.progress.problem(reward):
+            self._put_aside(event, f"session {reward.rollout!r}: {problem}")
+        elif self._may_be_held(event):
+            session.progress.add(reward)
+            session.rewards.setdefault(reward.name, {})[reward.call] = event
+            session.last_s = self._awake_s
+            self._publish_if_complete(reward.rollout, session)
 
     # ---- time --------------------------------------------------------------------------------
 
     def check_time_limits(self) -> None:
-        """End the sessions that have waited for too long, and put aside what nobody waits for."""
+        """Write the last end of sessions that have waited for too long, and close groups."""
         rules = self._rules
         sessions = self._sessions
-        for name, session in list(sessions.open.items()):
-            self._check_session(name, session)
-        for name, unclaimed in list(sessions.unclaimed.items()):
-            if self._waited(unclaimed.since_s, rules.reward_wait_s):
-                del sessions.unclaimed[name]
-                for event in unclaimed.rewards:
-                    self._put_aside(event, f"no session {name!r} waits for this reward")
-        for problem, group in list(sessions.groups.items()):
-            if self._waited(group.last_s, rules.idle_s + rules.reward_wait_s):
-                del sessions.groups[problem]
-
-    def _check_session(self, name: str, session: OpenSession) -> None:
-        rules = self._rules
-        if session.end is not None:
-            if self._waited(session.last_s, rules.reward_wait_s):
-                self._fail(
-                    name, session, f"its rewards did not come within {rules.reward_wait_s:g} s"
+        for name, session in sessions.open.items():
+            limit_s = rules.idle_s if session.end is None else rules.reward_wait_s
+            if not session.is_closing and self._state.clock.has_waited(session.last_s, limit_s):
+                session.is_closing = True
+                truncation = "time" if session.end is None else ""
+                end = SessionEnd(
+                    session=name, truncation=truncation, time_s=self._time_s, is_last=True
                 )
-            return
-        if not self._waited(session.last_s, rules.idle_s):
-            return
-        # The gateway must know, or it would answer calls that belong to no rollout.
-        end = SessionEnd(session=name, truncation="time", time_s=self._time_s)
-        self._outputs.append(Output(topology.turns(self._env), name, end))
-        if has_rewards(rules, session):
-            self._publish(name, session)
-        else:
-            self._fail(
-                name, session, f"nobody ended it, and nothing happened for {rules.idle_s:g} s"
-            )
-
-    def _waited(self, since_s: float, limit_s: float) -> bool:
-        return self._time_s - since_s >= limit_s
+                self._outputs.append(Output(topology.turns(self._env), name, end))
+        for problem, group in list(sessions.groups.items()):
+            if self._state.clock.has_waited(group.last_s, rules.idle_s + rules.reward_wait_s):
+                del sessions.groups[problem]
 
     # ---- inside ------------------------------------------------------------------------------
 
@@ -161,31 +154,29 @@ class SessionAssembler:
         groups = self._sessions.groups
         group = groups.get(start.problem_id)
         if group is None:
-            group = PartialGroup(f"{start.problem_id}:{start.session}", 0, self._time_s)
+            name = short_name(f"{short_name(start.problem_id)}:{start.session}")
+            group = PartialGroup(name, 0, self._awake_s)
             groups[start.problem_id] = group
         group.sessions += 1
-        group.last_s = self._time_s
+        group.last_s = self._awake_s
         if group.sessions >= self._rules.group_size:
             del groups[start.problem_id]
         return group.group_id
 
     def _publish_if_complete(self, name: str, session: OpenSession) -> None:
         """Publish the session's rollout if it has ended and waits for no reward."""
-        if session.end is None:
-            return
-        end = session.end.record
-        has_failed = isinstance(end, SessionEnd) and bool(end.failure)
-        if has_failed or has_rewards(self._rules, session):
+        if session.progress.is_complete(self._rules.rewards):
             self._publish(name, session)
 
     def _publish(self, name: str, session: OpenSession) -> None:
-        end = session.end.record if session.end is not None else None
+        assert session.end is not None
+        assert isinstance(session.end.record, SessionEnd)
         rollout = assemble_rollout(
             start_of(session),
             session.group_id,
-            [event.record for event in session.calls if isinstance(event.record, ModelCall)],
+            calls_of(session),
             rewards_of(session),
-            end if isinstance(end, SessionEnd) else None,
+            session.end.record,
             self._rules.reward_weights,
         )
         del self._sessions.open[name]
@@ -195,6 +186,14 @@ class SessionAssembler:
         del self._sessions.open[name]
         failed = assemble_failed_rollout(start_of(session), session.group_id, cause)
         self._outputs.append(rollout_output(self._env, failed))
+
+    def _may_be_held(self, event: Event) -> bool:
+        """Whether the state has room for the record with its headers. If not, it is put aside."""
+        size = sum(len(name) + len(value or b"") for name, value in event.headers)
+        if size > MAX_HEADER_BYTES:
+            cause = f"its headers have {size:,} bytes; {MAX_HEADER_BYTES:,} are the most"
+            self._put_aside(event, cause)
+        return size <= MAX_HEADER_BYTES
 
     def _put_aside(self, event: Event, cause: str) -> None:
         self._outputs.extend(to_dead_letter(event, cause))
@@ -209,15 +208,12 @@ def remove_env(env: str, sessions: EnvSessions) -> list[Output]:
     for session in sessions.open.values():
         failed = assemble_failed_rollout(start_of(session), session.group_id, ENV_REMOVED)
         outputs.append(rollout_output(env, failed))
-    for unclaimed in sessions.unclaimed.values():
-        for event in unclaimed.rewards:
-            outputs += to_dead_letter(event, ENV_REMOVED)
     return outputs
 
 
 def expire_removed(env: str, sessions: EnvSessions, removed: Offsets) -> list[Output]:
-    """Fail the sessions of which retention has deleted a record, and forget rewards that it has
-    deleted: everything below the offsets of `removed`.
+    """Fail the sessions of which retention has deleted a record: everything below the offsets of
+    `removed`.
     """
     outputs = list[Output]()
 
@@ -225,7 +221,7 @@ def expire_removed(env: str, sessions: EnvSessions, removed: Offsets) -> list[Ou
         return event.offset < removed.get((event.topic, event.partition), 0)
 
     for name, session in list(sessions.open.items()):
-        events = [session.start, *session.calls, *session.rewards]
+        events = [session.start, *session.calls, *reward_events(session)]
         if session.end is not None:
             events.append(session.end)
         if any(map(is_gone, events)):
@@ -234,10 +230,6 @@ def expire_removed(env: str, sessions: EnvSessions, removed: Offsets) -> list[Ou
             cause = "retention has deleted records of the session; raise topics.retention_hours"
             failed = assemble_failed_rollout(start, session.group_id, cause)
             outputs.append(rollout_output(env, failed))
-    for name, unclaimed in list(sessions.unclaimed.items()):
-        unclaimed.rewards = [event for event in unclaimed.rewards if not is_gone(event)]
-        if not unclaimed.rewards:
-            del sessions.unclaimed[name]
     return outputs
 
 
@@ -248,9 +240,9 @@ def rollout_output(env: str, rollout: Rollout) -> Output:
     return Output(topology.rollouts(env), rollout.group_id, rollout)
 
 
-def is_check_due(state: AssemblerState, time_s: float) -> bool:
-    """Whether the time limits are to be checked again. They are if the clock was set back."""
-    return abs(time_s - state.checked_s) >= CHECK_S
+def is_check_due(state: AssemblerState) -> bool:
+    """Whether the limits on waiting are to be checked again."""
+    return state.clock.awake_s - state.checked_s >= CHECK_S
 
 
 def start_of(session: OpenSession) -> SessionStart:
@@ -258,19 +250,17 @@ def start_of(session: OpenSession) -> SessionStart:
     return session.start.record
 
 
+def calls_of(session: OpenSession) -> list[ModelCall]:
+    return [event.record for event in session.calls if isinstance(event.record, ModelCall)]
+
+
+def reward_events(session: OpenSession) -> list[Event]:
+    return [event for by_call in session.rewards.values() for event in by_call.values()]
+
+
 def rewards_of(session: OpenSession) -> list[Reward]:
-    return [event.record for event in session.rewards if isinstance(event.record, Reward)]
-
-
-def has_rewards(rules: SessionRules, session: OpenSession) -> bool:
-    """Whether the session has all the rewards that its rollout waits for. It waits for no other
-    once one has failed.
-    """
-    rewards = last_of_each(rewards_of(session))
-    names = {reward.name for reward in rewards}
-    if any(reward.failure for reward in rewards):
-        return True
-    return names.issuperset(rules.rewards) if rules.rewards else bool(names)
+    """The last reward of each name and call."""
+    return [e.record for e in reward_events(session) if isinstance(e.record, Reward)]
 
 
 def counts(sessions: Mapping[str, OpenSession]) -> tuple[int, int]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import msgspec
 
 from streamrl.log.protocol import Event
+from streamrl.processor.awake_clock import AwakeClock
+from streamrl.sessions.reward_progress import RewardProgress
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,12 @@ class OpenSession(msgspec.Struct):
     start: Event
     problem_id: str
     group_id: str
-    last_s: float  # when its last record was taken
+    last_s: float  # awake, when its last record was taken
     calls: list[Event] = []
-    rewards: list[Event] = []
+    rewards: dict[str, dict[str, Event]] = {}  # the last one of each name and call
+    progress: RewardProgress = msgspec.field(default_factory=RewardProgress)
     end: Event | None = None
-
-
-class UnclaimedRewards(msgspec.Struct):
-    """Rewards of a session that has not begun: they lie in another topic, so they may come first.
-    Rewards that come after the rollout was made are here too, until they are put aside.
-    """
-
-    since_s: float
-    rewards: list[Event] = []
+    is_closing: bool = False  # its last end has been written, and not yet read
 
 
 class PartialGroup(msgspec.Struct):
@@ -59,13 +54,13 @@ class PartialGroup(msgspec.Struct):
 
 
 class EnvSessions(msgspec.Struct):
-    """The open sessions of one env, and the rewards and groups that wait for sessions."""
+    """The open sessions of one env, and the groups that wait for sessions."""
 
     open: dict[str, OpenSession] = {}
-    unclaimed: dict[str, UnclaimedRewards] = {}
     groups: dict[str, PartialGroup] = {}  # by problem
 
 
 class AssemblerState(msgspec.Struct):
     envs: dict[str, EnvSessions] = {}
-    checked_s: float = -1.0  # when the time limits were last checked
+    clock: AwakeClock = msgspec.field(default_factory=AwakeClock)  # limits on waiting go by it
+    checked_s: float = -1.0  # awake, when the limits were last checked

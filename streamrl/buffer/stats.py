@@ -11,8 +11,8 @@ import math
 import msgspec
 
 from streamrl.records import Rollout
+from streamrl.records.limits import MAX_REWARD_NAMES
 
-REWARD_NAMES = 256  # of a rollout, and that an env has metrics of
 # A rollout of at least so many tokens that were all sampled with probability 1 is suspicious.
 SUSPICIOUS_TOKENS = 8
 
@@ -72,7 +72,7 @@ class IntakeStats(msgspec.Struct):
         self.suspicious += is_suspicious(rollout)
         self.reward.add(rollout.reward)
         for name, value in rollout.rewards.items():
-            if name in self.rewards or len(self.rewards) < REWARD_NAMES:
+            if name in self.rewards or len(self.rewards) < MAX_REWARD_NAMES:
                 self.rewards.setdefault(name, RunningStats()).add(value)
 
     def metrics(self, env: str) -> dict[str, float]:

@@ -9,17 +9,15 @@ import numpy as np
 
 from streamrl.buffer.groups import split_sequences
 from streamrl.buffer.state import BufferConfig, BufferState
-from streamrl.buffer.stats import REWARD_NAMES
 from streamrl.log.partitioner import partition_of
 from streamrl.log.protocol import Event
 from streamrl.records import Rollout, Turn
+from streamrl.records.limits import MAX_ID, MAX_REWARD, MAX_REWARD_NAMES
 
-REWARD_LIMIT = 1e18  # squares and sums of rewards up to it are finite in float32
 TEMPERATURES = (1e-6, 1e6)
 # No sampler in float32 draws a token below -104, so a logprob below -1000 stands for a missing one.
 # A logprob slightly above 0 is rounding.
 LOGPROBS = (-1000.0, 1e-3)
-ID_CHARS = 256  # of a uid, a group id, a producer: they are remembered
 
 
 def refusal(
@@ -61,8 +59,8 @@ def _wrong_place(event: Event, rollout: Rollout, env: str, partitions: int) -> s
 def _wrong_name(rollout: Rollout) -> str:
     for field in ("rollout_uid", "group_id", "problem_id", "producer"):
         length = len(getattr(rollout, field))
-        if length > ID_CHARS:
-            return f"{field} has {length:,} characters, more than {ID_CHARS}"
+        if length > MAX_ID:
+            return f"{field} has {length:,} characters, more than {MAX_ID}"
     return ""
 
 
@@ -73,8 +71,8 @@ def _wrong_number(rollout: Rollout, newest_version: int) -> str:
             f"policy version {rollout.newest_policy_version} is further ahead than "
             f"{newest_version}, and is not announced"
         )
-    if max(map(abs, _rewards(rollout))) > REWARD_LIMIT:
-        return f"a reward is larger than {REWARD_LIMIT:g}: its group could not be scored"
+    if max(map(abs, _rewards(rollout))) > MAX_REWARD:
+        return f"a reward is larger than {MAX_REWARD:g}: its group could not be scored"
     lowest, highest = TEMPERATURES
     if not lowest <= rollout.temperature <= highest:
         return f"temperature {rollout.temperature:g} is not within {lowest:g} and {highest:g}"
@@ -97,8 +95,8 @@ def _wrong_sampling(rollout: Rollout, vocab_size: int) -> str:
 
 
 def _wrong_reward(event: Event, rollout: Rollout) -> str:
-    if len(rollout.rewards) > REWARD_NAMES:
-        return f"it has {len(rollout.rewards):,} named rewards, more than {REWARD_NAMES}"
+    if len(rollout.rewards) > MAX_REWARD_NAMES:
+        return f"it has {len(rollout.rewards):,} named rewards, more than {MAX_REWARD_NAMES}"
     if not _has_reward(event, rollout):
         return "it has no reward: send `reward`, 0.0 too, or the reason for none in `failure`"
     return ""

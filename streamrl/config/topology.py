@@ -1,6 +1,6 @@
 """The topology of a run on one page: its topics, its roles, and the parts that each role has.
 
-    agent ── gateway ── turns, rewards ──▶ assembler ── rollouts ──▶ buffer
+    agent ── gateway ──── turns ────────▶ assembler ── rollouts ──▶ buffer
 
     env ── rollouts ──▶ buffer ── groups ──▶ batcher ── batches ──▶ learner
      ▲ ▲                                        │      │  scorer ── scores ──▶ │
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Kinds of topics, each with its template in topics/. Their names here are without the run.
 
 TURNS = "turns"  # turns.<env>: sessions and their model calls
-REWARDS = "rewards"  # rewards.<env>
+REWARDS = "rewards"  # rewards.<env>: what `streamrl rescore` gave
 ROLLOUTS = "rollouts"  # rollouts.<env>
 GROUPS = "groups"  # groups.<env>
 BATCHES = "batches"
@@ -318,7 +318,7 @@ GATEWAY = Role(
     name="gateway",
     room="gateway",
     consumes=(TURNS, SERVERS, DEMAND),
-    produces=(TURNS, REWARDS, METRICS),
+    produces=(TURNS, METRICS),
     parts=gateway_parts,
     is_needed=lambda run: bool(run.session_envs),
     index="Which of gateway.replicas this is; one more may join.",
@@ -327,7 +327,7 @@ GATEWAY = Role(
 ASSEMBLER = Role(
     name="assembler",
     room="assembler",
-    consumes=(TURNS, REWARDS),
+    consumes=(TURNS,),
     produces=(ROLLOUTS, TURNS, DEAD_LETTERS, METRICS, JOURNAL),
     parts=one_part("assembler"),
     is_needed=lambda run: bool(run.session_envs),

@@ -167,7 +167,6 @@ def _assembler(context: PartContext) -> list[Node]:
     facts = [
         Stat("open sessions", summed("open_sessions")),
         Stat("wait for rewards", summed("waiting_for_rewards")),
-        Stat("rewards of no session", summed("unclaimed_rewards")),
     ]
     return [_processor(context, topology.ASSEMBLER, facts)]
 

@@ -29,7 +29,7 @@ from streamrl.sessions.keys import keys_of
 
 logger = logging.getLogger(__name__)
 
-SCHEMAS = ("session-start", "model-call", "session-end", "server", "demand")
+SCHEMAS = ("session-start", "model-call", "reward", "session-end", "server", "demand")
 WAIT_S = 0.1
 
 
@@ -47,7 +47,8 @@ class GatewayReplica:
         # Where the topics end as this process begins.
         self._began = log.end_offsets([*self._turns, *others])
         self._limits = {env: make_limit(run, env) for env in run.session_envs}
-        self._index = SessionIndex(self._on_session_end)
+        wanted = {env: rewards_of(run, env) for env in run.session_envs}
+        self._index = SessionIndex(wanted, self._on_session_end)
         pools = {run.envs[env].pool for env in run.session_envs}
         self._clients = {pool: make_client(run, pool) for pool in pools}
         self._follower = Follower(log, self._turns, self._apply)
@@ -147,6 +148,12 @@ class GatewayReplica:
         calls = session.tree.calls.values()
         tokens = sum(len(call.prompt) + len(call.tokens) for call in calls)
         self._limits[session.env].on_session_end(tokens)
+
+
+def rewards_of(run: RunFile, env: str) -> Sequence[str]:
+    """The names of the rewards that a session of the env waits for."""
+    sessions = run.envs[env].sessions
+    return sessions.rewards if sessions is not None else ()
 
 
 def make_limit(run: RunFile, env: str) -> SessionLimit:

@@ -7,14 +7,16 @@ records, so any replica can handle any call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from streamrl.gateway.requests import RequestRejected
-from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
+from streamrl.records import ModelCall, Record, Reward, SessionEnd, SessionStart
 from streamrl.sessions.call_tree import CallTree, InvalidCall
 from streamrl.sessions.keys import SessionName
+from streamrl.sessions.reward_progress import RewardProgress
+from streamrl.sessions.rollouts import kept_calls
 from streamrl.text import one_line
 
 logger = logging.getLogger(__name__)
@@ -23,7 +25,24 @@ DIGITS = 9  # of the number of a request among those with the same body
 # What the messages of a session may be longer than its tokens. Real ones have 1 to 8 bytes a token.
 BYTES_PER_TOKEN = 256
 FREE_BYTES = 1_000_000
-MAX_ENDED = 100_000  # sessions of which it is remembered that they have ended
+MAX_CLOSED = 100_000  # sessions of which it is remembered that their rollout was made
+MAX_REMEMBERED = 256  # rewards of such a session that are known when they are sent again
+
+
+class SessionRewards:
+    """The rewards of a session whose rollout has not been made, or was made just now."""
+
+    def __init__(self) -> None:
+        self.progress = RewardProgress()
+        self.calls: set[str] = set()
+        self.counted: set[Reward] = set()  # those that its rollout has, or has had for a while
+        self.is_complete = False  # Has its rollout been made?
+
+    def add(self, reward: Reward) -> None:
+        """Count the next reward of the log, if the session has room for it."""
+        if not self.progress.problem(reward):
+            self.progress.add(reward)
+            self.counted.add(reward)
 
 
 class LiveSession:
@@ -43,6 +62,7 @@ class LiveSession:
         # The ordinal after those in use since the agent was last started, by the digest of a body:
         self._next_recorded: dict[str, int] = {}  # requests that began since and have an answer
         self._next_reserved: dict[str, int] = {}  # requests that this replica has begun to answer
+        self.rewards = SessionRewards()
 
     @property
     def name(self) -> SessionName:
@@ -55,6 +75,7 @@ class LiveSession:
         self._message_bytes += message_bytes(call)
         self._tokens += len(call.prompt) + len(call.tokens)
         self.revision += 1
+        self.rewards.calls.add(call.call)
         self.answer_counts[call.request] = self.answer_counts.get(call.request, 0) + 1
         body, _, ordinal = call.request.rpartition("#")
         began_s = call.time_s - call.inference_metadata.latency_s
@@ -112,13 +133,19 @@ class SessionIndex:
 
     def __init__(
         self,
+        wanted: Mapping[str, Sequence[str]],
         on_session_end: Callable[[LiveSession], None] = lambda session: None,
-        max_ended: int = MAX_ENDED,
+        max_closed: int = MAX_CLOSED,
     ) -> None:
+        """`wanted`: by env, the names of the rewards that a session waits for."""
         self.sessions: dict[SessionName, LiveSession] = {}
-        self._ended: dict[SessionName, float] = {}  # when each ended; the oldest first
+        self.waiting: dict[SessionName, SessionRewards] = {}  # of sessions that have ended
+        # Sessions whose rollout has been made, the oldest first, with hashes of their rewards, so
+        # that a request that is sent again is known.
+        self.closed: dict[SessionName, frozenset[int]] = {}
+        self._wanted = wanted
         self._on_session_end = on_session_end
-        self._max_ended = max_ended
+        self._max_closed = max_closed
 
     def apply(self, env: str, record: Record) -> None:
         """Add the next record of turns.<env>."""
@@ -127,28 +154,35 @@ class SessionIndex:
                 self._on_start(SessionName(env, record.session), record)
             case ModelCall():
                 self._on_call(SessionName(env, record.session), record)
+            case Reward():
+                self._on_reward(SessionName(env, record.rollout), record)
             case SessionEnd():
-                self._on_end(SessionName(env, record.session), record.time_s)
+                self._on_end(SessionName(env, record.session), record)
             case _:
                 pass
 
     def has_ended(self, name: SessionName) -> bool:
-        return name in self._ended
-
-    def ended_s(self, name: SessionName) -> float | None:
-        """When a session ended; None: it has not, or so long ago that this is forgotten."""
-        return self._ended.get(name)
+        return name in self.waiting or name in self.closed
 
     def is_open(self, session: LiveSession) -> bool:
         """Whether the session has not ended since it was looked up here."""
         return self.sessions.get(session.name) is session
 
+    def rewards_of(self, name: SessionName) -> SessionRewards | None:
+        """The rewards of the session; None if one more would not count."""
+        session = self.sessions.get(name)
+        return session.rewards if session is not None else self.waiting.get(name)
+
     def count_open(self, env: str) -> int:
         """The number of sessions of an env that have not ended."""
         return sum(name.env == env for name in self.sessions)
 
+    def count_waiting(self, env: str) -> int:
+        """The number of sessions of an env that have ended and wait for rewards."""
+        return sum(name.env == env for name in self.waiting)
+
     def _on_start(self, name: SessionName, start: SessionStart) -> None:
-        if name in self._ended:
+        if self.has_ended(name):
             return
         session = self.sessions.get(name)
         if session is None:
@@ -165,10 +199,36 @@ class SessionIndex:
         except InvalidCall as error:
             logger.warning("session %r of %s: %s", name.session, name.env, one_line(error))
 
-    def _on_end(self, name: SessionName, time_s: float) -> None:
+    def _on_reward(self, name: SessionName, reward: Reward) -> None:
+        rewards = self.rewards_of(name)
+        if rewards is not None:
+            rewards.add(reward)
+            self._close_if_complete(name, rewards)
+
+    def _on_end(self, name: SessionName, end: SessionEnd) -> None:
         session = self.sessions.pop(name, None)
         if session is not None:
             self._on_session_end(session)
-        self._ended[name] = self._ended.pop(name, time_s)  # the first end counts
-        while len(self._ended) > self._max_ended:
-            del self._ended[next(iter(self._ended))]
+            kept = kept_calls(list(session.tree.calls.values()))
+            session.rewards.progress.end((call.call for call in kept if call.trained), end.failure)
+            self.waiting[name] = session.rewards
+        rewards = self.waiting.get(name)
+        if rewards is not None:
+            rewards.is_complete = end.is_last
+            self._close_if_complete(name, rewards)
+
+    def _close_if_complete(self, name: SessionName, rewards: SessionRewards) -> None:
+        """Forget all but a few rewards of a session whose rollout has been made."""
+        if not rewards.is_complete and not rewards.progress.is_complete(self._wanted[name.env]):
+            return
+        rewards.is_complete = True
+        self.waiting.pop(name, None)
+        hashes = [reward_hash(reward) for reward in rewards.counted]
+        self.closed[name] = frozenset(hashes[:MAX_REMEMBERED])
+        while len(self.closed) > self._max_closed:
+            del self.closed[next(iter(self.closed))]
+
+
+def reward_hash(reward: Reward) -> int:
+    """The same for rewards that differ in their time only."""
+    return hash((reward.name, reward.call, reward.value))

@@ -16,14 +16,16 @@ from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
 from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Body, RequestRejected, objects, rejection, string
-from streamrl.gateway.session_index import SessionIndex
+from streamrl.gateway.session_index import SessionIndex, reward_hash
 from streamrl.inference.client import Client
 from streamrl.log.protocol import Output
 from streamrl.records import Record, Reward, SessionEnd, SessionStart
+from streamrl.records.limits import MAX_ID
 from streamrl.sessions.keys import SESSION_ID, Key, Right, RunKeys, SessionName
+from streamrl.sessions.names import short_name
 
+MAX_NAMED = 100_000  # characters of a task or a group; records have a hash of a long one
 MAX_METADATA_BYTES = 1 << 18
-MAX_ID = 256  # characters of what names tasks, groups and rewards, as in the buffer
 MAX_CAUSE = 1_000  # characters of a failure
 RETRY_AFTER_S = 1
 # What responses prefix a call's id with.
@@ -104,12 +106,10 @@ class SessionsApi:
 
     async def set_reward(self, name: SessionName, body: Body) -> dict[str, Any]:
         """Write a reward of a session, which may have ended while it was judged. Raises
-        RequestRejected.
+        RequestRejected, also where the reward came too late to count.
         """
-        time_s = time.time()
-        self._check_waits_for_rewards(name, time_s)
         reward_name = self._reward_name(name.env, body)
-        call = string(body, "interaction_id")
+        call = string(body, "interaction_id", limit=MAX_ID)
         for prefix in ID_PREFIXES:
             call = call.removeprefix(prefix)
         reward = Reward(
@@ -117,10 +117,21 @@ class SessionsApi:
             name=reward_name,
             value=self._reward_value(name.env, reward_name, body),
             call=call,
-            time_s=time_s,
+            time_s=time.time(),
         )
         async with log_timeout(self._run.envs[name.env].timeout_s):
-            await self._recorder.write(Output(topology.rewards(name.env), name.session, reward))
+            await self._follower.catch_up()
+        rewards = self._index.rewards_of(name)
+        if rewards is not None:
+            if call and call not in rewards.calls:
+                raise rejection("interaction_id", f"session {name.session} has no call {call!r}")
+            if problem := rewards.progress.problem(reward):
+                raise RequestRejected(409, f"session {name.session}: {problem}")
+            await self._write(
+                name, reward, lambda: reward in rewards.counted or rewards.is_complete
+            )
+        if rewards is None or reward not in rewards.counted:
+            self._check_was_counted(name, reward)
         return {"session_id": name.session, "name": reward.name, "reward": reward.value}
 
     async def end(self, name: SessionName, body: Body) -> dict[str, Any]:
@@ -179,15 +190,11 @@ class SessionsApi:
         task = body.get("task_id")
         if isinstance(task, int) and not isinstance(task, bool):
             task = str(task)
-        if not isinstance(task, str) or not task or len(task) > MAX_ID:
-            raise rejection("task_id", f"it names the problem, with at most {MAX_ID} characters")
-        group_id = string(body, "group_id", limit=MAX_ID)
-        if not group_id and len(f"{task}:{name.session}") > MAX_ID:
+        if not isinstance(task, str) or not task or len(task) > MAX_NAMED:
             raise rejection(
-                "task_id",
-                f"with the session_id it has more than {MAX_ID} characters, and they name the"
-                " group; give a shorter one or a group_id",
+                "task_id", f"it names the problem, with at most {MAX_NAMED:,} characters"
             )
+        group_id = string(body, "group_id", limit=MAX_NAMED)
         (metadata,) = objects({"metadata": [body.get("metadata") or {}]}, "metadata")
         try:
             size = len(msgspec.msgpack.encode(metadata))
@@ -199,25 +206,27 @@ class SessionsApi:
             return SessionStart(
                 session=name.session,
                 environment=name.env,
-                problem_id=task,
-                group_id=group_id,
+                problem_id=short_name(task),
+                group_id=short_name(group_id),
                 metadata=metadata,
                 time_s=time.time(),
             )
         except ValueError as error:
             raise rejection("metadata", str(error)) from None
 
-    def _check_waits_for_rewards(self, name: SessionName, time_s: float) -> None:
-        """Raises RequestRejected if the session ended so long ago that no reward counts now."""
-        sessions = self._run.envs[name.env].sessions
-        ended_s = self._index.ended_s(name)
-        if sessions is None or ended_s is None or time_s < ended_s + sessions.reward_wait_s:
-            return
-        raise RequestRejected(
-            409,
-            f"session {name.session} ended more than {sessions.reward_wait_s:g} s ago"
-            " (sessions.reward_wait_s); `streamrl rescore` rewards it now",
-        )
+    def _check_was_counted(self, name: SessionName, reward: Reward) -> None:
+        """Raises RequestRejected unless the session's rollout, which has been made, has an equal
+        reward: the request has been sent again then.
+        """
+        closed = self._index.closed.get(name)
+        if closed is None:
+            raise RequestRejected(404, f"there is no session {name.session}")
+        if reward_hash(reward) not in closed:
+            raise RequestRejected(
+                409,
+                f"session {name.session} waits for no reward any more, its rollout has been made;"
+                " `streamrl rescore` rewards it now",
+            )
 
     def _reward_name(self, env: str, body: Body) -> str:
         """The name of a reward. One that is given none is that of the only one the env waits for.

@@ -120,7 +120,7 @@ def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
             if kind.name == topology.TURNS:
                 return list(run.turn_envs)
             if kind.name == topology.REWARDS:
-                return list(run.session_envs)
+                return []  # `streamrl rescore` makes it
             return list(run.envs)
         case "part":
             identities: list[str] = []

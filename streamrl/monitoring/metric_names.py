@@ -338,11 +338,6 @@ METRICS = (
         "sessions",
         "of these, those that have ended and wait for rewards",
     ),
-    MetricSpec(
-        "assembler/unclaimed_rewards/{environment}",
-        "sessions",
-        "sessions that have rewards and are not known yet",
-    ),
     # ---- inference
     MetricSpec("inference/in_flight", "sequences", "sequences running or waiting in vLLM"),
     MetricSpec(

@@ -64,6 +64,12 @@ class ModelCall(Record, frozen=True, kw_only=True):
     # and the text without them and without thoughts. None: all of the text.
     tool_calls: list[dict[str, Any]] = []
     content: str | None = None
+    # Whether the answer is trained on. A call that is not, and that no other continues, is left out
+    # of the rollout.
+    trained: bool = True
+    # Whether the agent had left before the answer could be sent. It is not trained on then, unless
+    # a later call continues it, or the call is recorded again as one that was received.
+    lost: bool = False
     inference_metadata: InferenceMetadata
     time_s: float = 0.0  # when it ended
     state: Any = None  # of the env as it asked, plain values; where it saves one
@@ -94,12 +100,15 @@ class ModelCall(Record, frozen=True, kw_only=True):
 
 
 class SessionEnd(Record, frozen=True, kw_only=True):
-    """No more calls follow. The session becomes a rollout once its rewards are there."""
+    """No more calls follow. The session becomes a rollout once its rewards are there, or at once if
+    this end is the last: the assembler writes it where a session has waited for too long.
+    """
 
     session: Name
     failure: str = ""  # why there is nothing to train on
     truncation: str = ""  # the limit that has ended it
     time_s: float = 0.0
+    is_last: bool = False  # no rewards that follow count
 
 
 class Reward(Record, frozen=True, kw_only=True):

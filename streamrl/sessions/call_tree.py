@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xxhash
+from msgspec import structs
 
 from streamrl.records import ModelCall
 from streamrl.sessions import messages
@@ -43,11 +44,14 @@ class CallTree:
 
     def add(self, call: ModelCall) -> bool:
         """Add the next call of the log. False: its request already has this answer, or another, so
-        the call does not count.
+        the call does not count. An answer that was lost is recorded again once an agent has it.
 
         Raises InvalidCall if it continues a call that is not in the tree.
         """
-        if call.call in self.calls or call.choice in self._answers.get(call.request, ()):
+        known = self.calls.get(call.call)
+        if known is not None and known.lost and not call.lost:
+            self.calls[call.call] = structs.replace(known, lost=False)
+        if known is not None or call.choice in self._answers.get(call.request, ()):
             return False
         if call.continues and call.continues not in self.calls:
             raise InvalidCall(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from streamrl.log.codec import decode, encode
 from streamrl.records import ModelCall, Rollout, Turn, token_dtype
@@ -98,9 +99,26 @@ def sampled_versions(calls: Sequence[ModelCall]) -> list[int]:
     return [span.version for call in calls for span in call.inference_metadata.version_spans]
 
 
+def kept_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
+    """The calls that a rollout is made of: those that are trained on, and those that they continue.
+    `trained` of each is whether it is trained on. An answer that its agent has not received is not;
+    it was received after all if a call continues it.
+    """
+    continued = {call.continues for call in calls}
+    needed = set[str]()
+    kept = list[ModelCall]()
+    for call in reversed(calls):
+        is_trained = call.trained and (not call.lost or call.call in continued)
+        if is_trained or call.call in needed:
+            kept.append(structs.replace(call, trained=is_trained))
+            if not call.fork:
+                needed.add(call.continues)
+    return kept[::-1]
+
+
 def in_order_of_turns(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """The calls in the order in which their turns stand in the rollout."""
-    return [call for sequence in sequences(calls) for call in sequence]
+    """The calls that are trained on, in the order of their turns in the rollout."""
+    return [call for sequence in sequences(calls) for call in sequence if call.trained]
 
 
 def count_tokens(calls: Sequence[ModelCall]) -> int:
@@ -116,7 +134,8 @@ def count_tokens(calls: Sequence[ModelCall]) -> int:
 
 def to_turns(calls: Sequence[ModelCall]) -> list[Turn]:
     """The turns of all sequences, one sequence after another. Each call is two turns: the request,
-    whose tokens nobody sampled, and the answer. Raises ValueError for more than MAX_TOKENS.
+    whose tokens were not sampled, and the answer, whose tokens count as sampled if the call is
+    trained on. Raises ValueError for more than MAX_TOKENS.
     """
     tokens = count_tokens(calls)
     if tokens > MAX_TOKENS:
@@ -155,8 +174,8 @@ def _turns_of(call: ModelCall, prompt: np.ndarray, fork: bool) -> list[Turn]:
         message=call.text,
         role="assistant",
         tokens=call.tokens,
-        logprobs=call.logprobs,
-        entropies=call.entropies,
+        logprobs=call.logprobs if call.trained else None,
+        entropies=call.entropies if call.trained else None,
         inference_metadata=metadata,
         timestamp=call.time_s,
         routed_experts=answer_experts,

@@ -22,7 +22,7 @@ from streamrl.log.protocol import Output
 from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
 from streamrl.recordings.show_replay import show_replay
-from streamrl.records import Record, Reward, Rollout
+from streamrl.records import Record, Rollout
 from tests.assembler.test_session_assembler import run_of
 from tests.support.data_path import publish, published
 from tests.support.sessions import ENV, call, end, reward, start
@@ -46,8 +46,7 @@ def running(log: MemoryLog, run: RunFile = RUN) -> Iterator[None]:
 
 def send(log: MemoryLog, session: str, *records: Record) -> None:
     for record in records:
-        topic = topology.rewards(ENV) if isinstance(record, Reward) else topology.turns(ENV)
-        publish(log, Output(topic, session, record))
+        publish(log, Output(topology.turns(ENV), session, record))
 
 
 def made(log: MemoryLog, count: int) -> list[Rollout]:

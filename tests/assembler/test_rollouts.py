@@ -18,7 +18,7 @@ CALLS = [
 def rollout(
     calls: list[ModelCall],
     rewards: list[Reward],
-    ended: SessionEnd | None = end("s"),  # noqa: B008  # a record cannot change
+    ended: SessionEnd = end("s"),  # noqa: B008  # a record cannot change
     weights: dict[str, float] | None = None,
 ) -> Rollout:
     return assemble_rollout(start("s"), "g", calls, rewards, ended, weights or {})
@@ -83,8 +83,8 @@ def test_a_version_that_no_rollout_can_have_fails_it():
     assert made.policy_version == 2**31 - 1
 
 
-def test_a_session_that_nobody_ended_is_truncated():
-    made = rollout(CALLS, [reward("s")], None)
+def test_a_session_that_the_assembler_has_ended_is_truncated():
+    made = rollout(CALLS, [reward("s")], end("s", truncation="time", is_last=True))
     assert made.truncated
     assert made.metadata == {"truncation": "time"}
 
@@ -109,3 +109,51 @@ def test_a_request_counts_once_and_so_does_what_goes_on_from_nothing():
         call("d", [4], [5], "a"),
     ]
     assert [each.call for each in valid_calls(calls)] == ["a", "d"]
+
+
+def test_a_call_that_is_left_out_is_not_in_the_rollout():
+    title = call("t", [9], [9], trained=False)
+    made = rollout([*CALLS, title], [reward("s", 0.5), reward("s", 0.25, "title", call="t")])
+    assert tokens(made) == tokens(rollout(CALLS, []))
+    assert made.metadata == {"not_trained": 1}
+    assert made.reward == 0.75  # what it earned is the rollout's
+
+
+def test_a_call_that_is_left_out_and_continued_is_context():
+    calls = [call("a", [1], [2]), call("b", [3], [4], "a", trained=False), call("c", [5], [6], "b")]
+    made = rollout(calls, [reward("s", 0.5), reward("s", 1.0, "call", call="c")])
+    assert tokens(made) == [
+        ([1], False, False),
+        ([2], True, False),
+        ([3], False, False),
+        ([4], False, False),
+        ([5], False, False),
+        ([6], True, False),
+    ]
+    assert [turn.reward for turn in made.turns if turn.logprobs is not None] == [None, 1.0]
+
+
+def test_an_answer_that_was_lost_is_trained_on_only_if_a_call_continues_it():
+    calls = [call("a", [1], [2], lost=True), call("b", [1], [3])]
+    assert [turn.message for turn in rollout(calls, [reward("s")]).turns] == [
+        "asked in b",
+        "said in b",
+    ]
+    continued = [*calls, call("c", [4], [5], "a")]
+    made = rollout(continued, [reward("s")])
+    assert [turn.message for turn in made.turns if turn.logprobs is not None] == [
+        "said in a",
+        "said in c",
+        "said in b",
+    ]
+
+
+def test_an_answer_that_was_lost_counts_once_it_is_recorded_as_received():
+    lost = call("a", [1], [2], lost=True)
+    received = call("a", [1], [2])
+    assert not rollout(valid_calls([lost, received]), [reward("s")]).failure
+
+
+def test_a_session_in_which_nothing_is_trained_on_has_failed():
+    made = rollout([call("a", [1], [2], lost=True)], [reward("s")])
+    assert made.failure == "none of its answers is trained on: they were lost, or are left out"

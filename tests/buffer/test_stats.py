@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from streamrl.buffer.stats import REWARD_NAMES, IntakeStats, RunningStats
+from streamrl.buffer.stats import IntakeStats, RunningStats
 from streamrl.records import Metric
+from streamrl.records.limits import MAX_REWARD_NAMES
 from tests.support.buffer import CONFIG, step_once
 from tests.support.build import rollout, rollout_event, version_event
 
@@ -73,6 +74,6 @@ def test_a_rollout_that_failed_or_was_misaligned_has_no_reward_and_no_tokens():
 
 def test_an_env_that_makes_up_names_of_rewards_has_so_many_of_them():
     stats = IntakeStats()
-    for number in range(REWARD_NAMES + 1):
+    for number in range(MAX_REWARD_NAMES + 1):
         stats.add(rollout(rewards={f"r{number}": 1.0}), 5)
-    assert len(stats.rewards) == REWARD_NAMES and stats.rollouts == REWARD_NAMES + 1
+    assert len(stats.rewards) == MAX_REWARD_NAMES and stats.rollouts == MAX_REWARD_NAMES + 1

@@ -184,7 +184,6 @@ SESSION_METRICS = {
     "assembler": {
         "assembler/open_sessions/agent": 12.0,
         "assembler/waiting_for_rewards/agent": 4.0,
-        "assembler/unclaimed_rewards/agent": 1.0,
     },
 }
 

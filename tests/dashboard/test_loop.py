@@ -108,7 +108,6 @@ def test_the_gateway_and_the_assembler_are_there_with_what_all_replicas_say():
     assert {fact.label: fact.value for fact in loop["assembler"].facts} == {
         "open sessions": 12.0,
         "wait for rewards": 4.0,
-        "rewards of no session": 1.0,
     }
     assert not {"gateway", "assembler"} & found(seen()).keys()
 

@@ -387,7 +387,7 @@ def test_sessions_of_agents_have_a_panel():
         for said in (
             "gateway ×2 42 calls/s open sessions 12 tokens/s 950 added to a call 0.020 s",
             "answered from the log 4 refused 1",
-            "wait for rewards 4 rewards of no session 1",
+            "wait for rewards 4",
             "agent 3 ended",
             "finished 2 cut off: time 1 forks of a conversation by cause: template 2",
         ):

@@ -27,7 +27,7 @@ class Log:
     """Follower, recorder and sampler in one: `others` is what other replicas have written."""
 
     def __init__(self, *others: Record) -> None:
-        self.index = SessionIndex()
+        self.index = SessionIndex({ENV: ()})
         self.index.apply(ENV, START)
         self.others = others
         self.asked: list[str] = []  # what is sampled for, by the call that it goes on from

@@ -11,7 +11,7 @@ import pytest
 from streamrl.config import topology
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Output
-from streamrl.records import SessionEnd
+from streamrl.records import Reward, SessionEnd
 from streamrl.sessions.keys import Key, RunKeys, keys_of, local_secret
 from tests.gateway.conftest import BODIES, BODY, PATHS, Shared, post
 from tests.support.gateways import ENV, gateways
@@ -96,18 +96,18 @@ def test_a_key_of_an_env_samples_in_the_sessions_that_calls_name(tmp_path: Path)
 
 
 def test_a_grading_key_is_refused_once_no_reward_counts_any_more(tmp_path: Path):
-    """A session ends when its record says so, here in 1970."""
+    """The assembler has written the last end of the session."""
     with gateways(tmp_path) as gateway:
         url = gateway.start()
         key = gateway.begin(url)["grading_key"]
         producer = gateway.log.producer()
-        end = SessionEnd(session="s0", time_s=0.0)
+        end = SessionEnd(session="s0", is_last=True)
         producer.send(to_message(Output(topology.turns(ENV), "s0", end)))
         assert post(f"{url}/rl/end_session", key, json={}).status_code == 200
         refused = post(f"{url}/rl/set_reward", key, json={"reward": 1})
-        assert refused.status_code == 409 and "reward_wait_s" in refused.text
-        rewards = gateway.records(topology.rewards(ENV))
-    assert rewards == []
+        assert refused.status_code == 409 and "waits for no reward any more" in refused.text
+        records = gateway.records(topology.turns(ENV))
+    assert not any(isinstance(record, Reward) for record in records)
 
 
 def test_the_run_file_names_the_address_that_agents_are_given(tmp_path: Path):

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.gateway.session_index import LiveSession, SessionIndex
-from streamrl.records import InferenceMetadata, ModelCall, Record, SessionEnd, SessionStart
+from streamrl.gateway.session_index import LiveSession, SessionIndex, reward_hash
+from streamrl.records import InferenceMetadata, ModelCall, Record, Reward, SessionEnd, SessionStart
 from streamrl.sessions.keys import SessionName
 
 START = SessionStart(session="s", environment="e", problem_id="p")
@@ -42,8 +42,11 @@ def call(
     )
 
 
+WANTED: dict[str, tuple[str, ...]] = {"e": ()}
+
+
 def folded(*records: Record) -> SessionIndex:
-    index = SessionIndex(max_ended=2)
+    index = SessionIndex(WANTED, max_closed=2)
     for record in records:
         index.apply("e", record)
     return index
@@ -93,9 +96,39 @@ def test_of_a_session_that_has_ended_only_that_is_kept():
         and index.has_ended(SessionName("e", "s"))
         and not index.has_ended(SessionName("f", "s"))
     )
-    for name in ("t", "u"):
-        index.apply("e", SessionEnd(session=name))
+    assert not index.closed and index.count_waiting("e") == 1
+
+
+def test_a_few_sessions_whose_rollout_was_made_are_remembered():
+    index = folded()
+    for name in ("s", "t", "u"):
+        index.apply("e", SessionStart(session=name, environment="e", problem_id="p"))
+        index.apply("e", SessionEnd(session=name, failure="gone"))
+    assert not index.waiting
     assert not index.has_ended(SessionName("e", "s")) and index.has_ended(SessionName("e", "t"))
+
+
+def paid(value: float, call: str = "", name: str = "reward") -> Reward:
+    return Reward(rollout="s", name=name, value=value, call=call)
+
+
+def test_rewards_count_until_the_rollout_is_made():
+    index = folded(START, call("a"), call("b", "a"), paid(1.0, "a"), END)
+    assert SessionName("e", "s") in index.closed  # one came before the end
+    index = folded(START, call("a"), call("b", "a"), END, paid(1.0, "a"))
+    rewards = index.rewards_of(SessionName("e", "s"))
+    assert rewards is not None and rewards.counted == {paid(1.0, "a")}
+    index.apply("e", paid(2.0, "b"))
+    assert rewards.is_complete and rewards.counted == {paid(1.0, "a"), paid(2.0, "b")}
+    assert index.rewards_of(SessionName("e", "s")) is None
+    index.apply("e", paid(3.0, "b"))
+    closed = index.closed[SessionName("e", "s")]
+    assert reward_hash(paid(2.0, "b")) in closed and reward_hash(paid(3.0, "b")) not in closed
+
+
+def test_the_last_end_of_the_assembler_closes_a_session():
+    index = folded(START, call("a"), END, SessionEnd(session="s", is_last=True))
+    assert not index.waiting and index.closed == {SessionName("e", "s"): frozenset()}
 
 
 def test_calls_of_a_session_whose_beginning_is_gone_are_left_out():
@@ -104,7 +137,7 @@ def test_calls_of_a_session_whose_beginning_is_gone_are_left_out():
 
 def test_whoever_counts_sizes_is_told_of_each_session_that_ends():
     ended = list[str]()
-    index = SessionIndex(lambda session: ended.append(session.start.session))
+    index = SessionIndex(WANTED, lambda session: ended.append(session.start.session))
     for record in (START, call("a"), END, END):
         index.apply("e", record)
     assert ended == ["s"]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import topology
 from streamrl.records import Reward, SessionEnd, SessionStart
 from tests.gateway.conftest import BODY, Shared, post
 from tests.support.gateways import ENV, gateways
@@ -20,16 +19,21 @@ def test_a_session_is_a_record_and_so_is_its_reward(tmp_path: Path):
         answer = post(f"{url}/v1/chat/completions", opened["api_key"], json=BODY).json()
         said = post(f"{url}/rl/set_reward", key, json={"reward": 1, "interaction_id": answer["id"]})
         assert said.json() == {"session_id": "s0", "name": "exact", "reward": 1.0}
-        post(f"{url}/rl/end_session", key, json={}).raise_for_status()
         post(f"{url}/rl/set_reward", key, json={"reward": 0.5}).raise_for_status()
+        unknown = post(f"{url}/rl/set_reward", key, json={"reward": 1, "interaction_id": "x"})
+        assert unknown.status_code == 400
+        assert unknown.json()["error"]["param"] == "interaction_id"
+        post(f"{url}/rl/end_session", key, json={}).raise_for_status()
         for wrong in (None, True, "1", [1], -0.1, 1.5, 1e300):
             refused = post(f"{url}/rl/set_reward", key, json={"reward": wrong})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
         for field, value in (("name", "style"), ("scorer", "judge"), ("scorer_version", "2")):
             refused = post(f"{url}/rl/set_reward", key, json={"reward": 1, field: value})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == field
-        start = gateway.records()[0]
-        first, second = gateway.records(topology.rewards(ENV))
+        # the rollout is made: an equal request has been sent again, another comes too late
+        assert post(f"{url}/rl/set_reward", key, json={"reward": 0.5}).status_code == 200
+        assert post(f"{url}/rl/set_reward", key, json={"reward": 0.25}).status_code == 409
+        start, _, first, second, _ = gateway.records()
     assert isinstance(start, SessionStart) and start.metadata == {"difficulty": 3}
     assert (start.environment, start.group_id, start.problem_id) == (ENV, "g", "7")
     assert isinstance(first, Reward) and isinstance(second, Reward)
@@ -68,9 +72,8 @@ def test_the_sessions_that_a_server_has_left_fail(tmp_path: Path):
         ("metadata", {"x": 10**30}),
         ("metadata", {"x": "y" * 300_000}),
         ("metadata", {"x": eval("[" * 40 + "]" * 40)}),
-        ("group_id", "g" * 257),
-        ("task_id", "t" * 257),
-        ("task_id", "t" * 230),  # with the session's id it names a group
+        ("group_id", "g" * 100_001),
+        ("task_id", "t" * 100_001),
     ],
 )
 def test_a_session_that_cannot_be_is_refused_by_the_field(shared: Shared, field: str, value: Any):

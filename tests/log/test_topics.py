@@ -74,14 +74,12 @@ def test_only_envs_that_filter_by_pass_rate_have_visits():
     assert not any(topic.kind.name == topology.VISITS for topic in topics.plan(run_file()))
 
 
-def test_only_envs_with_sessions_have_turns_and_rewards():
+def test_only_envs_with_sessions_have_turns():
     run = parse({"run": "r", "envs": {"a": {"replicas": 0, "sessions": {}}, "b": {}}})
     made = {topic.name for topic in topics.plan(run)} - {t.name for t in topics.plan(run_file())}
     assert made == {
         "r.turns.a",
-        "r.rewards.a",
         "r.dead-letters.turns.a",
-        "r.dead-letters.rewards.a",
         "r.journal.assembler",
     }
 
@@ -127,7 +125,7 @@ def test_a_kind_has_one_partition_by_design_or_as_many_as_the_run_file_says():
     envs = {"a": {"replicas": 0, "sessions": {}}}
     planned = topics.plan(parse({"run": "r", "envs": envs, "topics": {"partitions": 3}}))
     many = {topic.kind.name for topic in planned if topic.partitions == 3}
-    assert many == set(topology.PARTITIONED)
+    assert many == set(topology.PARTITIONED) - {topology.REWARDS}  # `streamrl rescore` makes it
     assert all(topic.partitions in (1, 3) for topic in planned)
     assert topology.sole_partition(topology.BATCHES) == ("batches", 0)
     with pytest.raises(ValueError, match="groups.a has as many partitions"):

@@ -77,7 +77,7 @@ def in_turns(*records: Record) -> list[Message]:
 
 def in_rewards(*records: Reward) -> list[Message]:
     return [
-        to_message(Output(topology.rewards(sessions.ENV), record.rollout, record))
+        to_message(Output(topology.turns(sessions.ENV), record.rollout, record))
         for record in records
     ]
 
@@ -408,15 +408,15 @@ DATA_PATH = [
     ),
     Poison(
         "reward of 1e30",
-        "rewards",
+        "turns",
         "passed over",
         lambda: session(sessions.call("a", [1], [2]), 1e30),
         AGENTS,
     ),
     Poison(
         "reward of nobody",
-        "rewards",
-        "dead letter: ...waits for this reward",
+        "turns",
+        "dead letter: ...waits for a reward",
         lambda: in_rewards(sessions.reward("nobody")),
         AGENTS,
     ),

@@ -28,7 +28,6 @@ ENV = "agent"
 BEAT_S = 0.5
 TOPICS = {
     topology.turns(ENV): 2,
-    topology.rewards(ENV): 2,
     topology.SERVERS: 1,
     topology.DEMAND: 1,
     topology.METRICS: 1,
