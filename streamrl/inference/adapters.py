@@ -111,8 +111,9 @@ class LoadedAdapters:
         if not tolerance.accepts(mismatch):
             raise InferenceError(
                 f"the server does not apply adapters as the learner does: with a random one its"
-                f" logprobs are off by up to {mismatch.max_abs:.3g} over {mismatch.tokens} tokens"
-                f" (inference.probe_tolerance is {tolerance.value:g}); look at inference.extra_args"
+                f" logprobs are off by up to {mismatch.max_abs:.3g}, in the mean by"
+                f" {mismatch.mean_abs:.3g}, over {mismatch.tokens} tokens"
+                f" (inference.probe_tolerance is {tolerance.value:g}); {tolerance.advice(mismatch)}"
             )
 
     def load(self, version: int, directory: Path, run: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,12 @@ from streamrl.config.run_file import RunFile
 # tolerances (docs/models.md has what was measured).
 TOKENS_PER_OUTLIER = 20
 OUTLIER_FACTOR = 4.0
+
+
+# nats: one wrong matrix of 210 of a model of 135 million parameters made logprobs differ by 0.25
+# to 0.6 in the mean, and rounding of bfloat16 by 0.03 to 0.08.
+WRONG_MODEL = 0.2
+MARGIN = 1.5  # What the advised tolerance leaves above the difference that was measured.
 
 
 class Mismatch(NamedTuple):
@@ -39,6 +46,27 @@ class ProbeTolerance(NamedTuple):
             return mismatch.max_abs <= self.value
         most_abs = OUTLIER_FACTOR * self.value
         return mismatch.mean_abs <= self.value and mismatch.common_abs <= most_abs
+
+    def advice(self, mismatch: Mismatch) -> str:
+        """What to do about a mismatch that is not accepted: the cause, or the tolerance to set."""
+        needed = mismatch.max_abs
+        if self.low_precision:
+            needed = max(mismatch.mean_abs, mismatch.common_abs / OUTLIER_FACTOR)
+        if not needed <= WRONG_MODEL:
+            return (
+                "rounding alone does not explain that: a weight was not reloaded, or the two do not"
+                " compute the same model; look at the model's config.json and inference.extra_args"
+            )
+        return (
+            "if the two compute the same model in different precisions, set"
+            f" inference.probe_tolerance to {_rounded_up(MARGIN * needed):g} (docs/models.md)"
+        )
+
+
+def _rounded_up(value: float) -> float:
+    """The value with two digits, and not below it."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit - 1e-9) * unit
 
 
 def probe_tolerance(run: RunFile) -> ProbeTolerance:

@@ -75,8 +75,8 @@ class LoadResult(NamedTuple):
         return (
             f"version {self.version}: the server's logprobs differ from the learner's by up to"
             f" {mismatch.max_abs:.3g}, in the mean by {mismatch.mean_abs:.3g}, over"
-            f" {mismatch.tokens} tokens (inference.probe_tolerance is {tolerance.value:g}); a"
-            " weight was not reloaded, or the two do not compute the same model"
+            f" {mismatch.tokens} tokens (inference.probe_tolerance is {tolerance.value:g});"
+            f" {tolerance.advice(mismatch)}"
         )
 
 

@@ -131,6 +131,7 @@ class PolicyTrainer:
     # How versions are written if adapters are trained. None: the whole model is trained.
     adapter: AdapterFormat | None = None
     vocab_size: int = field(init=False)  # token ids that can be trained on are below it
+    _text: np.ndarray = field(init=False)  # tokens of the probe before the first batch
     # ids that the tokenizer knows are below it; the embedding may be padded
     tokenizer_ids: int = field(init=False)
     skipped: bool = False  # nothing was trained in the last step
@@ -141,9 +142,9 @@ class PolicyTrainer:
     reference: ReferenceModel | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokenizer_ids = min(
-            len(model.load_tokenizer(self.initial_model_dir)), self.state.model.Vocab.size
-        )
+        tokenizer = model.load_tokenizer(self.initial_model_dir)
+        self.tokenizer_ids = min(len(tokenizer), self.state.model.Vocab.size)
+        self._text = probe.text_tokens(tokenizer, self._probe_count, self.tokenizer_ids)
         self.vocab_size = trainable_vocab_size(self.run, self.state.model.Vocab.size)
         learner = self.run.learner
         asks = learner.uses_reference and not learner.pool_scores_reference
@@ -349,18 +350,17 @@ class PolicyTrainer:
             adapters.detach(self.state.model),
             self.adapter.settings,
             self.run.learner.seed,
-            lambda changed: self._probe_of(changed, self._random_tokens(seed=0)),
+            lambda changed: self._probe_of(changed, self._text),
             self.run.inference.probe_tolerance,
         )
 
     def probe(self) -> Probe:
-        """Tokens of the last batch, or random ones before the first, and this policy's logprobs of
-        them. They are drawn with the version as the seed. A server's logprobs are compared with
-        these.
+        """Tokens of the last batch, drawn with the version as the seed, or those of a text before
+        the first, and this policy's logprobs of them. A server's logprobs are compared with these.
         """
         tokens = self._trained_tokens
         if tokens is None or len(tokens) < 2:
-            tokens = self._random_tokens(self.version)
+            tokens = self._text
         return self._probe_of(self.state.model, tokens)
 
     @property
@@ -370,9 +370,6 @@ class PolicyTrainer:
             self.run.model.max_seq_len,
             self.run.inference.max_model_len - 1,
         )
-
-    def _random_tokens(self, seed: int) -> np.ndarray:
-        return probe.random_tokens(seed, self._probe_count, self.tokenizer_ids)
 
     def _probe_of(self, policy: Any, tokens: np.ndarray) -> Probe:
         """The probe is computed in a row of the length that is trained on."""

@@ -65,6 +65,30 @@ def test_a_pretrained_model_has_defaults_of_its_own():
     assert (tiny.learner.learning_rate, tiny.learner.kl_coefficient) == (1e-3, 0.01)
 
 
+@pytest.mark.parametrize(
+    ("sections", "tolerance"),
+    [
+        ({}, 1e-3),
+        ({"model": {"path": "/a/model"}}, 0.1),
+        ({"learner": {"precision": "bf16"}}, 0.1),
+        ({"inference": {"dtype": "bfloat16"}}, 0.1),
+        ({"inference": {"dtype": "bfloat16", "probe_tolerance": 0.02}}, 0.02),
+        (
+            {
+                "model": {"path": "/a/model"},
+                "learner": {"precision": "float32"},
+                "inference": {"dtype": "float32"},
+            },
+            1e-3,
+        ),
+    ],
+)
+def test_the_tolerance_of_a_probe_follows_from_the_precision(
+    sections: dict[str, Any], tolerance: float
+):
+    assert parse(a_run(**sections)).inference.probe_tolerance == tolerance
+
+
 def test_a_preset_stands_above_the_defaults_of_a_pretrained_model():
     run = parse(a_run(model={"path": "/a/model"}, learner={"preset": "grpo"}))
     assert (run.learner.kl_coefficient, run.learner.learning_rate) == (0.04, 1e-6)

@@ -182,7 +182,8 @@ def test_a_server_that_ignores_adapters_is_refused(
 ):
     stub.applies = False
     with pytest.raises(
-        InferenceError, match=r"does not apply adapters .* off by up to 0\.5 over 2"
+        InferenceError,
+        match=r"does not apply adapters .* off by up to 0\.5, in the mean by 0\.5, over 2",
     ):
         loaded.check(check(), tmp_path, tolerance=ProbeTolerance(1e-3))
 

@@ -54,3 +54,43 @@ def test_in_bf16_a_few_tokens_may_be_far_off_and_the_mean_may_not():
 def test_the_precision_is_low_if_that_of_either_is(settings: dict[str, object], is_low: bool):
     tolerance = probe_tolerance(parse({"run": "r", "envs": {"copy": {}}, **settings}))
     assert tolerance.low_precision == is_low
+
+
+def far(mean: float) -> Mismatch:
+    return compare_logprobs(np.zeros(60, np.float32), np.full(60, mean, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "mismatch", "advised"),
+    [
+        (BF16, far(0.07), 0.11),  # 1.5 times 0.07, with two digits
+        (BF16, off_by(30, 0.2), 0.16),  # in the mean 0.105, and common 0.2 / 4
+        (BF16, off_by(4, 0.6), 0.23),  # the common one decides: 1.5 * 0.6 / 4
+        (FLOAT32, off_by(1, 0.03), 0.045),
+    ],
+)
+def test_the_error_names_a_tolerance_that_would_have_accepted_what_rounding_explains(
+    tolerance: ProbeTolerance, mismatch: Mismatch, advised: float
+):
+    assert not tolerance.accepts(mismatch)
+    assert f"set inference.probe_tolerance to {advised:g} (" in tolerance.advice(mismatch)
+    assert tolerance._replace(value=advised).accepts(mismatch)
+
+
+@pytest.mark.parametrize("mean", [0.25, 3.0, np.inf, np.nan])
+def test_a_difference_that_rounding_does_not_explain_gets_no_tolerance(mean: float):
+    for tolerance in (BF16, FLOAT32):
+        advice = tolerance.advice(far(mean))
+        assert "a weight was not reloaded" in advice and "probe_tolerance" not in advice
+
+
+def test_in_bf16_what_was_measured_of_a_right_model_is_accepted_and_of_a_wrong_one_is_not():
+    """SmolLM2-135M-Instruct (docs/models.md): mean and common difference of a text and of a chat,
+    of random ids, and of one matrix that is wrong.
+    """
+    run = parse({"run": "r", "envs": {"copy": {}}, "model": {"path": "/m"}})
+    tolerance = probe_tolerance(run)
+    for mean, common in ((0.041, 0.124), (0.041, 0.140), (0.070, 0.187)):
+        assert tolerance.accepts(Mismatch(0.256, 63, mean, common))
+    for mean, common in ((0.358, 0.909), (0.246, 1.021), (0.447, 0.964)):
+        assert not tolerance.accepts(Mismatch(1.3, 63, mean, common))

@@ -67,6 +67,7 @@ def run_of(directory: Path, tiny: Path) -> RunFile:
                 "logprob_chunk": 0,
             },
             "weights": {"keep_versions": 2},
+            "inference": {"dtype": "float32"},
         }
     )
 

@@ -109,7 +109,7 @@ class Inference(Section):
     # Time between two records of a server on `servers`.
     heartbeat_s: float = Field(default=1.0, gt=0)
     # A server is in error when its logprobs differ from the learner's by more than this: any of
-    # them, or where learner or server compute in bf16 their mean (docs/models.md).
+    # them, or where learner or server compute in bf16 their mean (docs/models.md). It is 0.1 there.
     probe_tolerance: float = Field(default=1e-3, gt=0)
 
     @property
