@@ -106,7 +106,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
         for message in reader.poll(500, 0):
             match to_event(message, ("demand", "policy-version")).record:
                 case Demand() as demand:
-                    credits[demand.environment].demand = demand
+                    credits[demand.environment].on_demand(demand)
                 case PolicyVersion(version=announced):
                     version = max(version, announced)
                 case _:

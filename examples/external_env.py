@@ -64,7 +64,8 @@ def main(bootstrap, run, env, groups):
 
     published_groups = 0
     published_tokens = 0
-    closed_before = None  # groups of earlier processes, which the buffer had closed when we began
+    begun_groups = 0  # in this epoch, over all processes of this producer
+    epoch = 0
     heartbeats = {}
 
     while published_groups < int(groups):
@@ -73,9 +74,11 @@ def main(bootstrap, run, env, groups):
 
         # The buffer counts the groups that it has closed by producer, since the run began.
         closed = demand.get("closed_groups", {}).get(producer_name, 0)
-        if published_groups == 0:
-            closed_before = closed
-        open_groups = published_groups - (closed - closed_before)
+        if published_groups == 0 or demand.get("epoch", 0) > epoch:
+            # Groups of earlier processes, and those that retention has deleted, are over.
+            begun_groups = closed
+            epoch = demand.get("epoch", 0)
+        open_groups = begun_groups - closed
         open_tokens = open_groups * published_tokens / max(published_groups, 1)
         enough_on_its_way = open_tokens >= demand.get("wanted_tokens", 0)
 
@@ -87,9 +90,10 @@ def main(bootstrap, run, env, groups):
         group_id = f"{env}-{time.time_ns()}"
         server = servers[0]
         prompt_ids, choices = sample(server, question)
-        publish(producer, run, env, group_id, server, question, prompt_ids, choices)
+        publish(producer, run, env, group_id, server, question, prompt_ids, choices, epoch)
 
         published_groups += 1
+        begun_groups += 1
         for choice in choices:
             published_tokens += len(prompt_ids) + len(choice["token_ids"])
 
@@ -182,13 +186,14 @@ def post(server, path, body):
         return json.load(response)
 
 
-def publish(producer, run, env, group_id, server, question, prompt_ids, choices):
+def publish(producer, run, env, group_id, server, question, prompt_ids, choices, epoch):
     """Publish all rollouts of a group, or none of them. The key is the group's id, so that they are
     in the same partition.
     """
     producer.begin_transaction()
     for index, choice in enumerate(choices):
         record = rollout(env, group_id, index, server, question, prompt_ids, choice)
+        record["epoch"] = epoch
         producer.send(
             topic=f"{run}.rollouts.{env}",
             key=group_id.encode(),

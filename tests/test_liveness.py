@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
@@ -52,6 +53,7 @@ class Chain:
         self.buffer, self.batcher = buffer.make_processor(run), batcher.make_processor(run)
         self.state, self.pools = self.buffer.initial(), self.batcher.initial()
         self.credits: dict[str, list[OutstandingLimit]] = {}
+        self.resting: dict[str, list[OutstandingLimit]] = {}  # of producers that are away
         for name, env in run.envs.items():
             self.credits[name] = [
                 OutstandingLimit(f"{name}-{i}", env.replicas, 10.0)
@@ -63,10 +65,21 @@ class Chain:
         self.version = -1
         self.numbers = dict.fromkeys(run.envs, 0)
         self.learnt: deque[tuple[float, int]] = deque([(0.0, 0)])  # (when it is announced, version)
-        self.sent, self.ended = 0, list[tuple[str, int]]()
+        self.sent, self.groups = 0, 0
+        self.refused = list[Event]()  # not put back so far
+        self.gone = list[
+            tuple[str, int]
+        ]()  # rollouts that no part had read, or whose group none had
+        self.ended = list[tuple[str, int]]()
 
     def rollout(
-        self, env: str, group: int, sample: int, producer: str, version: int, spoilt: bool
+        self,
+        env: str,
+        group: int,
+        sample: int,
+        credit: OutstandingLimit,
+        version: int,
+        spoilt: bool,
     ) -> Event:
         chance = self.random.random
         rates = self.mishaps
@@ -77,7 +90,8 @@ class Chain:
             problem_id="",
             rollout_uid=f"{group}-{sample}",
             group_id=str(group),
-            producer=producer,
+            producer=credit.producer,
+            epoch=credit.epoch,
             policy_version=version,
             newest_policy_version=version + (5 if chance() < rates.ahead else 0),
             reward=chance(),
@@ -86,7 +100,10 @@ class Chain:
             failure="server gone" if failed and not refused else "",
         )
         self.sent += 1
-        return Event(topology.rollouts(env), 0, self.sent, str(group), record)
+        event = Event(topology.rollouts(env), 0, self.sent, str(group), record)
+        if refused:
+            self.refused.append(event)
+        return event
 
     def launch(self, env: str, credit: OutstandingLimit) -> None:
         """A group, as one transaction has it."""
@@ -96,9 +113,7 @@ class Chain:
         spoilt = self.random.random() < self.mishaps.refused_groups
         number = self.numbers[env]
         size = self.run.buffer.group_size
-        events = [
-            self.rollout(env, number, i, credit.producer, version, spoilt) for i in range(size)
-        ]
+        events = [self.rollout(env, number, i, credit, version, spoilt) for i in range(size)]
         read = [event for event in events if self.random.random() >= self.mishaps.unread]
         credit.record_group(5.0 * size)
         # of one that sends nothing, nobody knows that it was to
@@ -106,35 +121,32 @@ class Chain:
 
     def fold_buffer(self, events: list[Event]) -> None:
         self.state, outputs = self.buffer.step(self.buffer.config, self.state, events, self.time_s)
-        for output in outputs:
-            if isinstance(output.record, ScoredGroup):
-                event = group_event(len(self.ways), output.record)
-                self.ways[output.record.environment].append(event)
         self.note(outputs)
 
     def fold_batcher(self, events: list[Event]) -> None:
         self.pools, outputs = self.batcher.step(
             self.batcher.config, self.pools, events, self.time_s
         )
-        for output in outputs:
-            if isinstance(output.record, Batch):
-                after_s = self.random.random() * self.mishaps.version_s
-                self.learnt.append(
-                    (
-                        max(self.time_s + after_s, self.learnt[-1][0] if self.learnt else 0.0),
-                        output.record.number + 1,
-                    )
-                )
-            elif isinstance(output.record, Demand):
-                for credit in self.credits[output.record.environment]:
-                    credit.demand = output.record
         self.note(outputs)
 
     def note(self, outputs: list[Any]) -> None:
-        fates = [output.record for output in outputs if isinstance(output.record, Fate)]
-        self.ended += [
-            (fate.environment, offset) for fate in fates for offset in fate.offsets.tolist()
-        ]
+        """Take note of what a part has written."""
+        for output in outputs:
+            match output.record:
+                case ScoredGroup() as group:
+                    self.groups += 1
+                    self.ways[group.environment].append(group_event(self.groups, group))
+                case Batch(number=number):
+                    after_s = self.random.random() * self.mishaps.version_s
+                    last_s = self.learnt[-1][0] if self.learnt else 0.0
+                    self.learnt.append((max(self.time_s + after_s, last_s), number + 1))
+                case Demand(environment=env) as demand:
+                    for credit in (*self.credits[env], *self.resting.get(env, ())):
+                        credit.on_demand(demand)
+                case Fate(environment=env, offsets=offsets):
+                    self.ended += [(env, offset) for offset in offsets.tolist()]
+                case _:
+                    pass
 
     def read_groups(self) -> bool:
         closed = self.batcher.paused(self.batcher.config, self.pools)
@@ -185,6 +197,66 @@ class Chain:
                 self.second()
         return self.pools.next_batch
 
+    # ---- what happens to a run ---------------------------------------------------------------
+
+    def retention_deletes_rollouts(self) -> None:
+        """The buffer is away while the producers fill their accounts, and retention deletes what it
+        has not read.
+        """
+        fold = self.fold_buffer
+        self.fold_buffer = self.lose
+        while self.begin() or self.read_groups():
+            pass
+        self.fold_buffer = fold
+        removed = {(topology.rollouts(env), 0): self.sent + 1 for env in self.run.envs}
+        self.state, outputs = self.buffer.reconcile(
+            self.buffer.config, self.state, removed, self.time_s
+        )
+        self.note(outputs)
+
+    def lose(self, events: list[Event]) -> None:
+        self.gone += [(topology.subject_of(event.topic), event.offset) for event in events]
+
+    def retention_deletes_groups(self) -> None:
+        """The batcher is away while the producers fill their accounts, and retention deletes what
+        it holds and what it has not read.
+        """
+        while self.begin():
+            pass
+        for env, way in self.ways.items():
+            for event in way:
+                assert isinstance(event.record, ScoredGroup)
+                self.gone += [(env, offset) for offset in event.record.offsets.tolist()]
+            way.clear()
+        removed = {(topology.groups(env), 0): self.groups + 1 for env in self.run.envs}
+        self.pools, outputs = self.batcher.reconcile(
+            self.batcher.config, self.pools, removed, self.time_s
+        )
+        self.note(outputs)
+
+    def retry_dead_letters(self) -> None:
+        """Every refused rollout is put back, after the cause is gone."""
+        refused, self.refused = self.refused, []
+        for event in refused:
+            assert isinstance(event.record, Rollout)
+            self.sent += 1
+            record = structs.replace(
+                event.record,
+                temperature=1.0,
+                policy_version=max(self.version, 0),
+                newest_policy_version=max(self.version, 0),
+            )
+            self.fold_buffer([Event(event.topic, 0, self.sent, event.key, record)])
+
+    def producer_goes(self) -> None:
+        """One producer of several stops, and another one comes back."""
+        for env, credits in self.credits.items():
+            away = self.resting.setdefault(env, [])
+            if len(credits) > 1:
+                away.append(credits.pop(self.random.randrange(len(credits))))
+            elif away:
+                credits.append(away.pop())
+
     def balanced(self) -> bool:
         """Has every rollout one end, or is held?"""
         held = [(event.topic.partition(".")[2], event.offset) for event in held_events(self.state)]
@@ -197,9 +269,8 @@ class Chain:
             if isinstance(group, ScoredGroup)
             for offset in group.offsets.tolist()
         ]
-        return len(set(self.ended)) == len(self.ended) and len({*self.ended, *held}) == len(
-            self.ended
-        ) + len(held)
+        ends = [*self.ended, *held, *self.gone]
+        return len(set(ends)) == len(ends)
 
 
 def run_of(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any]) -> RunFile:
@@ -347,3 +418,69 @@ def test_under_any_settings_that_are_accepted_and_any_mishaps_the_run_reaches_ba
         running=2,
     )
     assert chain.go() >= BATCHES and chain.balanced()
+
+
+MISHAPS = Mishaps(refused=0.05, refused_groups=0.1, failed=0.05)
+
+
+@pytest.mark.parametrize("admission", ["demand", "capacity"])
+@pytest.mark.parametrize("what", ["retention_deletes_rollouts", "retention_deletes_groups"])
+def test_a_run_goes_on_after_retention_has_deleted_what_was_not_read(what: str, admission: str):
+    run = run_of(
+        {"copy": {"fraction": 1.0, "replicas": 2}},
+        {"group_size": 2, "max_age": 1},
+        {"admission": admission},
+    )
+    chain = Chain(run, Mishaps(), seed=1)
+    assert chain.go(20) >= 20
+    getattr(chain, what)()
+    assert chain.gone
+    assert chain.go(60) >= 60 and chain.balanced()
+    assert all(credit.outstanding >= 0 for credit in chain.credits["copy"])
+
+
+def test_groups_that_are_put_back_are_counted_once():
+    run = run_of({"copy": {"fraction": 1.0}}, {"group_size": 2, "max_age": 1}, {})
+    chain = Chain(run, Mishaps(refused_groups=0.3), seed=1)
+    assert chain.go(50) >= 50
+    (credit,) = chain.credits["copy"]
+    chain.mishaps = Mishaps()
+    assert len(chain.refused) > 20
+    chain.retry_dead_letters()
+    while chain.read_groups():
+        pass
+    open_groups = sum(len(window.open) for window in chain.state.windows.values())
+    assert credit.outstanding == open_groups
+    assert chain.go(100) >= 100 and chain.balanced()
+
+
+@settings(max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_whatever_retention_retries_and_producers_do_the_run_reaches_its_batch(data: st.DataObject):
+    def chosen(name: str, *values: Any) -> Any:
+        return data.draw(st.sampled_from(values), label=name)
+
+    max_age = chosen("max_age", 0, 1, 3)
+    run = run_of(
+        {"copy": {"fraction": 0.5, "replicas": 3}, "add": {"fraction": 0.5, "replicas": 1}},
+        {"group_size": chosen("group_size", 2, 4), "max_age": max_age},
+        {
+            "admission": chosen("admission", "demand", "capacity"),
+            "on_shortage": chosen("on_shortage", "block", "spill"),
+            "lookahead": chosen("lookahead", 0, min(max_age, 2)),
+        },
+    )
+    chain = Chain(run, MISHAPS, seed=data.draw(st.integers(0, 1_000), label="seed"))
+    events = (
+        chain.retention_deletes_rollouts,
+        chain.retention_deletes_groups,
+        chain.retry_dead_letters,
+        chain.producer_goes,
+    )
+    for number in range(8):
+        wanted = 10 * (number + 1)
+        assert chain.go(wanted) >= wanted
+        chosen(f"event {number}", *events)()
+    assert chain.go(100) >= 100 and chain.balanced()
+    for credits in (*chain.credits.values(), *chain.resting.values()):
+        assert all(credit.outstanding >= 0 for credit in credits)

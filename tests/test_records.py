@@ -207,9 +207,14 @@ def whole() -> dict[str, Record]:
         "temperature": 0.5,
     }
     return {
-        "rollout": structs.replace(short["rollout"], turns=[turn], **rest),
+        "rollout": structs.replace(short["rollout"], turns=[turn], epoch=1, **rest),
         "env-progress": structs.replace(
-            short["env-progress"], replicas=2, begins=4, turns_from=[3, 0]
+            short["env-progress"],
+            replicas=2,
+            begins=4,
+            turns_from=[3, 0],
+            epoch=1,
+            forgotten_groups=2,
         ),
         "model-call": structs.replace(
             short["model-call"],
@@ -220,6 +225,8 @@ def whole() -> dict[str, Record]:
         ),
         "scored-group": structs.replace(
             short["scored-group"],
+            epoch=1,
+            begins_epoch=True,
             loss_mask=ones,
             token_advantages=some,
             truncated=np.array([0, 1], np.uint8),
@@ -243,7 +250,7 @@ def whole() -> dict[str, Record]:
             prompt_routed_experts=experts(4),
         ),
         "scores": structs.replace(short["scores"], teacher_logprobs=floats(-0.25, 0.0)),
-        "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}),
+        "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}, epoch=1),
         "policy-version": structs.replace(
             short["policy-version"], vocab_size=18, skipped=True, lineage=1, replaces="cd"
         ),

@@ -107,6 +107,7 @@ type Rollout struct {
 	PolicyVersion int                `msgpack:"policy_version"`
 	NewestVersion int                `msgpack:"newest_policy_version"`
 	Truncated     bool               `msgpack:"truncated"`
+	Epoch         int                `msgpack:"epoch,omitempty"`
 }
 
 type Server struct {
@@ -121,6 +122,7 @@ type Server struct {
 type Demand struct {
 	WantedTokens int            `msgpack:"wanted_tokens"`
 	ClosedGroups map[string]int `msgpack:"closed_groups"`
+	Epoch        int            `msgpack:"epoch"`
 }
 
 // ---- what the run says ------------------------------------------------------------------------------------------------------------
@@ -170,8 +172,8 @@ func (r *Run) take(record *kgo.Record) error {
 	}
 }
 
-// now returns a server to ask, if there is one, the tokens that are wanted of an env, and the groups of a producer that were closed.
-func (r *Run) now(env, producer string) (server *Server, wanted, closed int) {
+// now returns a server to ask, if there is one, and what is wanted of an env.
+func (r *Run) now(env string) (server *Server, demand Demand) {
 	r.Lock()
 	defer r.Unlock()
 	for _, one := range r.servers {
@@ -181,7 +183,7 @@ func (r *Run) now(env, producer string) (server *Server, wanted, closed int) {
 			server = &chosen
 		}
 	}
-	return server, r.demand[env].WantedTokens, r.demand[env].ClosedGroups[producer]
+	return server, r.demand[env]
 }
 
 // ---- sampling ---------------------------------------------------------------------------------------------------------------------
@@ -331,17 +333,18 @@ func run(bootstrap, name, env string, groups int) {
 	)
 	check(err)
 	defer writer.Close()
-	seen, made, tokens, before := follow(bootstrap, name), 0, 0, 0
+	seen, made, tokens, begun, epoch := follow(bootstrap, name), 0, 0, 0, 0
 	for made < groups {
-		server, wanted, closed := seen.now(env, producer)
-		if made == 0 {
-			before = closed // groups of earlier lives
+		server, demand := seen.now(env)
+		closed := demand.ClosedGroups[producer]
+		if made == 0 || demand.Epoch > epoch { // groups of earlier lives, and those that are gone
+			begun, epoch = closed, demand.Epoch
 		}
 		mean := 0
 		if made > 0 {
 			mean = tokens / made
 		}
-		if open := made + before - closed; server == nil || open*mean >= wanted {
+		if open := begun - closed; server == nil || open*mean >= demand.WantedTokens {
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
@@ -360,11 +363,13 @@ func run(bootstrap, name, env string, groups int) {
 		for index, choice := range choices {
 			one, err := rollout(env, producer, group, index, server.ServerID, question, ids, choice)
 			check(err)
+			one.Epoch = epoch
 			rollouts = append(rollouts, one)
 			tokens += len(ids) + len(choice.TokenIDs)
 		}
 		check(publish(writer, name+".rollouts."+env, rollouts))
 		made++
+		begun++
 	}
 	fmt.Printf("%d groups of %d rollouts published to %s.rollouts.%s\n", made, samples, name, env)
 }

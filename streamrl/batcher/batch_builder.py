@@ -85,8 +85,10 @@ class BatchBuilder:
         config = self.config
         env = group.environment
         queue = self.state.queues.setdefault(env, EnvQueue())
-        queue.closed[group.producer] = queue.closed.get(group.producer, 0) + 1
-        queue.busy_since_s.pop(group.producer, None)
+        if group.begins_epoch:
+            queue.begin_epoch()
+            return
+        queue.count_closed(group)
         usable, too_long = drop_too_long(group, config.max_seq_len)
         if too_long is not None:
             cause = f"longer than max_seq_len {config.max_seq_len}"
@@ -133,18 +135,18 @@ class BatchBuilder:
     def reconcile(self, removed: Offsets) -> None:
         """Let go of groups that retention has deleted, and of envs that were taken out of the run.
         What these were owed goes to the others.
-
-        A group that is deleted has no fates: its record named the rollouts, which are older, and so
-        deleted too.
         """
         state = self.state
         envs = self.config.fractions
+        cut = {topic for topic, _ in removed}
         for env, queue in state.queues.items():
+            if topology.groups(env) in cut:
+                queue.begin_epoch()
             for groups in (queue.groups, queue.ahead):
                 for position in reversed(range(len(groups))):
                     event = groups[position].event
                     if event.offset < removed.get((event.topic, event.partition), 0):
-                        queue.remove(groups, position)
+                        self.record_deleted(env, queue.remove(groups, position))
                     elif env not in envs:
                         held = queue.remove(groups, position)
                         self.record_fate("filtered", self.usable(held), ENV_REMOVED)
@@ -156,6 +158,8 @@ class BatchBuilder:
         fractions = fractions_at(self.config, state, state.next_batch)
         state.deficit = rebase_deficit(fractions, state.deficit)
         self.totals.refresh()
+        # Without it a run whose producers wait for groups that are gone would make no step.
+        self.publish_demand()
 
     # ---- which groups can be trained on ------------------------------------------------------
 
@@ -334,6 +338,19 @@ class BatchBuilder:
         state.short = short
         state.waited_until_s = self.time_s
         self.skipped_attempt = False
+
+    def record_deleted(self, env: str, held: HeldGroup) -> None:
+        """Publish the fate of a group whose record retention has deleted. Its rollouts may be in
+        the log.
+        """
+        record = Fate(
+            fate="expired",
+            environment=env,
+            partition=held.partition,
+            offsets=np.array(held.offsets, np.int64),
+            cause="retention has deleted its group before it was used",
+        )
+        self.outputs.append(Output(topology.FATES, held.event.key, record))
 
     def record_fate(
         self, fate: FateKind, group: ScoredGroup, cause: str = "", batch: int | None = None

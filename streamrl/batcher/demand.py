@@ -115,6 +115,7 @@ def demand_of(state: BatcherState, env: str, tokens: int) -> Demand:
         closed_groups=dict(queue.closed),
         missing_tokens=state.short.get(env, 0),
         granted_groups=dict(queue.granted),
+        epoch=queue.epoch,
     )
 
 

@@ -71,6 +71,8 @@ class HeldGroup(msgspec.Struct, frozen=True):
     oldest: int  # version of its oldest token: a group is as old as its oldest rollout
     newest: int
     of_newest: int  # rollouts that `newest` alone made
+    partition: int  # of rollouts.<env>
+    offsets: list[int]  # of its rollouts there
 
 
 class EnvQueue(msgspec.Struct):
@@ -86,6 +88,7 @@ class EnvQueue(msgspec.Struct):
     measured_tokens: int = 0  # the tokens of these groups
     # by producer: groups that came to an end in the buffer since the run began
     closed: dict[str, int] = {}
+    epoch: int = 0  # groups of an earlier one are not counted (`Demand.epoch`)
     demand: Demand | None = None  # the last one published
     away: list[str] = []  # producers whose grants were taken back (`demand.absent_producers`)
     # by producer with groups open: when the last one ended, or when it was granted the first
@@ -121,6 +124,19 @@ class EnvQueue(msgspec.Struct):
         self.tokens -= held.tokens
         self.rollouts -= held.rollouts
         return held
+
+    def count_closed(self, group: ScoredGroup) -> None:
+        """Count the end of a group for its producer, unless it was counted or forgotten before."""
+        producer = group.producer
+        if producer and group.epoch >= self.epoch:
+            self.closed[producer] = self.closed.get(producer, 0) + 1
+            self.busy_since_s.pop(producer, None)
+
+    def begin_epoch(self) -> None:
+        """Retention has deleted groups that were not counted: no producer waits for them now."""
+        self.epoch += 1
+        self.granted = {producer: self.closed.get(producer, 0) for producer in self.granted}
+        self.busy_since_s = {}
 
     def measure(self, tokens: int) -> None:
         """Note the cost of a group. Groups that came long ago weigh less in the mean, which is over
@@ -175,6 +191,8 @@ def held_group(event: Event, group: ScoredGroup) -> HeldGroup:
         oldest=int(group.oldest_versions.min()),
         newest=newest,
         of_newest=int(np.count_nonzero(first & (group.oldest_versions == newest))),
+        partition=group.partition,
+        offsets=group.offsets[first].tolist(),
     )
 
 

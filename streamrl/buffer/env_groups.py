@@ -74,6 +74,9 @@ class EnvGroups:
                 self.record_fate("filtered", [event], "late for its group")
             return
         group = self.get_or_open_group(event, rollout)
+        if rollout.rollout_uid in group.refused:  # it was put back from the dead letters
+            del group.refused[rollout.rollout_uid]
+            group.lost -= 1
         if rollout.misaligned:
             group.lost += 1
         elif rollout.failure:
@@ -94,8 +97,9 @@ class EnvGroups:
             return
         self.state.windows.setdefault(self.env, self.window)
         group = self.get_or_open_group(event, rollout)
-        group.lost += 1
-        group.refused += 1
+        if rollout.rollout_uid not in group.refused:
+            group.refused[rollout.rollout_uid] = None
+            group.lost += 1
         self.maybe_close(rollout.group_id)
 
     def refuse_foreign_tokens(self) -> None:
@@ -108,7 +112,7 @@ class EnvGroups:
                 if cause:
                     self.outputs += to_dead_letter(event, cause)
                     self.window.lose(group_id, [event])
-                    group.refused += 1
+                    group.refused[rollout_of(event).rollout_uid] = None
                     group.next_check_version = self.state.version
 
     def expire_removed(self, removed: Offsets) -> None:
@@ -133,6 +137,12 @@ class EnvGroups:
             group.lost += len(gone)
             self.maybe_close(group_id)
         self.window.recount()
+
+    def begin_epoch(self) -> None:
+        """Tell the batcher that retention has deleted rollouts of the env that were not read: no
+        group of theirs will close.
+        """
+        self.publish("", empty_group(self.env, "", "", "", 0, begins_epoch=True))
 
     def remove(self) -> None:
         """The env was taken out of the run: everything that is held of it is filtered.
@@ -166,8 +176,9 @@ class EnvGroups:
             group = OpenGroup(
                 opened=self.state.version,
                 problem_id=rollout.problem_id,
-                producer=rollout.producer,
+                producer="" if rollout.group_id in self.window.counted else rollout.producer,
                 partition=event.partition,
+                epoch=rollout.epoch,
                 next_check_version=self.state.version + self.rules.remember_versions + 1,
             )
             self.window.open[rollout.group_id] = group
@@ -272,13 +283,17 @@ class EnvGroups:
         window.lose(group_id, members)
         del window.open[group_id]
         # a group that was refused as a whole may be put back from the dead letters
-        if group.lost > group.refused:
+        if group.size > len(group.refused):
             window.closed[group_id] = self.state.version
+        if group.refused or group.size < self.rules.group_size:
+            window.note_counted(group_id)
         record, cause = self.score(members)
         if record is None:
             record = self.empty_record(group_id, group)
             if members:
                 self.record_fate("filtered", members, cause)
+        if record.producer != group.producer:
+            record = msgspec.structs.replace(record, producer=group.producer)
         self.publish(group_id, record)
 
     def score(self, members: Sequence[Event]) -> tuple[ScoredGroup | None, str]:
@@ -306,7 +321,9 @@ class EnvGroups:
 
     def empty_record(self, group_id: str, group: OpenGroup) -> ScoredGroup:
         """Says that the group is over and has nothing to train on."""
-        return empty_group(self.env, group_id, group.problem_id, group.producer, group.partition)
+        return empty_group(
+            self.env, group_id, group.problem_id, group.producer, group.partition, group.epoch
+        )
 
     def record_fate(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
         """Publish the fate of these rollouts of one group."""

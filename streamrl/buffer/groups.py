@@ -88,6 +88,8 @@ def score_group(
         group_id=first.group_id,
         problem_id=first.problem_id,
         producer=first.producer,
+        epoch=first.epoch,
+        begins_epoch=False,
         partition=events[0].partition,
         offsets=np.array([events[number].offset for number in numbers], np.int64),
         uids=[rollouts[number].rollout_uid for number in numbers],
@@ -165,7 +167,13 @@ def _prompt_experts(turns: Sequence[Turn], shared: int, like: np.ndarray) -> np.
 
 
 def empty_group(
-    environment: str, group_id: str, problem_id: str, producer: str, partition: int
+    environment: str,
+    group_id: str,
+    problem_id: str,
+    producer: str,
+    partition: int,
+    epoch: int = 0,
+    begins_epoch: bool = False,
 ) -> ScoredGroup:
     """The record of a group that closed with nothing to train on: its env may launch another."""
     columns: dict[str, Any] = {
@@ -178,6 +186,8 @@ def empty_group(
         group_id=group_id,
         problem_id=problem_id,
         producer=producer,
+        epoch=epoch,
+        begins_epoch=begins_epoch,
         partition=partition,
         uids=[],
         prompt=np.zeros(0, np.uint16),

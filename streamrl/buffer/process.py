@@ -92,6 +92,10 @@ def reconcile(
             groups.remove()
     for env in [env for env in state.groups_of_removed_envs if env in config.envs]:
         buffer.groups_of(env).restore()
+    cut = {topic for topic, _ in removed}
+    for env in config.envs:
+        if topology.rollouts(env) in cut:
+            buffer.groups_of(env).begin_epoch()
     return state, buffer.outputs
 
 

@@ -22,6 +22,8 @@ from streamrl.records import LossWeights, Rollout
 # logprob of a token are 8 bytes, and its text is about as many.
 BYTES_PER_TOKEN = 64
 OBJECT_BYTES = 100  # of a header, a turn, a named reward or a version span
+# Ids of counted groups that are remembered for each env (`Window.counted`).
+COUNTED_GROUPS = 10_000
 PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
 
 
@@ -76,14 +78,15 @@ class OpenGroup(msgspec.Struct):
 
     opened: int  # the newest announced version at the time
     problem_id: str
-    producer: str
+    producer: str  # empty: the group was counted before
     partition: int
+    epoch: int = 0
     members: list[Event] = []
     lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
     # The first version whose announcement may change anything: a member gets too old, or is of a
     # version that is announced by then, or the group has waited for too long.
     next_check_version: int = 0
-    refused: int = 0  # of the lost ones
+    refused: dict[str, None] = {}  # uids of the lost ones that may be put back
     last_rollout_s: float = 0.0  # when a rollout was last added to it, or lost; by the awake clock
 
     @property
@@ -125,6 +128,15 @@ class Window(msgspec.Struct):
     # uid -> the newest announced version when it came. The oldest come first.
     seen: dict[str, int] = {}
     closed: dict[str, int] = {}  # group -> the newest announced version when it closed
+    # Groups that have closed and of which rollouts may still come, the last COUNTED_GROUPS. If one
+    # of them opens again, its producer does not wait for it.
+    counted: dict[str, None] = {}
+
+    def note_counted(self, group_id: str) -> None:
+        """Remember that the end of this group has been counted."""
+        self.counted[group_id] = None
+        if len(self.counted) > COUNTED_GROUPS:
+            del self.counted[next(iter(self.counted))]
 
     def lose(self, group_id: str, events: Sequence[Event]) -> None:
         """Take these members out of their group, which counts them as lost."""

@@ -22,7 +22,9 @@ class OutstandingLimit:
     replicas: int
     guess_tokens: float  # the expected size of a group until the first is complete
     demand: Demand | None = None
-    launched: int = 0  # groups since the run began
+    launched: int = 0  # groups since the run began, less those that were forgotten
+    epoch: int = 0  # the newest one of the demand
+    forgotten: int = 0  # groups that were launched and that no account waits for any more
     complete: int = 0  # groups that have been measured
     tokens: float = 0.0  # the size of those together
 
@@ -57,6 +59,20 @@ class OutstandingLimit:
     def allows(self) -> bool:
         """Whether another group may be launched."""
         return self.outstanding < self.capacity
+
+    def on_demand(self, demand: Demand, unpublished: int = 0) -> None:
+        """Take note of the newest demand. At a new epoch the published groups that are not closed
+        are forgotten, because some of them will never be: retention has deleted them.
+
+        `unpublished`: groups that are launched and not published. They are counted in the new
+        epoch.
+        """
+        self.demand = demand
+        if demand.epoch > self.epoch:
+            self.epoch = demand.epoch
+            known = self.closed + unpublished
+            self.forgotten += self.launched - known
+            self.launched = known
 
     def record_group(self, tokens: float) -> None:
         """Count a complete group of this size, prompts included. Groups that failed are not

@@ -87,7 +87,8 @@ class Replica:
             event = to_event(message, SCHEMAS)
             match event.record:
                 case Demand(environment=self.name) as demand:
-                    self.limit.demand = demand
+                    unpublished = len(self.cursor.progress.open_problems)
+                    self.limit.on_demand(demand, unpublished)
                 case Server() as server:
                     self.version = max(self.version, server.version)
                     apply_server_event(event, [self.client], self.began)
@@ -188,14 +189,21 @@ class Replica:
         outputs: list[Output] = []
         for group in groups:
             for rollout in group.rollouts:
-                outputs.append(Output(topology.rollouts(self.name), rollout.group_id, rollout))
+                record = rollout
+                if self.limit.epoch:
+                    record = structs.replace(rollout, epoch=self.limit.epoch)
+                outputs.append(Output(topology.rollouts(self.name), record.group_id, record))
         if self.stats:
             for group in groups:
                 visit = self.stats.visit_by(group.number, group.rollouts)
                 if visit:
                     key = self.stats.key(visit)
                     outputs.append(Output(topology.visits(self.name), key, visit))
-        progress = self.cursor.complete([group.number for group in groups])
+        progress = structs.replace(
+            self.cursor.complete([group.number for group in groups]),
+            epoch=self.limit.epoch,
+            forgotten_groups=self.limit.forgotten,
+        )
         if self.resume_offsets is not None:
             progress = structs.replace(progress, turns_from=self.resume_offsets.by_partition())
         journal = topology.journal(f"env-{self.producer}")

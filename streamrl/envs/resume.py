@@ -40,7 +40,11 @@ def resume_replica(
         producer=producer,
         replicas=replicas,
         guess_tokens=float(group_size * 2 * settings.max_tokens),
-        launched=progress.published_groups + len(progress.open_problems),
+        launched=progress.published_groups
+        + len(progress.open_problems)
+        - progress.forgotten_groups,
+        epoch=progress.epoch,
+        forgotten=progress.forgotten_groups,
     )
     resume_offsets: ResumeOffsets | None = None
     if records_turns(run, name, runner.env):

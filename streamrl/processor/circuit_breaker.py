@@ -46,13 +46,13 @@ class CircuitBreaker:
     def count(
         self, taken: Iterable[str], letters: Iterable[DeadLetter], time_s: float
     ) -> list[str]:
-        """Count a batch: the topics of its records, and its dead letters. Returns a warning for
-        each topic whose pause begins now.
+        """Count a batch: the topics of its records, and the dead letters of these records. Returns
+        a warning for each topic whose pause begins now.
         """
         for topic, records in Counter(taken).items():
             self.topics.setdefault(topic, TopicHealth()).taken += records
         for letter in letters:
-            health = self.topics[letter.topic]
+            health = self.topics.setdefault(letter.topic, TopicHealth())
             health.invalid += 1
             health.last_cause = letter.cause
         warnings: list[str] = []

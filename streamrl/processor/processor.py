@@ -98,7 +98,7 @@ def run_processor(
                     )
                     for message in done.metrics:
                         part.meter.send(message)
-                    warn(processor, breaker.count(done.taken, done.letters, clock()))
+                    warn(processor, breaker.count(done.taken, done.invalid, clock()))
                     notices.count(done.failed, done.letters)
                     stats.count(done.taken.total(), time.monotonic() - began)
                 warn(processor, notices.due(time.monotonic()))

@@ -42,6 +42,9 @@ class BatchResult(NamedTuple):
 
     metrics: list[Message]  # to be sent outside the transaction
     letters: list[DeadLetter]  # the dead letters in the transaction
+    # Those of records of the batch. The others are of records that were held until now, perhaps
+    # since an earlier process.
+    invalid: list[DeadLetter]
     taken: Counter[str]  # records, by topic
     failed: list[Fate]  # the fates of rollouts that their env could not finish
 
@@ -79,7 +82,17 @@ def process_batch(
         snapshot_at=positions() if current.events_since_snapshot >= due_events else None,
         is_behind=is_behind,
     )
-    return BatchResult(result.metrics, result.letters, taken, result.failed)
+    invalid = [letter for letter in result.letters if is_in(letter, slices)]
+    return BatchResult(result.metrics, result.letters, invalid, taken, result.failed)
+
+
+def is_in(letter: DeadLetter, slices: Iterable[Slice]) -> bool:
+    """Whether the record of this dead letter is in one of these slices."""
+    return any(
+        (piece.topic, piece.partition) == (letter.topic, letter.partition)
+        and piece.start <= letter.offset < piece.end
+        for piece in slices
+    )
 
 
 def decode_and_step(

@@ -21,14 +21,23 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Event, Log, Message, TopicPartition, beginning_offset, end_offset
+from streamrl.log.protocol import (
+    Event,
+    Log,
+    Message,
+    TopicPartition,
+    beginning_offset,
+    end_offset,
+    partitions_of,
+)
 from streamrl.log.reading import read
 from streamrl.processor.definition import Processor
+from streamrl.processor.journal import entries
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.processors import processors_of
 from streamrl.recordings.progress import OnProgress, no_progress
-from streamrl.records import Batch, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.records import Batch, Fate, JournalEntry, PolicyVersion, Rollout, ScoredGroup
 from streamrl.weights.announcements import newest_lineages
 
 KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
@@ -50,7 +59,8 @@ class PartitionLedger:
     batch: np.ndarray  # (end,) int32: number of the batch that has it; -1 if there is none
     held: np.ndarray  # (end,) bool: whether a part holds it or has not read it yet
     # (end,) bool: whether it is older than the oldest fate that retention has left, so that its own
-    # fate may be deleted
+    # fate may be deleted; or than the last time that the batcher went on without groups that
+    # retention had deleted, so that its group may be one of them
     early: np.ndarray
 
     @classmethod
@@ -193,13 +203,15 @@ class Auditor:
     def read_rollouts(self) -> None:
         """Enter the rollouts that lie in each partition."""
         fates_from_s = oldest_s(self.log, topology.FATES)
+        cut_s = groups_cut_s(self.log)
         for message in chain.from_iterable(self.reader.messages(topic) for topic in self.topics):
             ledger = self.ledgers[topology.subject_of(message.topic), message.partition]
             ledger.exists[message.offset] = True
             record = to_event(message, ("rollout",)).record
             if isinstance(record, Rollout):
                 ledger.versions[message.offset] = record.policy_version
-            ledger.early[message.offset] = message.timestamp_s < fates_from_s
+            gone_before_s = max(fates_from_s, cut_s.get(message.topic, -math.inf))
+            ledger.early[message.offset] = message.timestamp_s < gone_before_s
 
     def mark_held(self, processor: Processor[Any, Any]) -> None:
         """Mark the rollouts that a processor holds or has not read yet."""
@@ -323,6 +335,23 @@ def oldest_s(log: Log, topic: str) -> float:
             first = next(read(log, topic, partition, start), None)
             oldest = max(oldest, math.inf if first is None else first.timestamp_s)
     return oldest
+
+
+def groups_cut_s(log: Log) -> dict[str, float]:
+    """By topic of rollouts: when the batcher last went on without groups of theirs that retention
+    had deleted, in seconds since the epoch.
+    """
+    cut_s = dict[str, float]()
+    groups = [topic for topic in log.topics() if topology.kind_of(topic) == topology.GROUPS]
+    if not any(log.beginning_offsets(partitions_of(log, groups)).values()):
+        return cut_s
+    for _, entry in entries(log, topology.journal(topology.BATCHER.name)):
+        if not isinstance(entry, JournalEntry):
+            continue
+        for topic, _, _ in entry.removed or ():
+            if topic in groups:
+                cut_s[topology.rollouts(topology.subject_of(topic))] = entry.time_s
+    return cut_s
 
 
 def unread_events(

@@ -34,7 +34,11 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     environment: Name
     group_id: Name
     problem_id: Name
-    producer: Name
+    producer: Name  # empty: the group was counted before
+    epoch: int = 0  # of its first rollout
+    # This is no group: retention has deleted rollouts that the buffer had not read, so the accounts
+    # of the env's producers begin anew (`Demand.epoch`).
+    begins_epoch: bool = False
     partition: int  # of rollouts.<env>
     # where each rollout lies in that partition
     offsets: Annotated[Array, Column("sequence", "<i8")]
@@ -201,6 +205,9 @@ class Demand(Record, frozen=True, kw_only=True):
     # by producer, since the run began: groups that it may have begun; empty: as many as
     # `wanted_tokens` allows
     granted_groups: dict[Name, int] = {}
+    # How often retention has deleted groups that were not counted. When it grows, a producer has
+    # begun as many groups as are closed, and those that it has not published.
+    epoch: int = 0
 
 
 class Scores(Record, frozen=True, kw_only=True):

@@ -133,9 +133,9 @@ class Rollout(Record, frozen=True, kw_only=True):
     truncated: bool = False  # by a limit; `metadata["truncation"]` says which
     failure: str = ""
     # Why its tokens cannot be those that the policy saw. Such a rollout is invalid and never
-    # trained on. This is the 15th field: with a 16th, the header of the map takes three bytes
-    # instead of one, so the bytes of every rollout would change.
+    # trained on.
     misaligned: str = ""
+    epoch: int = 0  # the newest `Demand.epoch` that its producer had read when it was published
 
     def __post_init__(self) -> None:
         if not self.rollout_uid or not self.group_id:
@@ -182,6 +182,8 @@ class EnvProgress(Record, frozen=True, kw_only=True):
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
+    epoch: int = 0  # the newest `Demand.epoch` that it has read
+    forgotten_groups: int = 0  # of the published ones, those that no account waits for any more
     replicas: int = 1  # that the env had at the time
     begins: int = 0  # first index that was dealt under the current number of replicas
     # By partition: no record of its open problems lies before this offset of turns.<env>.

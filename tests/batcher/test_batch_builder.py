@@ -12,8 +12,9 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.batch_builder import BatchBuilder
-from streamrl.batcher.process import step
+from streamrl.batcher.process import reconcile, step
 from streamrl.batcher.state import BatcherState, EnvQueue
+from streamrl.log.protocol import Output
 from streamrl.records import Batch, Demand, Fate, Metric
 from tests.support.batcher import CONFIG, arrivals, batches, fates, forked, step_once
 from tests.support.build import group, group_event, version_event
@@ -196,3 +197,35 @@ def test_an_env_may_have_an_age_limit_of_its_own():
         o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)
     }
     assert wanted == {"copy": 2 * 10 - 10, "add": 10}
+
+
+# ---- after retention -----------------------------------------------------------------------------
+
+
+def demands(outputs: list[Output]) -> list[Demand]:
+    return [output.record for output in outputs if isinstance(output.record, Demand)]
+
+
+def test_an_epoch_forgets_the_groups_that_were_published_before_it():
+    begins = structs.replace(group(name="", sizes=()), producer="", begins_epoch=True)
+    old = [group_event(0, group(name="a", sizes=()))]
+    state, out = step(CONFIG, BatcherState(), [version_event(0), *old], 0.0)
+    assert demands(out)[-1].closed_groups == {"copy-0": 1} and demands(out)[-1].epoch == 0
+    later = [
+        group_event(1, begins),
+        group_event(2, group(name="b", sizes=())),
+        group_event(3, structs.replace(group(name="c", sizes=()), epoch=1)),
+        group_event(4, structs.replace(group(name="d", sizes=()), epoch=1, producer="")),
+    ]
+    _, out = step(CONFIG, state, later, 0.0)
+    assert demands(out)[-1].closed_groups == {"copy-0": 2} and demands(out)[-1].epoch == 1
+
+
+def test_held_groups_that_retention_deleted_expire_and_their_env_begins_an_epoch():
+    state, _ = step(CONFIG, BatcherState(), [version_event(0), *arrivals("a")], 0.0)
+    _, out = reconcile(CONFIG, state, {("groups.copy", 0): 1}, 1.0)
+    (fate,) = [output.record for output in out if isinstance(output.record, Fate)]
+    assert (fate.fate, fate.partition, fate.offsets.tolist()) == ("expired", 0, [0, 1])
+    assert fate.cause == "retention has deleted its group before it was used"
+    (demand,) = demands(out)
+    assert (demand.epoch, demand.held_tokens) == (1, 0)

@@ -457,3 +457,79 @@ def test_demonstrations_train_although_their_advantages_are_all_0():
     (scored,) = groups(out)
     assert len(scored.uids) == 2 and scored.cross_entropy_weights is not None
     assert scored.cross_entropy_weights.tolist() == [1] * 6
+
+
+# ---- what is refused, put back, or deleted -------------------------------------------------------
+
+
+def test_a_refused_rollout_that_is_sent_twice_is_lost_once():
+    bad = rollout(sample=0, temperature=1e9)
+    events = [
+        version_event(0),
+        *(rollout_event(i, bad) for i in range(2)),
+        *(rollout_event(2 + i, rollout(sample=1 + i)) for i in range(3)),
+    ]
+    _, out = advance(events, of_size(4))
+    assert [group.uids for group in groups(out)] == [["g0-1", "g0-2", "g0-3"]]
+
+
+def test_a_refused_rollout_that_is_put_back_takes_its_place_in_the_open_group():
+    events = [
+        version_event(0),
+        rollout_event(0, rollout(sample=0, temperature=1e9)),
+        rollout_event(1, rollout(sample=1)),
+        rollout_event(2, rollout(sample=0)),
+    ]
+    state, out = advance(events, of_size(3))
+    assert groups(out) == []
+    _, out = advance([rollout_event(3, rollout(sample=2))], of_size(3), state)
+    assert [group.uids for group in groups(out)] == [["g0-1", "g0-0", "g0-2"]]
+
+
+def test_a_group_that_was_refused_as_a_whole_is_counted_for_its_producer_once():
+    bad = [rollout_event(i, rollout(sample=i, temperature=1e9)) for i in range(2)]
+    good = [rollout_event(2 + i, rollout(sample=i, reward=float(i))) for i in range(2)]
+    _, out = advance([version_event(0), *bad, *good])
+    assert [(group.producer, len(group.uids)) for group in groups(out)] == [("copy-0", 0), ("", 2)]
+
+
+def test_a_rollout_of_a_group_that_is_forgotten_is_counted_for_no_producer():
+    """The group closed with one of its two, and its id is remembered for 4 versions."""
+    state, out = advance([version_event(0), rollout_event(0, rollout(sample=0))])
+    state, out = wait(600, CONFIG, state)
+    assert groups(out)[0].producer == "copy-0"
+    late = rollout_event(1, rollout(sample=1, version=9))
+    state, out = advance([*(version_event(version) for version in range(1, 10)), late], state=state)
+    state, out = wait(600, CONFIG, state)
+    assert [group.producer for group in groups(out)] == [""]
+
+
+def test_the_ids_of_counted_groups_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamrl.buffer.state.COUNTED_GROUPS", 2)
+    bad = [
+        rollout_event(i, rollout(group=f"g{i // 2}", sample=i % 2, temperature=1e9))
+        for i in range(6)
+    ]
+    state, _ = advance([version_event(0), *bad])
+    assert list(state.windows["copy"].counted) == ["g1", "g2"]
+
+
+def test_rollouts_that_retention_deleted_unread_begin_an_epoch():
+    state, _ = advance([version_event(0), rollout_event(0, rollout())])
+    removed = {("policy-versions", 0): 1}
+    state, out = buffer.reconcile(CONFIG, state, removed, 1.0)
+    assert groups(out) == []
+    _, out = buffer.reconcile(CONFIG, state, {("rollouts.copy", 0): 7}, 1.0)
+    assert [(group.begins_epoch, group.producer, group.uids) for group in groups(out)] == [
+        (False, "copy-0", []) if group.group_id else (True, "", []) for group in groups(out)
+    ]
+    assert sum(group.begins_epoch for group in groups(out)) == 1
+
+
+def test_a_group_has_the_epoch_of_its_first_rollout():
+    events = [rollout_event(i, rollout(sample=i, epoch=3 + i)) for i in range(2)]
+    _, out = advance([version_event(0), *events])
+    assert [group.epoch for group in groups(out)] == [3]
+    empty = [rollout_event(i, rollout(sample=i, epoch=3, failure="gone")) for i in range(2)]
+    _, out = advance([version_event(0), *empty])
+    assert [group.epoch for group in groups(out)] == [3]

@@ -86,7 +86,7 @@ def hear(messages: Sequence[Message], env: str, credit: OutstandingLimit, versio
     for message in messages:
         match to_event(message, ("demand", "policy-version")).record:
             case Demand(environment=wanted) as demand if wanted == env:
-                credit.demand = demand
+                credit.on_demand(demand)
             case PolicyVersion(version=announced):
                 version = max(version, announced)
             case _:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from msgspec import structs
+
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.records import Demand
 
@@ -63,3 +65,15 @@ def test_a_size_that_changes_is_followed():
     for _ in range(3 * 256):
         credit.record_group(40)
     assert 38 < credit.group_tokens <= 40
+
+
+def test_a_new_epoch_forgets_published_groups_that_are_not_closed():
+    """Of 6 launched ones 2 are closed, 3 are published, and 1 is under way."""
+    credit = OutstandingLimit("copy-0", 1, 10.0, launched=6)
+    credit.on_demand(demand(35, closed=2), unpublished=1)
+    assert (credit.outstanding, credit.forgotten) == (4, 0)
+    later = structs.replace(demand(35, closed=2), epoch=1)
+    credit.on_demand(later, unpublished=1)
+    assert (credit.outstanding, credit.launched, credit.forgotten) == (1, 3, 3)
+    credit.on_demand(later, unpublished=0)
+    assert (credit.outstanding, credit.forgotten) == (1, 3), "once"

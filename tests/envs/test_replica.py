@@ -7,15 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from streamrl.config.sections.envs import Env
 from streamrl.envs import replica as replica_module
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.envs.replica import PAUSE_S, Replica, RolloutGroup
-from streamrl.log.codec import to_message
+from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Message, Output
-from streamrl.records import Demand, EnvProgress, Server
+from streamrl.records import Demand, EnvProgress, Rollout, Server
 from tests.support.build import rollout
 
 
@@ -155,3 +156,16 @@ def test_held_out_problems_without_end_are_an_error(monkeypatch: pytest.MonkeyPa
     assert made.is_skipped(0) and made.is_skipped(1)
     with pytest.raises(replica_module.ConfigError, match=r"lower `problems` in eval.envs"):
         made.is_skipped(2)
+
+
+def test_rollouts_carry_the_epoch_of_the_demand_and_the_progress_what_was_forgotten():
+    made = replica()
+    made.cursor.next()
+    made.limit.launched = 3
+    made.on_messages([message("demand", "copy", structs.replace(wanted(7), epoch=2))])
+    messages = made.outputs([RolloutGroup(0, [rollout("copy", "g", 0)])])
+    records = [to_event(message, ("rollout", "env-progress")).record for message in messages]
+    first, progress = records
+    assert isinstance(first, Rollout) and first.epoch == 2
+    assert isinstance(progress, EnvProgress)
+    assert (progress.epoch, progress.forgotten_groups) == (2, 2)

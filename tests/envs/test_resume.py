@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.envs import PassRate
 from streamrl.envs.api import BaseEnv
@@ -57,6 +59,12 @@ def test_a_replica_goes_on_where_its_last_process_was():
     replica = resumed(log_with(*LOG), 1, 0)
     assert replica.cursor.progress == FIRST
     assert replica.limit.launched == 7  # the six that are published, and the open one
+
+
+def test_a_replica_waits_for_no_group_that_its_last_process_had_forgotten():
+    forgetful = structs.replace(FIRST, epoch=2, forgotten_groups=4)
+    limit = resumed(log_with((f"journal.env-{ENV}-0", forgetful)), 1, 0).limit
+    assert (limit.launched, limit.epoch, limit.forgotten) == (3, 2, 4)
 
 
 def test_a_replica_that_is_added_begins_behind_all_problems_that_were_posed():

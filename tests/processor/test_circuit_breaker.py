@@ -37,6 +37,12 @@ def test_more_than_the_share_of_a_window_trips_and_only_that_topic():
     assert limit.gauges(121.0) == {"worker/invalid_frac/a": 0.6, "worker/left_alone_s/a": 10.0}
 
 
+def test_a_letter_of_a_topic_that_was_not_read_in_this_life_ends_nothing():
+    limit = CircuitBreaker(0.5, window_records=10)
+    assert limit.count([], letters("a", 1), 0.0) == []
+    assert limit.paused_topics(0.0) == frozenset()
+
+
 def test_a_clock_that_is_set_back_makes_no_longer_pause():
     limit = CircuitBreaker(0.5, window_records=10, pause_s=30)
     limit.count(["a"] * 10, letters("a", 10), 5_000.0)

@@ -8,10 +8,11 @@ from typing import get_args
 import numpy as np
 
 from streamrl.log.codec import decode
+from streamrl.log.dead_letters import DeadLetter
 from streamrl.log.protocol import Message, Output
 from streamrl.log.reading import read
-from streamrl.processor.transaction import decode_and_step
-from streamrl.records import Fate, FateKind, JournalEntry, Snapshot
+from streamrl.processor.transaction import decode_and_step, is_in
+from streamrl.records import Fate, FateKind, JournalEntry, Slice, Snapshot
 from tests.support.adder import Config, State, filled, make_processor, number, run_once
 
 
@@ -75,3 +76,14 @@ def test_dead_letters_and_failures_are_found_among_outputs():
     result = decode_and_step(processor, Config(), State(), [rubbish], 0.0)
     assert [fate.fate for fate in result.failed] == ["failed", "failed"]
     assert [(letter.topic, letter.offset) for letter in result.letters] == [("a", 7)]
+
+
+def test_a_letter_is_of_the_batch_whose_slices_have_its_offset():
+    slices = [Slice(topic="a", partition=0, start=3, end=5, count=2)]
+
+    def found(topic: str, partition: int, offset: int) -> bool:
+        return is_in(DeadLetter(topic, partition, offset, "", Message("", None, None)), slices)
+
+    assert found("a", 0, 3) and found("a", 0, 4)
+    assert not found("a", 0, 2) and not found("a", 0, 5)
+    assert not found("a", 1, 3) and not found("b", 0, 3)

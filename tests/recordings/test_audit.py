@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from streamrl.config import topology
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
+from streamrl.processor.processor import run_processor
 from streamrl.recordings.audit import Audit, audit
-from streamrl.records import Fate
-from tests.support.data_path import RUN, TOPICS, play, publish
+from streamrl.records import Fate, ScoredGroup
+from tests.support import life
+from tests.support.data_path import RUN, TOPICS, parts, play, publish, published, send_groups
 
 
 def account(log: MemoryLog) -> Audit:
@@ -151,3 +157,29 @@ def _rollout_outputs(group: str) -> list[Output]:
     from tests.support.build import rollout
 
     return [Output("rollouts.copy", group, rollout("copy", group, 0, 3))]
+
+
+def test_rollouts_whose_groups_retention_deleted_before_they_were_used_are_accounted_for():
+    """The batcher was away: it holds some groups, and has not read four others. Their rollouts are
+    all in the log.
+    """
+    log = MemoryLog(TOPICS)
+    play(log)
+    held = account(log).total("in flight")
+    known = len(published(log, "groups.copy", ScoredGroup))
+    send_groups(log, "copy", range(100, 104), 3)
+    life.run_until(
+        lambda stop: run_processor(log, parts()[0], stop),
+        lambda: len(published(log, "groups.copy", ScoredGroup)) == known + 4,
+    )
+    assert account(log).total("in flight") == held + 8
+    for env in RUN.envs:
+        place = topology.groups(env), 0
+        log.delete_before({place: log.end_offsets([place])[place]})
+    stop = threading.Event()
+    stop.set()
+    run_processor(log, replace(parts()[1], expires_removed=True), stop)
+    result = account(log)
+    assert result.balanced and result.problems == []
+    assert result.gone == 8
+    assert result.total("in flight") == 0

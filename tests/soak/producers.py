@@ -151,7 +151,7 @@ def hear(messages: Sequence[Message], envs: dict[str, Env], version: int) -> int
     for message in messages:
         match to_event(message, ("demand", "policy-version")).record:
             case Demand(environment=name) as demand if name in envs:
-                envs[name].credit.demand = demand
+                envs[name].credit.on_demand(demand)
             case PolicyVersion(version=announced):
                 version = max(version, announced)
             case _:
