@@ -12,10 +12,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import xxhash
+from msgspec import structs
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -50,6 +51,7 @@ class AgentRequest(NamedTuple):
     idempotency_key: str = ""
     is_retry: bool = False
     is_gone: Callable[[], Awaitable[bool]] = never  # Has the agent left? It may ask elsewhere.
+    is_trained: bool = True  # Does the agent want the answer to be trained on?
 
     @property
     def is_new(self) -> bool:
@@ -67,6 +69,7 @@ class PendingRequest(NamedTuple):
     body: str  # its digest
     ordinal: int  # how many requests with this body came before it
     continuation: Continuation
+    is_trained: bool
 
     @property
     def name(self) -> str:
@@ -139,7 +142,11 @@ class CallInFlight:
 
     sampling: Sampling
     recording: asyncio.Task[Answer]  # the answers that the log has in the end
-    waiting: int = 0  # agents that wait for the answers
+    waiting: list[AgentRequest] = field(default_factory=list[AgentRequest])
+
+    async def is_lost(self) -> bool:
+        """Whether all agents that waited for the answers have left."""
+        return all([await agent.is_gone() for agent in self.waiting])
 
     def cancel_if_left(self) -> None:
         """Stop sampling, unless an agent waits for it. What is sampled already is recorded."""
@@ -189,12 +196,12 @@ class ModelCallHandler:
                     await self._follower.catch_up()
                 request = speculation.current_request(self._index) or self._locate_request(incoming)
                 if request.is_answered:
-                    return self._repeat_answer(request)
+                    return await self._repeat_answer(incoming, request)
                 joined = self._join(request)
                 call = joined or self._start(request, speculation, began_s)
-            answer = await self._await_answer(incoming, call)
+            await self._await_answer(incoming, call)
             if joined or call.is_first or not incoming.is_new or await incoming.is_gone():
-                return answer
+                return await self._hand_over(incoming, request, call)
             # The agent has asked the same at once on another replica, which was answered first. So
             # this is the next request with the same body: it gets another name, and other answers.
 
@@ -251,7 +258,22 @@ class ModelCallHandler:
         ordinal = session.next_ordinal(body)
         if ordinal and not incoming.is_new:
             ordinal -= 1
-        return PendingRequest(session, chat, body, ordinal, continuation_of(session.tree, chat))
+        return PendingRequest(
+            session=session,
+            chat=chat,
+            body=body,
+            ordinal=ordinal,
+            continuation=continuation_of(session.tree, chat),
+            is_trained=incoming.is_trained and not self._is_left_out(session.env, chat),
+        )
+
+    def _is_left_out(self, env: str, chat: ChatRequest) -> bool:
+        """Whether the run file leaves the answers to this request out of training."""
+        sessions = self._run.envs[env].sessions
+        marks = sessions.untrained if sessions is not None else []
+        seen = [message for message in chat.messages[:-1] if message["role"] == "system"]
+        texts = [message["content"] for message in (*seen, *chat.messages[-1:])]
+        return any(mark in text for mark in marks for text in texts)
 
     def _open_session(self, name: SessionName) -> LiveSession:
         """The session, if calls of it are answered. Raises RequestRejected."""
@@ -266,11 +288,43 @@ class ModelCallHandler:
 
     # ---- how it is answered ------------------------------------------------------------------
 
-    def _repeat_answer(self, request: PendingRequest) -> Answer:
+    async def _repeat_answer(self, incoming: AgentRequest, request: PendingRequest) -> Answer:
         """The answers that the log has had before."""
         request.session.reserve_ordinal(request.body, request.ordinal)
         self.counts["repeated"] += 1
+        if not await incoming.is_gone():
+            await self._record_lost(request, lost=False)
         return request.recorded_answer()
+
+    async def _hand_over(
+        self, incoming: AgentRequest, request: PendingRequest, call: CallInFlight
+    ) -> Answer:
+        """The answers to a request that was in flight. If no agent takes them, they are lost."""
+        if not await incoming.is_gone():
+            await self._record_lost(request, lost=False)
+        elif call.is_first and await call.is_lost():
+            await self._record_lost(request, lost=True)
+        return request.recorded_answer()
+
+    async def _record_lost(self, request: PendingRequest, lost: bool) -> None:
+        """Record the answers once more, where the log has not whether they are lost."""
+        session = request.session
+        wrong = [call for call in request.recorded_answer().calls if call.lost != lost]
+        if not (wrong and self._index.is_open(session)):
+            return
+        self.counts["lost"] += len(wrong) if lost else 0
+        topic = topology.turns(session.env)
+        outputs = [
+            Output(topic, session.name.session, structs.replace(call, lost=lost)) for call in wrong
+        ]
+        async with log_timeout(self._run.envs[session.env].timeout_s):
+            await self._recorder.write_and_wait(
+                outputs,
+                lambda: (
+                    not self._index.is_open(session)
+                    or all(session.tree.calls[call.call].lost == lost for call in wrong)
+                ),
+            )
 
     def _join(self, request: PendingRequest) -> CallInFlight | None:
         """The same request, if it is in flight."""
@@ -346,7 +400,7 @@ class ModelCallHandler:
         """Wait for the answers as long as the agent does. A retry may join the call when this agent
         has left, so it is cancelled only some time later. Raises RequestRejected.
         """
-        call.waiting += 1
+        call.waiting.append(incoming)
         try:
             while not call.recording.done():
                 await asyncio.wait([call.recording], timeout=LEFT_POLL_S)
@@ -358,7 +412,8 @@ class ModelCallHandler:
                 )
             return call.recording.result()
         finally:
-            call.waiting -= 1
+            if not call.recording.done():
+                call.waiting.remove(incoming)
             if not (call.waiting or call.sampling.done()):
                 asyncio.get_running_loop().call_later(LEFT_GRACE_S, call.cancel_if_left)
 
@@ -377,7 +432,16 @@ class ModelCallHandler:
         size = sum(map(message_bytes, calls))
         tokens = sum(len(call.prompt) + len(call.tokens) for call in calls)
         session.check_message_bytes(size + self._writing[session.name], tokens)
-        outputs = [Output(topology.turns(env), session_id, call) for call in calls]
+        lost = await self._in_flight[request.key].is_lost()
+        self.counts["lost"] += len(calls) if lost else 0
+        outputs = [
+            Output(
+                topology.turns(env),
+                session_id,
+                structs.replace(call, trained=request.is_trained, lost=lost),
+            )
+            for call in calls
+        ]
         self._writing[session.name] += size
         try:
             async with log_timeout(self._run.envs[env].timeout_s):

@@ -110,6 +110,7 @@ class GatewayReplica:
             "gateway/added_s": added_s / max(new["requests"], 1),
             "gateway/repeated": counts["repeated"],
             "gateway/refused": counts["refused"],
+            "gateway/lost": counts["lost"],
         }
 
     @asynccontextmanager

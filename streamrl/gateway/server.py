@@ -63,6 +63,8 @@ WANTED: dict[Right, str] = {
     "sample": "the api_key that /rl/start_session returned",
     "grade": "the grading_key that /rl/start_session returned",
 }
+# With `false` the answer is left out of training.
+TRAIN_HEADER = "x-streamrl-train"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -171,6 +173,7 @@ class HttpApi:
                 idempotency_key=request.headers.get("idempotency-key", "")[:1_000],
                 is_retry=is_retry(request),
                 is_gone=request.is_disconnected,
+                is_trained=is_trained(request),
             )
             answer = await self._calls.answer(incoming)
             response = dialect.response(body, answer)
@@ -325,6 +328,14 @@ def error_shape(request: Request) -> Callable[[RequestRejected], dict[str, Any]]
         anthropic_messages.PATH
     )
     return anthropic_messages.error if is_anthropic else openai_error
+
+
+def is_trained(request: Request) -> bool:
+    """Whether the answer may be trained on. Raises RequestRejected for another word."""
+    word = request.headers.get(TRAIN_HEADER, "true").lower()
+    if word not in ("true", "false"):
+        raise rejection(TRAIN_HEADER, "this header is true or false")
+    return word == "true"
 
 
 def is_retry(request: Request) -> bool:

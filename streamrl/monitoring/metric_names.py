@@ -329,6 +329,9 @@ METRICS = (
         "counter",
     ),
     MetricSpec("gateway/refused", "requests", "requests answered with an error", "counter"),
+    MetricSpec(
+        "gateway/lost", "answers", "answers whose agent had left before they were sent", "counter"
+    ),
     # ---- assembler
     MetricSpec(
         "assembler/open_sessions/{environment}", "sessions", "sessions that are no rollouts yet"

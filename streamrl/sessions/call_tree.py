@@ -44,13 +44,13 @@ class CallTree:
 
     def add(self, call: ModelCall) -> bool:
         """Add the next call of the log. False: its request already has this answer, or another, so
-        the call does not count. An answer that was lost is recorded again once an agent has it.
+        the call does not count. The last record of a call tells whether its answer was lost.
 
         Raises InvalidCall if it continues a call that is not in the tree.
         """
         known = self.calls.get(call.call)
-        if known is not None and known.lost and not call.lost:
-            self.calls[call.call] = structs.replace(known, lost=False)
+        if known is not None and known.lost != call.lost:
+            self.calls[call.call] = structs.replace(known, lost=call.lost)
         if known is not None or call.choice in self._answers.get(call.request, ()):
             return False
         if call.continues and call.continues not in self.calls:

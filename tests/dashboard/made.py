@@ -180,6 +180,7 @@ SESSION_METRICS = {
         "gateway/added_s": 0.02,
         "gateway/repeated": 1.0,
         "gateway/refused": 0.0,
+        "gateway/lost": 0.0,
     },
     "assembler": {
         "assembler/open_sessions/agent": 12.0,

@@ -269,3 +269,118 @@ def test_messages_that_the_policy_has_not_read_are_not_recorded(
     tokens = sum(len(each.prompt) + len(each.tokens) for each in session.tree.calls.values())
     assert recorded == len(session.tree.calls) > 0
     assert size <= 100 + 2 * tokens
+
+
+def recorded(log: Slow) -> list[ModelCall]:
+    return list(log.index.sessions[NAME].tree.calls.values())
+
+
+def test_an_answer_that_its_agent_did_not_wait_for_is_lost_and_the_next_equal_request_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamrl.gateway.calls.LEFT_POLL_S", 0.0)
+
+    async def scenario() -> None:
+        log = Slow()
+        calls = handler(log, tmp_path)
+        agent = Departing()
+        left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
+        await settled()
+        agent.has_left = True
+        with pytest.raises(RequestRejected, match="has left"):
+            await left
+        log.gate.set()
+        await settled()
+        seen = await calls.answer(asking("q"))
+        assert [each.lost for each in recorded(log)] == [True, False]
+        assert seen.calls[0].call == recorded(log)[1].call
+        assert calls.counts["lost"] == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("leaves", ["while it is sampled", "while it is recorded"])
+def test_a_lost_answer_that_a_retry_gets_is_received(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: str
+):
+    monkeypatch.setattr("streamrl.gateway.calls.LEFT_POLL_S", 0.0)
+
+    async def scenario() -> None:
+        log = Slow()
+        calls = handler(log, tmp_path)
+        agent = Departing()
+        write = log.write_and_wait
+
+        async def write_slowly(*given: Any) -> None:
+            await write(*given)
+            agent.has_left = True
+
+        if leaves == "while it is recorded":
+            log.write_and_wait = write_slowly
+        left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
+        await settled()
+        agent.has_left = leaves == "while it is sampled"
+        await settled()
+        log.gate.set()
+        await asyncio.wait([left])
+        await settled()
+        assert [each.lost for each in recorded(log)] == [True]
+        answer = await calls.answer(asking("q", is_retry=True))
+        assert [each.lost for each in answer.calls] == [False]
+        assert [each.lost for each in recorded(log)] == [False]
+        assert calls.counts["lost"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_one_of_two_agents_waited_for_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamrl.gateway.calls.LEFT_POLL_S", 0.0)
+
+    async def scenario() -> None:
+        log = Slow()
+        calls = handler(log, tmp_path)
+        agent = Departing()
+        left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
+        await settled()
+        retry = asyncio.create_task(calls.answer(asking("q", is_retry=True)))
+        await settled()
+        agent.has_left = True
+        log.gate.set()
+        await asyncio.gather(left, retry, return_exceptions=True)
+        assert [each.lost for each in recorded(log)] == [False]
+        assert not calls.counts["lost"]
+
+    asyncio.run(scenario())
+
+
+def messages(*texts: str) -> AgentRequest:
+    """A conversation of a system message and a user's, or of a user's alone."""
+    roles = ("system", "user")[2 - len(texts) :]
+    said = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    request = ChatRequest(messages=said)
+    return AgentRequest(NAME, lambda tree: request)
+
+
+@pytest.mark.parametrize(
+    ("request_of_agent", "is_trained"),
+    [
+        (messages("You are an agent", "Write a title"), True),
+        (messages("You write a title: short", "q"), False),
+        (messages("Summarize: all of it"), False),
+        (asking("q", is_trained=False), False),
+    ],
+)
+def test_calls_that_are_left_out_of_training_are_recorded_so(
+    tmp_path: Path, request_of_agent: AgentRequest, is_trained: bool
+):
+    async def scenario() -> None:
+        log = Slow()
+        log.gate.set()
+        run = run_of(tmp_path, sessions={"untrained": ["You write a title", "Summarize:"]})
+        calls = ModelCallHandler(run, log.index, log, log, log)  # pyright: ignore[reportArgumentType]
+        await calls.answer(request_of_agent)
+        assert [each.trained for each in recorded(log)] == [is_trained]
+
+    asyncio.run(scenario())

@@ -97,3 +97,11 @@ def test_a_key_of_a_session_that_never_began_is_404(shared: Shared):
     assert post(f"{shared.url}/v1/responses", sampling, json=INPUT).status_code == 404
     grading = shared.gateway.key("grade", session="unknown")
     assert post(f"{shared.url}/rl/end_session", grading, json={}).status_code == 404
+
+
+def test_a_header_leaves_a_call_out_of_training(shared: Shared):
+    for word, status in (("false", 200), ("TRUE", 200), ("no", 400)):
+        headers = {"x-streamrl-train": word}
+        answer = post(f"{shared.url}{PATHS[0]}", shared.key, json=BODY, headers=headers)
+        assert answer.status_code == status, answer.text
+    assert [call.trained for call in shared.gateway.calls()[-2:]] == [False, True]

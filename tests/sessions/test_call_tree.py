@@ -132,3 +132,11 @@ def test_each_call_is_in_one_sequence_and_there_are_as_few_as_possible(calls: li
     # the tokens of calls that nobody goes on from can share no sequence
     gone_on = {each.continues for each in calls if not each.fork}
     assert len(lines) == sum(each.call not in gone_on for each in calls)
+
+
+def test_the_last_record_of_a_call_tells_whether_it_was_lost():
+    tree = CallTree()
+    assert tree.add(call("a", [1], [2], lost=True))
+    for lost in (False, True, False):
+        assert not tree.add(call("a", [1], [2], lost=lost))
+        assert [each.lost for each in tree.calls.values()] == [lost]

@@ -72,6 +72,9 @@ class Sessions(Section):
     # A session that has ended fails if its rewards are not there after so long.
     reward_wait_s: float = Field(default=3_600.0, gt=0)
     max_open: int = Field(default=1_024, ge=1)  # Limit of sessions that have not ended.
+    # Calls that are left out of training: those with one of these texts in a system message or in
+    # the last message, such as a harness's requests for a title.
+    untrained: list[Annotated[str, Field(min_length=1)]] = []
     # Key with which the servers of an env with `python` open sessions, as env:NAME (`streamrl
     # gateway-key` prints one). Empty: they make one from the signing secret.
     api_key: str = ""
