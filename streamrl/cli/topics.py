@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +19,9 @@ from streamrl.cli.shared import (
     start_logging,
     stop_on_signals,
 )
+
+if TYPE_CHECKING:
+    from streamrl.config.run_file import RunFile
 
 
 @click.command()
@@ -42,6 +49,28 @@ def broker(run: str | None, port: int, download: bool) -> None:
     with stop_on_signals() as (stop, caught):
         serve(load_run(run), stop, port)
     exit_with_signal(caught)
+
+
+kafka_option = click.option(
+    "--kafka",
+    "properties",
+    type=click.Path(path_type=Path),
+    help="A file with the settings of the cluster and an administrator's credentials, as Kafka's"
+    " commands take it. Nothing that the run file has about the cluster is used then.",
+)
+
+
+@contextlib.contextmanager
+def _cluster(run: str, properties: Path | None) -> Iterator[tuple[RunFile, dict[str, Any]]]:
+    """The run file and the settings of the cluster that a command works on."""
+    from streamrl.local_kafka.connect import properties_file
+
+    settings = load_run(run)
+    if properties is not None:
+        yield settings, properties_file(properties)
+        return
+    with connect(settings) as (settings, kafka):
+        yield settings, kafka
 
 
 @click.group()
@@ -74,21 +103,23 @@ def plan(run: str) -> None:
 
 @topics.command()
 @run_argument
-def apply(run: str) -> None:
+@kafka_option
+def apply(run: str, properties: Path | None) -> None:
     """Make the broker's topics as planned."""
     from streamrl.log import topic_changes
 
-    with connect(load_run(run)) as (settings, kafka):
+    with _cluster(run, properties) as (settings, kafka):
         print_lines(topic_changes.apply(settings, kafka), "nothing to change")
 
 
 @topics.command()
 @run_argument
-def diff(run: str) -> None:
+@kafka_option
+def diff(run: str, properties: Path | None) -> None:
     """Show what apply would do; exit code 1 if anything."""
     from streamrl.log import topic_changes
 
-    with connect(load_run(run)) as (settings, kafka):
+    with _cluster(run, properties) as (settings, kafka):
         changes = topic_changes.diff(settings, kafka)
     print_lines(changes, "no difference")
     sys.exit(1 if changes else 0)
@@ -106,31 +137,60 @@ def diff(run: str) -> None:
     show_default=True,
     help="With --render: name of Strimzi's Kafka.",
 )
-def acls(run: str, applied: bool, rendered: bool, cluster: str) -> None:
-    """List what each role may do on the broker, or make it so."""
+@click.option(
+    "--guest",
+    "guests",
+    multiple=True,
+    metavar="RUN",
+    help="With --render: a run of inference.also_serves, whose run file has this one in"
+    " inference.served_by.",
+)
+@kafka_option
+def acls(
+    run: str,
+    applied: bool,
+    rendered: bool,
+    cluster: str,
+    guests: tuple[str, ...],
+    properties: Path | None,
+) -> None:
+    """List what each role may do on the broker, or make it so.
+
+    --apply needs --kafka: the credentials of somebody who may change rules are not sent to where
+    a run file says that its cluster is.
+    """
+    from streamrl.local_kafka.connect import properties_file
     from streamrl.log import acls as access
 
     if applied and rendered:
         raise click.UsageError("--apply and --render exclude each other.")
+    if guests and not rendered:
+        raise click.UsageError(
+            "--guest goes with --render. Elsewhere the run file of the guest gives the rule."
+        )
     settings = load_run(run)
     if rendered:
-        click.echo(access.render(settings, cluster), nl=False)
+        click.echo(access.render(settings, cluster, [load_run(name) for name in guests]), nl=False)
         return
     if not applied:
         print_lines(access.in_words(settings), "")
         return
-    with connect(settings) as (settings, kafka):
-        print_lines(access.apply(settings, kafka), "")
+    if properties is None:
+        raise click.UsageError(
+            "--apply needs --kafka FILE, with bootstrap.servers and an administrator's credentials."
+        )
+    print_lines(access.apply(settings, properties_file(properties)), "")
 
 
 @topics.command()
 @run_argument
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def delete(run: str, yes: bool) -> None:
+@kafka_option
+def delete(run: str, yes: bool, properties: Path | None) -> None:
     """Delete all topics of the run, and what they hold."""
     from streamrl.log import topic_changes
 
-    with connect(load_run(run)) as (settings, kafka):
+    with _cluster(run, properties) as (settings, kafka):
         if not yes:
             click.confirm(
                 f"Delete every topic of run {settings.run} on {kafka['bootstrap.servers']}, with"

@@ -1,9 +1,13 @@
-"""Whether only this machine can reach an address."""
+"""Whether only this machine can reach an address, and what may be sent to another."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
+from typing import Any
 
+# Mechanisms of SASL that send the secret itself.
+CLEAR_MECHANISMS = ("PLAIN", "OAUTHBEARER")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")  # as a Host header names this machine
 
 
@@ -15,3 +19,24 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def cleartext_problem(kafka: Mapping[str, Any]) -> str:
+    """Why these settings of librdkafka would send a password in clear to another machine; empty if
+    they would not.
+    """
+    protocol = str(kafka.get("security.protocol", "plaintext")).lower()
+    named = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms") or ""
+    mechanism = str(named).upper()
+    servers = kafka.get("bootstrap.servers") or kafka.get("metadata.broker.list") or ""
+    if not servers or protocol != "sasl_plaintext" or mechanism not in CLEAR_MECHANISMS:
+        return ""
+    for server in str(servers).split(","):
+        host = server.strip().rpartition("://")[2].rpartition(":")[0].strip("[]")
+        if not is_loopback(host):
+            return (
+                f"sasl.mechanism: {mechanism} without TLS sends the password in clear to"
+                f" {server.strip()}; set security.protocol to SASL_SSL, or use"
+                " SCRAM-SHA-512"
+            )
+    return ""

@@ -5,6 +5,7 @@ given credentials of its own, under the same names.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,24 @@ PREFIX = "env:"
 # in names of librdkafka's settings, our own, envs' and sinks' parameters, options and variables, in
 # any case
 _SECRET = re.compile(
-    r"password|passphrase|secret|credential|key\.pem|private[-_.]?key|oauthbearer\.config|(api|access|account|sas|auth)[-_.]?key|(^|[-_.])token$",
+    r"passw(or)?d|passphrase|secret|credential|key\.pem|private[-_.]?key|oauthbearer\.config"
+    r"|(api|access|account|sas|auth)[-_.]?key|(^|[-_.])token$|authorization|cookie"
+    r"|basic[-_.]?auth|connection[-_.]?string|(^|[-_.])(pwd|pat|auth|bearer|dsn|signature)$",
     re.IGNORECASE,
 )
+# What secrets look like, whatever the setting is called: keys of providers, tokens of code hosts
+# and registries, JSON web tokens, private keys, HTTP's credentials, and addresses of webhooks.
+_SHAPE = re.compile(
+    r"(?<![\w-])(sk-[\w-]{16,}|(ghp|gho|ghs|ghu|github_pat|glpat|hf|npm|xox[abeprs])[-_]\w[\w-]{15,}"
+    r"|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|^(bearer|basic|token) \S{8,}"
+    r"|://hooks\.slack\.com/|://(\w+\.)?discord(app)?\.com/api/webhooks/",
+    re.IGNORECASE,
+)
+MAX_JSON = 1 << 20  # characters of a text that is read as JSON
+# Settings besides secrets that may refer to a variable: the address differs from pod to pod.
+_ADDRESSES = ("inference.host",)
+_OF_A_CLUSTER = re.compile(r"kafka\.(sasl|ssl)\.")
 _AUTHORITY = re.compile(r"://[^/?#\s]*@")  # user:password@host
 _SIGNED = re.compile(
     r"[?&]((x-amz-|x-goog-)?(sig|signature)|[\w-]*(password|secret|credential|key|token))=",
@@ -63,10 +79,49 @@ def plaintext_secrets(value: object, where: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             yield from plaintext_secrets(inner, f"{where}.{index}")
-    elif isinstance(value, str) and (_AUTHORITY.search(value) or _SIGNED.search(value)):
+    elif isinstance(value, str):
+        yield from _secrets_in_text(value, where)
+
+
+def _secrets_in_text(text: str, where: str) -> Iterator[str]:
+    """A sentence for each secret that a text holds by its look, or as JSON."""
+    if _AUTHORITY.search(text) or _SIGNED.search(text):
         yield (
             f"{where}: credentials in a URI would show in logs and records; give them as"
             " environment variables of the library that opens it"
+        )
+    elif _SHAPE.search(text):
+        yield (
+            f"{where}: it looks like a secret, which does not belong in a run file; write"
+            f" {PREFIX}NAME in a setting that takes one, and set the variable NAME"
+        )
+    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
+    if start < 0 or len(text) > MAX_JSON:
+        return
+    try:
+        inner = json.loads(text[start:])
+    except (ValueError, RecursionError):
+        return
+    yield from plaintext_secrets(inner, where)
+
+
+def misplaced_references(value: object, where: str = "") -> Iterator[str]:
+    """A sentence for each `env:NAME` in settings that hold no secret. Whoever writes a run file
+    would otherwise choose which variables of its reader's are sent elsewhere.
+    """
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            path = f"{where}.{name}" if where else str(name)
+            takes = is_secret(str(name)) or path in _ADDRESSES or _OF_A_CLUSTER.match(path)
+            if not (is_reference(inner) and takes):
+                yield from misplaced_references(inner, path)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from misplaced_references(inner, f"{where}.{index}")
+    elif is_reference(value):
+        yield (
+            f"{where}: {PREFIX}NAME is for secrets (kafka.sasl.*, kafka.ssl.*, keys, tokens) and"
+            f" for {', '.join(_ADDRESSES)}; write the value itself"
         )
 
 

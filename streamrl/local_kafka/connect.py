@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from streamrl.config.addresses import cleartext_problem
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import resolve_references
 from streamrl.errors import BrokerUnreachable, ConfigError
@@ -51,7 +53,47 @@ def cluster_settings(run: RunFile) -> dict[str, Any]:
             ) from None
     elif text:
         named = {"bootstrap.servers": text}
-    return resolve_references({**run.kafka, **named}, "kafka")
+    return without_cleartext(resolve_references({**run.kafka, **named}, "kafka"), "kafka")
+
+
+def without_cleartext(settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """The settings. Raises ConfigError if they would send a password in clear."""
+    if problem := cleartext_problem(settings):
+        raise ConfigError(f"{where}: {problem}")
+    return settings
+
+
+def properties_file(path: Path) -> dict[str, Any]:
+    """The settings of a cluster in a file of an administrator: librdkafka's names, or those of
+    Kafka's own commands, one `name=value` a line. Raises ConfigError.
+    """
+    settings: dict[str, Any] = {}
+    try:
+        lines = re.sub(r"\\\n\s*", "", path.read_text()).splitlines()  # A backslash continues one.
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--kafka {path}: it cannot be read ({error})") from None
+    for number, line in enumerate(lines, 1):
+        name, equals, value = line.strip().partition("=")
+        if not name or name.startswith(("#", "!")):
+            continue
+        if not equals:
+            raise ConfigError(f"--kafka {path}:{number}: give name=value")
+        settings |= _librdkafkas(name.strip(), value.strip())
+    if "bootstrap.servers" not in settings:
+        raise ConfigError(f"--kafka {path}: it has no bootstrap.servers")
+    return without_cleartext(settings, f"--kafka {path}")
+
+
+def _librdkafkas(name: str, value: str) -> dict[str, str]:
+    """A setting of Kafka's Java clients as librdkafka's, which has the same name for most."""
+    if name == "sasl.jaas.config":
+        given = dict(re.findall(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"', value))
+        return {f"sasl.{key}": re.sub(r"\\(.)", r"\1", text) for key, text in given.items()}
+    if name == "ssl.truststore.type":
+        return {}
+    if name == "ssl.truststore.location":
+        return {"ssl.ca.location": value}
+    return {name: value}
 
 
 def client_settings(run: RunFile) -> dict[str, Any]:

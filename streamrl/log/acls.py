@@ -13,7 +13,7 @@ writes need no rule, as Kafka 2.8 and later allow them to writers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -36,11 +36,18 @@ from streamrl.log.kafka_reader import READER
 from streamrl.log.topics import Topic
 
 CALL_TIMEOUT_S = 10.0
+OF_SESSIONS = (topology.GATEWAY, topology.ASSEMBLER)  # They use the topics of envs with sessions.
 
 # The quotas of an env's user on each broker. An env may be compromised, or written by somebody
 # else, and must leave capacity for the other users. The rates are in bytes per second and far above
 # what rollouts need (docs/operations.md, Sizing). The percentage is of one thread of the broker.
 QUOTAS = {"producerByteRate": 20_000_000, "consumerByteRate": 20_000_000, "requestPercentage": 50}
+# The gateway writes what agents of all envs send.
+GATEWAY_QUOTAS = {
+    "producerByteRate": 50_000_000,
+    "consumerByteRate": 100_000_000,  # of a replica that starts
+    "requestPercentage": 100,
+}
 
 
 class User(NamedTuple):
@@ -81,7 +88,12 @@ def users(run: RunFile) -> list[User]:
         if not role.is_per_env:
             users.append(User(role.name, role, tuple(part.identity for part in parts)))
             continue
-        for env in run.envs:
+        for env, settings in run.envs.items():
+            if settings.sessions:
+                # Agents and env servers go through the gateway. A server has metrics of its part.
+                if settings.python:
+                    users.append(User(f"{role.name}-{env}", role, (), env))
+                continue
             own = tuple(part.identity for part in parts if part.env == env)
             # An env that the run does not start has no parts.
             outside = (topology.outside_identity(env),)
@@ -89,8 +101,10 @@ def users(run: RunFile) -> list[User]:
     return users
 
 
-def rules(run: RunFile) -> dict[str, list[Rule]]:
-    """The rules of each user, by the user's name without the run."""
+def rules(run: RunFile, guests: Sequence[RunFile] = ()) -> dict[str, list[Rule]]:
+    """The rules of each user, by the user's name without the run. `guests`: runs that the servers
+    serve, too. Raises ConfigError for one that has not agreed to it.
+    """
     prefix = f"{run.run}."  # A run's name has no dot, so no other run's names begin like this.
     reading = [Rule("topic", prefix, ("READ",), True), Rule("group", prefix, ("DESCRIBE",), True)]
     everything = [
@@ -100,8 +114,33 @@ def rules(run: RunFile) -> dict[str, list[Rule]]:
     by_user = {user.name: list(_rules_of(user, run)) for user in users(run)}
     # An orchestrator reads all topics for the report that it writes at the end.
     by_user[topology.ORCHESTRATOR.name] += reading
+    for guest in guests:
+        by_user[topology.INFERENCE.name] += _rules_of_guest(run, guest)
     people = {"rescorer": rescoring(run), "auditor": reading, "operator": everything}
     return {**by_user, **people}
+
+
+def rules_of_hosts(run: RunFile) -> dict[str, list[Rule]]:
+    """The rules on this run's topics that it gives the servers of other runs, by the whole name of
+    their user.
+    """
+    return {
+        f"{host}.{topology.INFERENCE.name}": list(_serving_guest(f"{run.run}."))
+        for host in run.inference.served_by
+    }
+
+
+def _rules_of_guest(run: RunFile, guest: RunFile) -> Iterator[Rule]:
+    if guest.run not in run.inference.also_serves:
+        raise ConfigError(
+            f"inference.also_serves: run {run.run} does not serve {guest.run}; name it there"
+        )
+    if run.run not in guest.inference.served_by:
+        raise ConfigError(
+            f"inference.served_by: run {guest.run} has not agreed to be served by {run.run}; it has"
+            " to name it there"
+        )
+    yield from _serving_guest(f"{guest.run}.")
 
 
 def rescoring(run: RunFile) -> list[Rule]:
@@ -127,9 +166,9 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
     """
     admin = Admin(settings)
     wanted: list[AclBinding] = []
-    for name, allowed in rules(run).items():
+    for name, allowed in _by_whole_name(run).items():
         for rule in allowed:
-            wanted += _bindings(user_name(run, name), rule)
+            wanted += _bindings(name, rule)
 
     def create() -> None:
         for future in admin.create_acls(wanted, request_timeout=CALL_TIMEOUT_S).values():
@@ -154,23 +193,33 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
 def in_words(run: RunFile) -> list[str]:
     """A line for each rule, with its user."""
     lines: list[str] = []
-    for name, allowed in rules(run).items():
-        lines += [f"User:{user_name(run, name)}  {rule}" for rule in allowed]
+    for name, allowed in _by_whole_name(run).items():
+        lines += [f"User:{name}  {rule}" for rule in allowed]
     return lines
 
 
-def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
+def _by_whole_name(run: RunFile) -> dict[str, list[Rule]]:
+    """The rules of the run's users and of those that it is served by."""
+    own = {user_name(run, name): allowed for name, allowed in rules(run).items()}
+    return {**own, **rules_of_hosts(run)}
+
+
+def manifests(
+    run: RunFile, cluster: str = "streamrl", guests: Sequence[RunFile] = ()
+) -> list[dict[str, Any]]:
     """The run's KafkaUsers. Strimzi's user operator makes up a password for each, and keeps it in
     a Secret of the user's name.
     """
     users: list[dict[str, Any]] = []
-    for name, allowed in rules(run).items():
+    for name, allowed in rules(run, guests).items():
         spec: dict[str, Any] = {
             "authentication": {"type": "scram-sha-512"},
             "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
         }
         if name.startswith(f"{topology.ENV.name}-"):
             spec["quotas"] = dict(QUOTAS)
+        elif name == topology.GATEWAY.name:
+            spec["quotas"] = dict(GATEWAY_QUOTAS)
         metadata = {
             "name": user_name(run, name),
             "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
@@ -186,13 +235,14 @@ def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
     return users
 
 
-def render(run: RunFile, cluster: str = "streamrl") -> str:
-    """The run's KafkaUsers as YAML for `kubectl apply -f -`.
+def render(run: RunFile, cluster: str = "streamrl", guests: Sequence[RunFile] = ()) -> str:
+    """The run's KafkaUsers as YAML for `kubectl apply -f -`. A user's rules are in one resource, so
+    those on topics of `guests` are here.
 
-    Raises the ConfigError of `topics.check_for_kubernetes`.
+    Raises ConfigError as `topics.check_for_kubernetes` and `rules` do.
     """
     topics.check_for_kubernetes(run)
-    return yaml.safe_dump_all(manifests(run, cluster), sort_keys=False, explicit_start=True)
+    return yaml.safe_dump_all(manifests(run, cluster, guests), sort_keys=False, explicit_start=True)
 
 
 def _acl(rule: Rule) -> dict[str, Any]:
@@ -211,6 +261,9 @@ def _acl(rule: Rule) -> dict[str, Any]:
 def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
     role = user.role
     prefix = f"{run.run}."
+    if user.env in run.session_envs:
+        yield Rule("topic", f"{prefix}{topology.METRICS}", ("WRITE",))
+        return
     for topic in topics.plan(run):
         if _concerns(topic, user, run):
             kind = topic.kind.name
@@ -224,9 +277,6 @@ def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
         yield Rule("transactional-id", f"{prefix}{identity}", ("WRITE",), role.is_open)
         if role.has_offsets:
             yield Rule("group", f"{prefix}{identity}", ("READ",), role.is_open)
-    if role is topology.INFERENCE:
-        for guest in run.inference.also_serves:
-            yield from _serving_guest(f"{guest}.")
     # A scorer skips the batches on which the lead learner has trained already.
     if role is topology.SCORER:
         (lead,) = topology.LEARNER.parts(run)
@@ -252,12 +302,16 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
         case "run":
             return True
         case "env":
+            if user.role in OF_SESSIONS:
+                return of in run.session_envs
             if user.role is topology.ENV and topic.kind.name == topology.TURNS:
                 return user.env == of and run.records_turns(of)
             return user.env in ("", of)
         case "part":
             return of in user.identities
         case "topic":
+            if user.role in OF_SESSIONS and topology.subject_of(of) not in run.session_envs:
+                return False
             return user.role.reads(topology.kind_of(of))
 
 

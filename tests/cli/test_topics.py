@@ -40,6 +40,25 @@ def test_access_rules_are_listed_or_rendered_or_applied(run_file: Path, run_name
     assert "kind: KafkaUser" in topics("acls", run_file, "--render").stdout
     both = topics("acls", run_file, "--apply", "--render")
     assert both.exit_code == 2 and "exclude each other" in both.stderr
+    guest = topics("acls", run_file, "--guest", run_file)
+    assert guest.exit_code == 2 and "--guest goes with --render" in guest.stderr
+
+
+def test_an_administrators_credentials_go_where_his_file_says_and_not_the_run_file(
+    run_file: Path, run_name: str, broker: str, tmp_path: Path
+):
+    """The run file has an address at which nothing listens."""
+    settings = yaml.safe_load(run_file.read_text())
+    run_file.write_text(yaml.safe_dump({**settings, "kafka": {"bootstrap.servers": "127.0.0.1:1"}}))
+    refused = topics("acls", run_file, "--apply")
+    assert refused.exit_code == 2 and "--apply needs --kafka FILE" in refused.stderr
+    admin = tmp_path / "admin.properties"
+    admin.write_text(f"bootstrap.servers={broker}\n")
+    named = topics("acls", run_file, "--apply", "--kafka", admin)
+    assert named.exit_code != 0 and f"the broker at {broker} has no authorizer" in named.stderr
+    assert f"+ {run_name}.batches" in topics("apply", run_file, "--kafka", admin).stdout
+    assert topics("diff", run_file, "--kafka", admin).exit_code == 0
+    assert topics("delete", run_file, "--yes", "--kafka", admin).exit_code == 0
 
 
 def test_a_broker_needs_its_run():

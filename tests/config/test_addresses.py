@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.config.addresses import is_loopback
+from streamrl.config.addresses import cleartext_problem, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,35 @@ from streamrl.config.addresses import is_loopback
 )
 def test_an_address_that_only_this_machine_reaches(host: str, only_here: bool):
     assert is_loopback(host) == only_here
+
+
+PLAIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ({**PLAIN, "bootstrap.servers": "kafka.example:9092"}, True),
+        ({**PLAIN, "bootstrap.servers": "localhost:9092,10.0.0.7:9092"}, True),
+        ({**PLAIN, "bootstrap.servers": "sasl_plaintext://kafka:9092"}, True),
+        ({**PLAIN, "bootstrap.servers": "kafka:1", "sasl.mechanism": "oauthbearer"}, True),
+        (
+            {
+                "bootstrap.servers": "kafka:1",
+                "security.protocol": "sasl_plaintext",
+                "sasl.mechanisms": "PLAIN",
+            },
+            True,
+        ),
+        ({**PLAIN, "bootstrap.servers": "127.0.0.1:9092,[::1]:9092"}, False),
+        ({**PLAIN, "bootstrap.servers": "kafka:1", "sasl.mechanism": "SCRAM-SHA-512"}, False),
+        ({**PLAIN, "bootstrap.servers": "kafka:1", "security.protocol": "SASL_SSL"}, False),
+        ({"bootstrap.servers": "kafka:1"}, False),
+        (PLAIN, False),
+        ({}, False),
+    ],
+)
+def test_a_password_is_not_sent_in_clear_to_another_machine(
+    settings: dict[str, str], is_refused: bool
+):
+    assert bool(cleartext_problem(settings)) == is_refused

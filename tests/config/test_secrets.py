@@ -27,6 +27,17 @@ SECRET = "hunter2-and-more"
         "sasl.oauthbearer.config",
         "sasl.oauthbearer.assertion.private.key.passphrase",
         "api_key",
+        "Authorization",
+        "cookie",
+        "passwd",
+        "db_pwd",
+        "hf_pat",
+        "bearer",
+        "auth",
+        "basic_auth",
+        "dsn",
+        "connection_string",
+        "signature",
     ],
 )
 def test_secrets_are_known_by_their_names(name: str):
@@ -51,6 +62,11 @@ def test_secrets_are_known_by_their_names(name: str):
         "bootstrap.servers",
         "sasl.mechanism",
         "client.id",
+        "author",
+        "max_tokens",
+        "tokenizer",
+        "path",
+        "pattern",
     ],
 )
 def test_what_is_no_secret_may_stand_anywhere(name: str):
@@ -251,3 +267,81 @@ def test_a_child_gets_what_it_computes_with_and_nobodys_secrets():
     )
     secrets = dict.fromkeys((*names, "DATABASE_URL"), SECRET)
     assert inheritable_environment({**needed, **secrets}) == needed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sk-" + "a1" * 20,
+        "Bearer " + "a" * 20,
+        "Basic dXNlcjpwYXNz",
+        "ghp_" + "a1B2" * 9,
+        "github_pat_" + "a1B2" * 9,
+        "hf_" + "a1B2" * 9,
+        "glpat-" + "a1B2" * 5,
+        "xoxb-" + "1234567890-abcdef",
+        "AKIA" + "ABCD1234EFGH5678",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NSJ9.abc",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "https://hooks.slack.com/services/T0/B0/abc",
+        "https://discord.com/api/webhooks/1/abc",
+        '{"model": "m", "api_key": "x"}',
+        '--config={"deep": [{"password": "x"}]}',
+        '[{"headers": {"Authorization": "x"}}]',
+    ],
+)
+def test_secrets_are_known_by_their_look_under_any_name(value: str):
+    (problem,) = plaintext_secrets({"params": {"note": [value]}}, "envs.a")
+    assert problem.startswith("envs.a.params.note.0") and value not in problem
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sk-learn",
+        "a bearer of news",
+        "hf_transfer",
+        "basic",
+        "eyJ",
+        "0" * 64,
+        "https://hub.example/models/a",
+        '{"block_size": 32}',
+        "[1, 2",
+        "{" * 3_000,
+        "meta-llama/Llama-3",
+    ],
+)
+def test_what_only_resembles_a_secret_is_taken(value: str):
+    assert not list(plaintext_secrets({"params": {"note": value}}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kafka": {"client.id": "env:AWS_SECRET_ACCESS_KEY"}},
+        {"kafka": {"bootstrap.servers": "env:HOME"}},
+        {"model": {"path": "env:HOME"}},
+        {"envs": {"a": {"params": {"note": "env:HOME"}}}},
+        {"envs": {"a": {"params": {"note": ["env:HOME"]}}}},
+        {"weights": {"store": "env:HOME"}},
+        {"orchestrator": {"sinks": [{"kind": "wandb", "params": {"project": "env:HOME"}}]}},
+    ],
+)
+def test_a_variable_is_named_where_a_secret_belongs_and_nowhere_else(settings: dict[str, object]):
+    with pytest.raises(ConfigError, match="env:NAME is for secrets"):
+        run_file(**settings)
+
+
+def test_settings_that_hold_secrets_name_their_variables():
+    run_file(
+        kafka={
+            "bootstrap.servers": "a:1",
+            "security.protocol": "SASL_SSL",
+            "sasl.username": "env:USER",
+            "sasl.password": "env:PASSWORD",
+            "ssl.ca.location": "env:CA",
+        },
+        inference={"host": "env:POD_IP", "api_key": "env:KEY"},
+        gateway={"signing_secret": "env:SECRET"},
+        orchestrator={"sinks": [{"kind": "wandb", "params": {"api_key": "env:KEY"}}]},
+    )

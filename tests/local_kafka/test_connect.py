@@ -83,3 +83,55 @@ def test_a_run_that_never_had_a_broker_gets_none_by_being_looked_at(tmp_path: Pa
         connect.connect_or_start(run_in(tmp_path)),
     ):
         pass
+
+
+def test_an_administrators_file_is_read_as_kafkas_commands_read_it(tmp_path: Path):
+    file = tmp_path / "admin.properties"
+    login = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+    file.write_text(
+        "# of the cluster\n"
+        "bootstrap.servers=kafka.example:9093\n"
+        "security.protocol = SASL_SSL\n"
+        "sasl.mechanism=SCRAM-SHA-512\n"
+        f'sasl.jaas.config={login} \\\n  username="x" password="y";\n'
+    )
+    assert connect.properties_file(file) == {
+        "bootstrap.servers": "kafka.example:9093",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "x",
+        "sasl.password": "y",
+    }
+    file.write_text("bootstrap.servers=a:1\nssl.truststore.type=PEM\nssl.truststore.location=/ca")
+    assert connect.properties_file(file) == {"bootstrap.servers": "a:1", "ssl.ca.location": "/ca"}
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("security.protocol=SSL", "it has no bootstrap.servers"),
+        ("bootstrap.servers", r"admin\.properties:1: give name=value"),
+        (
+            "bootstrap.servers=kafka:1\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN",
+            "PLAIN without TLS sends the password in clear to kafka:1",
+        ),
+    ],
+)
+def test_an_administrators_file_that_cannot_be_used_is_refused(
+    tmp_path: Path, text: str, cause: str
+):
+    file = tmp_path / "admin.properties"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=cause):
+        connect.properties_file(file)
+    with pytest.raises(ConfigError, match="it cannot be read"):
+        connect.properties_file(tmp_path / "nowhere")
+
+
+def test_no_password_goes_in_clear_to_the_cluster_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plain = "security.protocol: SASL_PLAINTEXT, sasl.mechanism: PLAIN"
+    monkeypatch.setenv("STREAMRL_KAFKA", f"{{bootstrap.servers: 'kafka:1', {plain}}}")
+    with pytest.raises(ConfigError, match="set security.protocol to SASL_SSL"):
+        connect.cluster_settings(run_in(tmp_path))

@@ -80,7 +80,6 @@ def test_an_env_may_touch_turns_only_if_it_records_its_own():
     }
     assert turns == {
         "env-a": [("r.turns.a", ("READ", "WRITE"))],
-        "env-b": [],
         "env-c": [],
         "env-calculator": [("r.turns.calculator", ("READ", "WRITE"))],
     }
@@ -149,17 +148,75 @@ def test_nothing_reaches_beyond_the_run():
             ), (role, rule)
 
 
-def test_servers_touch_what_they_serve_of_another_run_and_no_more():
-    settings = {"learner": {"lora": {}}, "inference": {"also_serves": ["b"]}}
-    found = acls.rules(parse({"run": "r", "envs": ENVS, **settings}))
-    beyond = {str(rule) for rule in found["inference"] if not rule.name.startswith("r.")}
-    assert beyond == {
-        "READ       topic b.policy-versions",
-        "WRITE      topic b.servers",
-        "WRITE      topic b.metrics",
-        "DESCRIBE   group b.reader",
+ON_B = {
+    "READ       topic b.policy-versions",
+    "WRITE      topic b.servers",
+    "WRITE      topic b.metrics",
+    "DESCRIBE   group b.reader",
+}
+
+
+def run_with(name: str, **inference: Any) -> RunFile:
+    settings = {"learner": {"lora": {}}, "inference": inference}
+    return parse({"run": name, "envs": ENVS, **settings})
+
+
+def test_a_host_takes_no_rights_over_the_runs_that_it_serves():
+    host = run_with("r", also_serves=["b"])
+    assert {rule.name[0] for rules in acls.rules(host).values() for rule in rules} == {"r"}
+    assert acls.rules_of_hosts(host) == {}
+
+
+def test_a_guest_gives_its_host_the_rights_to_serve_it_and_no_more():
+    guest = run_with("b", served_by=["r"])
+    ((user, given),) = acls.rules_of_hosts(guest).items()
+    assert user == "r.inference" and {str(rule) for rule in given} == ON_B
+    lines = [line for line in acls.in_words(guest) if "User:r.inference" in line]
+    assert {line.removeprefix("User:r.inference  ") for line in lines} == ON_B
+    assert not [line for line in acls.in_words(run_with("b")) if "User:r." in line]
+
+
+def test_manifests_of_a_host_have_the_rules_of_guests_that_have_agreed():
+    """A KafkaUser is one resource, so a guest cannot add to that of its host."""
+    host = run_with("r", also_serves=["b"])
+    found = acls.rules(host, [run_with("b", served_by=["r"])])
+    assert {str(rule) for rule in found["inference"] if rule.name[0] == "b"} == ON_B
+    with pytest.raises(ConfigError, match="b has not agreed to be served by r"):
+        acls.rules(host, [run_with("b")])
+    with pytest.raises(ConfigError, match="run r does not serve c"):
+        acls.rules(host, [run_with("c", served_by=["r"])])
+
+
+WITH_SESSIONS = {
+    "agent": {"kind": "copy-digits", "replicas": 0, "sessions": {}},
+    "served": {"kind": "verifiers:gsm8k", "python": "/usr/bin/python3", "replicas": 2},
+    "copy-digits": {"record_turns": True},
+}
+
+
+def test_the_gateway_and_the_assembler_touch_envs_with_sessions_only():
+    found = acls.rules(parse({"run": "r", "envs": WITH_SESSIONS}))
+    for role in ("gateway", "assembler"):
+        names = {rule.name for rule in found[role] if rule.resource == "topic"}
+        assert not {name for name in names if name.endswith(".copy-digits")}, role
+        assert {"r.turns.agent", "r.turns.served", "r.rewards.agent"} <= names
+
+
+def test_what_agents_and_env_servers_make_is_not_theirs_to_write():
+    found = acls.rules(parse({"run": "r", "envs": WITH_SESSIONS}))
+    assert "env-agent" not in found
+    assert [str(rule) for rule in found["env-served"]] == ["WRITE      topic r.metrics"]
+
+
+def test_envs_and_the_gateway_have_quotas():
+    run = parse({"run": "r", "envs": WITH_SESSIONS})
+    quotas = {
+        manifest["metadata"]["name"]: manifest["spec"].get("quotas")
+        for manifest in acls.manifests(run)
     }
-    assert {rule.name[0] for name in found if name != "inference" for rule in found[name]} == {"r"}
+    assert quotas["r.gateway"] == acls.GATEWAY_QUOTAS
+    assert quotas["r.env-served"] == quotas["r.env-copy-digits"] == acls.QUOTAS
+    assert quotas["r.buffer"] is None
 
 
 def test_in_words():

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config import topology
-from streamrl.config.addresses import is_loopback
-from streamrl.config.secrets import is_secret, plaintext_secrets
+from streamrl.config.addresses import cleartext_problem, is_loopback
+from streamrl.config.secrets import is_secret, misplaced_references, plaintext_secrets
 from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
@@ -88,7 +88,11 @@ def _division_problems(run: RunFile) -> Iterator[str]:
 
 
 def secret_problems(run: RunFile) -> Iterator[str]:
-    yield from plaintext_secrets(run.model_dump(mode="json"))
+    settings = run.model_dump(mode="json")
+    yield from plaintext_secrets(settings)
+    yield from misplaced_references(settings)
+    if problem := cleartext_problem(run.kafka):
+        yield f"kafka.{problem}"
     for argument in run.inference.extra_args:
         option = argument.partition("=")[0]
         if option.startswith("-") and is_secret(option):

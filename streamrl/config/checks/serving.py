@@ -55,6 +55,11 @@ def pool_problems(run: RunFile) -> Iterator[str]:
 
 def guest_problems(run: RunFile) -> Iterator[str]:
     guests = run.inference.also_serves
+    for host in run.inference.served_by:
+        if not NAME.fullmatch(host):
+            yield f"inference.served_by: {host!r} is not the name of a run"
+        if host == run.run:
+            yield f"inference.served_by: {host} is this run, whose servers serve it anyway"
     for guest in guests:
         if not NAME.fullmatch(guest):
             yield f"inference.also_serves: {guest!r} is not the name of a run"

@@ -104,6 +104,9 @@ class Inference(Section):
     # Names of other runs on the same Kafka, with the same model, whose adapters these servers serve
     # beside those of this run (docs/models.md).
     also_serves: list[str] = []
+    # Names of runs whose servers serve this run's adapters (inference.also_serves of theirs). The
+    # access rules let them read its versions and write its `servers`.
+    served_by: list[str] = []
     kv_cache_gib: int = Field(default=1, ge=1)  # Size of the KV cache on a CPU, in GiB.
     extra_args: list[str] = []  # Further arguments of `vllm serve`, passed as they are.
     # Time between two records of a server on `servers`.
