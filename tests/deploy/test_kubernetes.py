@@ -730,7 +730,8 @@ def test_a_topic_outlives_its_manifest_and_an_env_leaves_room_for_others(overlay
             == "Prune=false,Delete=false"
         )
     for name, user in of(overlay, "KafkaUser").items():
-        assert ("quotas" in user["spec"]) == name.startswith("demo.env-"), name
+        has_quotas = name.startswith("demo.env-") or name == "demo.gateway"
+        assert ("quotas" in user["spec"]) == has_quotas, name
 
 
 def test_gpus_are_asked_for_where_the_images_are_for_them_and_only_there():

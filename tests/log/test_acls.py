@@ -31,7 +31,7 @@ DEAD = "dead-letters"
 # by hand, from the picture in docs/architecture.md: what each reads, what it writes, and what it
 # does both to; all else is refused
 PARTS = {
-    "env-a": ("demand servers", "rollouts.a metrics", "journal.env-a-0 journal.env-a-1"),
+    "env-a": ("demand servers", "rollouts.a metrics", "journal.env-a-0 journal.env-a-1 turns.a"),
     "env-out": ("demand servers", "rollouts.out metrics", ""),
     "buffer": (
         "rollouts.a rollouts.out policy-versions",
@@ -69,7 +69,7 @@ def test_an_env_may_touch_turns_only_if_it_records_its_own():
     envs = {
         "a": {"record_turns": True},
         "b": {"replicas": 0, "sessions": {}},
-        "c": {},
+        "c": {"kind": "copy-digits"},
         "calculator": {},
     }
     found = acls.rules(parse({"run": "r", "envs": envs}))
@@ -199,7 +199,7 @@ def test_the_gateway_and_the_assembler_touch_envs_with_sessions_only():
     for role in ("gateway", "assembler"):
         names = {rule.name for rule in found[role] if rule.resource == "topic"}
         assert not {name for name in names if name.endswith(".copy-digits")}, role
-        assert {"r.turns.agent", "r.turns.served", "r.rewards.agent"} <= names
+        assert {"r.turns.agent", "r.turns.served"} <= names
 
 
 def test_what_agents_and_env_servers_make_is_not_theirs_to_write():
