@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.monitoring.run_view import SILENT_S, RunView, latest
+from streamrl.monitoring.run_view import FILTERED, SILENT_S, RunView, latest
+from streamrl.text import printable
+
+# Share of an env's rollouts that is filtered beyond which a shortage is explained by that.
+MOSTLY_FILTERED = 0.5
 
 
 def blocking_reason(
@@ -55,7 +59,8 @@ def _with_note(name: str, note: str | None) -> str:
 
 
 def _shortage(run: RunFile, view: RunView, time_s: float) -> str:
-    """Which envs lack how many tokens, as the batcher measures it.
+    """Which envs lack how many tokens, as the batcher measures it, and which of them make mostly
+    groups that train nothing.
 
     `rest` is the part of a batch that the envs' fractions leave to any env.
     """
@@ -65,4 +70,16 @@ def _shortage(run: RunFile, view: RunView, time_s: float) -> str:
         if missing:
             name = "the rest" if share == "rest" else share
             shortages.append(f"{name} is {missing:,.0f} tokens short")
-    return ", ".join(shortages) or "the envs are filling it"
+    if not shortages:
+        return "the envs are filling it"
+    filtered = [text for env in run.envs if (text := _filtered(view, env))]
+    return "; ".join([", ".join(shortages), *filtered])
+
+
+def _filtered(view: RunView, env: str) -> str:
+    """How much of what an env makes is filtered, and why; empty if that is not most of it."""
+    fates = view.fates.get(env)
+    if not fates or fates[FILTERED] <= MOSTLY_FILTERED * fates.total():
+        return ""
+    cause = printable(view.causes.get((env, FILTERED), "")) or "no cause given"
+    return f"{fates[FILTERED]:,} of {fates.total():,} rollouts of {env} were filtered: {cause}"

@@ -44,6 +44,7 @@ REWARDS_KEPT = 2_000  # the batches of an env whose rewards are kept; a dashboar
 
 TROUBLES = {"failed": "failed", "invalid": "put aside"}
 """The fates that show that an env does something wrong, each with the word for it."""
+FILTERED = "filtered"  # The fate of rollouts of a group that trains nothing.
 ARRIVALS = "part/read_records/rollouts."  # the metric of the rollouts that the buffer has read
 BUFFER = topology.BUFFER.name  # The names of its shards begin with it.
 ARRIVALS_S = 5.0  # the time over which a rate of arrivals is taken
@@ -75,7 +76,7 @@ class RunView:
     fates: dict[str, Counter[str]] = field(
         default_factory=lambda: defaultdict[str, Counter[str]](Counter)
     )
-    # (env, fate) -> the cause of the last failed or invalid rollout
+    # (env, fate) -> the cause of the last failed, invalid or filtered rollout
     causes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     # env -> the counts of rollouts that the buffer had read, over the last seconds
     arrivals: dict[str, list[Gauge]] = field(
@@ -145,7 +146,7 @@ def update_view(view: RunView, events: Iterable[Event], now_s: float | None = No
                 view.demand[demand.environment] = demand
             case Fate() as fate:
                 view.fates[fate.environment][fate.fate] += len(fate.offsets)
-                if fate.fate in TROUBLES:
+                if fate.fate in TROUBLES or fate.fate == FILTERED:
                     view.causes[fate.environment, fate.fate] = fate.cause
             case Evaluation(learner=view.learner) as evaluation:
                 known = view.evals.get(evaluation.name)

@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 
 from streamrl.config.run_file import RunFile, parse
+from streamrl.log.protocol import Event
 from streamrl.monitoring.blocking import blocking_reason
-from tests.monitoring.events import metric, reward, server, two_envs, version, view_of
+from streamrl.records import Fate, FateKind
+from tests.monitoring.events import event, metric, reward, server, two_envs, version, view_of
 
 
 @pytest.fixture
@@ -68,4 +71,34 @@ def test_it_waits_for_every_pool_that_an_env_asks():
             131.0,
         )
         == ""
+    )
+
+
+def fate(kind: FateKind, count: int, cause: str = "") -> Event:
+    offsets = np.arange(count)
+    batch = 0 if kind == "batched" else None
+    record = Fate(
+        fate=kind, environment="add", partition=0, offsets=offsets, batch=batch, cause=cause
+    )
+    return event("fates", "add", record)
+
+
+@pytest.mark.parametrize("filtered", [4, 5, 90])
+def test_a_shortage_of_an_env_whose_groups_are_filtered_gives_that_as_its_reason(
+    run: RunFile, filtered: int
+):
+    """Five other rollouts were batched, so with 4 or 5 filtered ones it is not most of them."""
+    events = [
+        version(0),
+        server(),
+        metric({"batcher/missing_tokens/add": 1200.0}, time_s=111.0),
+        fate("batched", 5),
+        fate("filtered", filtered, "every reward of the group is the same"),
+    ]
+    reason = blocking_reason(run, view_of(run, *events), 112.0)
+    short = "waiting 2 s for the first batch: add is 1,200 tokens short"
+    assert reason == short + (
+        "; 90 of 95 rollouts of add were filtered: every reward of the group is the same"
+        if filtered == 90
+        else ""
     )
