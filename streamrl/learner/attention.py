@@ -35,6 +35,7 @@ Kernel = Callable[..., jax.Array]  # (q, k, v, segment_ids, scale)
 
 # Segments of a row that cuDNN is given memory for. A row with more is computed by the reference.
 CUDNN_SEGMENTS = 64
+PALLAS_BLOCK = 128  # Tokens that the kernel in Pallas computes at a time. Rows are padded to it.
 # Largest difference from the reference, as a share of its largest value. GPUs multiply float32
 # with the mantissa of TF32.
 TOLERANCES = {"float32": 0.01, "bfloat16": 0.03}
@@ -77,20 +78,24 @@ def pallas(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, scale: float
 ) -> jax.Array:
     """JAX's flash attention in Pallas, compiled by Triton. Where there is no GPU it is interpreted,
-    which takes long.
+    which takes long. Rows may have any length: they are padded to whole blocks here.
     """
     rows, tokens, kv_heads, queries, size = q.shape
-    wide = (rows, tokens, kv_heads * queries, size)
+    behind = -tokens % PALLAS_BLOCK
+
+    def padded(array: jax.Array) -> jax.Array:
+        return jnp.pad(array, ((0, 0), (0, behind), *((0, 0),) * (array.ndim - 2)))
+
     attended: Any = mha(
-        q.reshape(wide),
-        jnp.repeat(k, queries, axis=2),
-        jnp.repeat(v, queries, axis=2),
-        segment_ids,
+        padded(q.reshape(rows, tokens, kv_heads * queries, size)),
+        padded(jnp.repeat(k, queries, axis=2)),
+        padded(jnp.repeat(v, queries, axis=2)),
+        padded(segment_ids),
         sm_scale=scale,
         causal=True,
         interpret=jax.default_backend() != "gpu",
     )
-    return attended.reshape(q.shape)
+    return attended[:, :tokens].reshape(q.shape)
 
 
 def cudnn(

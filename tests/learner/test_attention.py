@@ -32,6 +32,34 @@ def test_the_pallas_kernel_interpreted_is_the_reference() -> None:
     assert attention.compare(attention.reference, HEADS) == (0, 0)
 
 
+@pytest.mark.parametrize("length", [40, 200])
+def test_the_pallas_kernel_takes_rows_of_any_length(length: int) -> None:
+    """Two segments and padding, in values and in gradients: `auto` takes the kernel for rows that
+    are no multiple of its blocks.
+    """
+    segment_ids = np.zeros((1, length), np.int32)
+    segment_ids[0, : length // 2] = 1
+    segment_ids[0, length // 2 : length - 5] = 2
+    keys = jax.random.split(jax.random.PRNGKey(0), 3)
+    shape = (1, length, HEADS.kv_heads, HEADS.head_size)
+    q = jax.random.normal(keys[0], (*shape[:3], HEADS.queries, HEADS.head_size))
+    k = jax.random.normal(keys[1], shape)
+    v = jax.random.normal(keys[2], shape)
+    kept = jnp.asarray(segment_ids > 0)[..., None, None, None]
+
+    def results(kernel: Any) -> Any:
+        def total(*inputs: jax.Array) -> jax.Array:
+            out = kernel(*inputs, jnp.asarray(segment_ids), HEADS.scale) * kept
+            return jnp.square(out).sum()
+
+        return jax.value_and_grad(total, argnums=(0, 1, 2))(q, k, v)
+
+    found = jax.tree.leaves(results(attention.pallas))
+    expected = jax.tree.leaves(results(attention.reference))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
 def test_a_kernel_is_refused_that_lets_segments_see_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,10 +19,6 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "in blocks of 1024 tokens; give a multiple of it, such as 2048",
         ),
         (
-            "learner.attention=pallas",
-            "max_seq_len 64: attention by pallas is computed in blocks of 128",
-        ),
-        (
             "learner={attention: cudnn, mesh: {context: 2}}",
             "learner.attention cudnn needs whole rows, and learner.mesh.context divides them",
         ),
@@ -30,7 +26,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
         ("batcher.row_lengths=[32, 32]", "32]: each length once"),
         (
             "batcher={max_seq_len: 4096, row_lengths: [1536]}",
-            "row_lengths: 1536: attention by auto is computed in blocks of 1024",
+            "row_lengths: 1536: attention is computed in blocks of 1024",
         ),
         ("batcher.lookahead=3", "need 0 <= lookahead <= max_age"),
         ("buffer.min_group_size=9", "larger than buffer.group_size 8"),
