@@ -74,6 +74,7 @@ OUTSIDE = {
     # They run in vLLM's environment, inside its process.
     "vllm": ["inference/inside_vllm/*"],
     "transformers": ["learner/*", "weights/*", "envs/*", "inference/*"],
+    "datasets": ["envs/shipped/hub_rows.py"],
     "reasoning_gym": ["envs/*"],
     "verifiers": ["envs/servers/inside/*"],
     "math_verify": ["envs/*"],

@@ -21,8 +21,10 @@ ANSWER_TAG = re.compile(r"<(/?)answer>")
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 # What may stand between two boxes, or two formulas, that are one answer together.
 JOINT = re.compile(
-    r"(?i)(?:\s|[$,;.:*/&()\[\]]|\\[()\[\],;: ]|\\q?quad\b|\\text\s*\{\s*(?:and|or)\s*\}"
-    r"|\b(?:and|or|also|either|maybe|perhaps|possibly|if|not|it|is|alternatively)\b)*"
+    r"(?i)(?:\s|[-$,;.:*/&()\[\]•]|\n[ \t]*\d{1,2}[.)]|\\[()\[\],;: ]|\\q?quad\b"
+    r"|\\text\s*\{\s*(?:and|or)\s*\}"
+    r"|\b(?:and|or|also|either|maybe|perhaps|possibly|if|not|it|is|alternatively|could|might|may|be"
+    r"|another|other|option|possibility|second)\b)*"
 )
 
 

@@ -1,5 +1,5 @@
-"""Problems from a file, with one of several rewards. All of them are posed once an epoch, in
-another order each time.
+"""Problems from a file or the hub, with one of several rewards. All of them are posed once an
+epoch, in another order each time.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.shipped.answers import AnswerPlace, answer_in, check_place
 from streamrl.envs.shipped.copy_digits import positions_right
+from streamrl.envs.shipped.dataset_templates import TEMPLATES
+from streamrl.envs.shipped.hub_rows import hub_rows
 from streamrl.envs.shipped.math_verify import MathVerify, unusable_golds
-from streamrl.envs.shipped.row_files import unusable
-from streamrl.envs.shipped.samples import Columns, Sample, read
+from streamrl.envs.shipped.row_files import parse_rows, rows, unusable
+from streamrl.envs.shipped.samples import Columns, Sample, instructed, sample
 from streamrl.text import nearest_or_all
 
 REWARDS = ("math-verify", "exact", "positions", "none")
@@ -31,37 +34,57 @@ class Dataset(SingleTurnEnv):
 
     `answer` is where the policy's answer is read (`answers.py`). An answer that is cut off earns 0.
 
-    `file` is relative to where the env is started, and `columns` names those of its columns that
-    have other names (`samples.py`). The columns to `keep` are published with each rollout, as are
-    its `line` and `epoch`. `instruction` is added to the end of the last user message. A right
-    answer that `math-verify` would not take for right is refused with its line.
+    `file` is relative to where the env is started. Instead of one, `hub` is a data set on the
+    Hugging Face hub, OWNER/NAME or OWNER/NAME@REVISION, with its `subset` and `split`. `template`
+    tells where a well-known data set has prompt and right answer (`dataset_templates.py`), and
+    `columns` names those columns that have other names (`samples.py`). The columns to `keep` are
+    published with each rollout, as are its `line` and `epoch`. `instruction` is added to the end of
+    the last user message. A right answer that `math-verify` would not take for right is refused
+    with its line.
     """
 
     def __init__(
         self,
         seed: int,
-        file: str,
+        file: str = "",
         reward: str = "math-verify",
         answer: AnswerPlace = "after-think",
+        hub: str = "",
+        subset: str = "",
+        split: str = "",
+        template: str = "",
         columns: Mapping[str, str] | None = None,
         keep: Sequence[str] = (),
-        instruction: str = "",
+        instruction: str | None = None,
         timeout_s: float = 5.0,
     ) -> None:
         if reward not in REWARDS:
-            hint = nearest_or_all(reward, REWARDS)
-            raise ValueError(f"no reward {reward!r}; {hint}")
+            raise ValueError(f"no reward {reward!r}; {nearest_or_all(reward, REWARDS)}")
+        if template not in TEMPLATES:
+            names = [name for name in TEMPLATES if name]
+            raise ValueError(f"no template {template!r}; {nearest_or_all(template, names)}")
+        if bool(file) == bool(hub):
+            raise ValueError("a dataset has a file, or the name of a data set on the hub")
+        if file and (subset or split):
+            raise ValueError("subset and split are those of a data set on the hub")
         check_place(answer)
         self.reward = reward
         self.answer: AnswerPlace = answer
-        self._samples = read(
-            Path(file),
-            Columns.named(columns or {}, keep),
-            needs_answer=reward != "none",
-            instruction=instruction,
-        )
+        form = TEMPLATES[template]
+        named = Columns.named({**form.columns, **(columns or {})}, keep)
+        told = form.instruction if instruction is None else instruction
+
+        def parse(line: int, row: Any) -> Sample:
+            parsed = sample(line, row, named, needs_answer=reward != "none")
+            if parsed.answer and template:
+                parsed = parsed._replace(answer=form.right_answer(str(parsed.answer)))
+            return instructed(parsed, told) if told else parsed
+
+        source = file or " ".join(filter(None, (hub, subset, split or "train")))
+        given = rows(Path(file)) if file else hub_rows(hub, subset, split or "train")
+        self._samples = parse_rows(given, source, "problems", parse)
         if reward == "math-verify":
-            refuse_unusable_golds(Path(file), self._samples)
+            refuse_unusable_golds(source, self._samples)
         self._order = EpochOrder(seed, len(self._samples))
         self._verify = MathVerify(timeout_s, answer=answer)
 
@@ -98,7 +121,7 @@ class Dataset(SingleTurnEnv):
         await self._verify.close()
 
 
-def refuse_unusable_golds(path: Path, samples: Sequence[Sample]) -> None:
+def refuse_unusable_golds(source: str, samples: Sequence[Sample]) -> None:
     """Raises ValueError, which names the lines, if `math-verify` would not take a right answer for
     right.
     """
@@ -111,4 +134,4 @@ def refuse_unusable_golds(path: Path, samples: Sequence[Sample]) -> None:
             (samples[index].line, f"the right answer {golds[index][:80]!r} is of no use: {cause}")
             for index, cause in sorted(causes.items())
         ]
-        raise ValueError(unusable(path, bad))
+        raise ValueError(unusable(source, bad))

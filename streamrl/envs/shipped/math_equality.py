@@ -34,6 +34,7 @@ SPELLINGS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)\b"), r"\\infty"),
     (re.compile(r"(?i)(?<=\d)\s*percent\b"), r"\\%"),
     (re.compile(r"\*\*"), "^"),
+    (re.compile(r"(?<![\d/.])(\d+) (\d+)/(\d+)(?![\d/.])"), r"\1\\frac{\2}{\3}"),
 ]
 THOUSANDS = SPELLINGS[0][0]
 TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|operatorname|mathbf)\s*\{([^{}]*)\}")
@@ -45,6 +46,34 @@ ARITHMETIC = re.compile(r"[\d)}][\s})]*(?:[-+*]|\\times|\\cdot)[\s({]*\\?[\d(f]"
 SCIENTIFIC = re.compile(rf"\s*{NUMBER}\s*\\times\s*10\s*\^\s*(?:\{{\s*[-+]?\d+\s*\}}|\d)\s*")
 BASE = re.compile(r"_\{?\s*(?:\\text\s*\{)?\s*(\w+)\s*\}?\}?$")
 BRACKETS = {"(": ")", r"\{": r"\}"}
+# Units of one dimension by their names, for the library takes all of them off.
+UNITS = {
+    name: names[0]
+    for names in (
+        ("km", "kilometer", "kilometers", "kilometre", "kilometres"),
+        ("m", "meter", "meters", "metre", "metres"),
+        ("cm", "centimeter", "centimeters", "centimetre", "centimetres"),
+        ("mm", "millimeter", "millimeters", "millimetre", "millimetres"),
+        ("mile", "miles", "mi"),
+        ("foot", "feet", "ft"),
+        ("inch", "inches"),
+        ("yard", "yards"),
+        ("kg", "kilogram", "kilograms"),
+        ("g", "gram", "grams"),
+        ("mg", "milligram", "milligrams"),
+        ("second", "seconds", "sec"),
+        ("minute", "minutes", "min"),
+        ("hour", "hours", "hr", "hrs"),
+        ("day", "days"),
+        ("week", "weeks"),
+        ("month", "months"),
+        ("year", "years"),
+        ("dollar", "dollars"),
+        ("cent", "cents"),
+    )
+    for name in names
+}
+UNIT_AT_END = re.compile(rf"(?i)(\d)\s*(?:{'|'.join(name for name in UNITS if len(name) > 2)})$")
 # Two numbers that the library takes for equal because both are nearly 0 have to be so close.
 NEAR = 1e-3
 
@@ -59,8 +88,12 @@ def equal(right: str, answer: str) -> bool:
         return True
     if is_text(right) or AS_WRITTEN.fullmatch(right):
         return as_words(right) == as_words(answer)
-    if PLAIN_NUMBER.fullmatch(right) and _is_left_to_do(answer):
+    if PLAIN_NUMBER.fullmatch(right) and (_is_left_to_do(answer) or _is_untrue(answer)):
         return False
+    if _unit(right) and _unit(answer) and _unit(right) != _unit(answer):
+        return False
+    right = UNIT_AT_END.sub(r"\1", right)
+    answer = UNIT_AT_END.sub(r"\1", answer)
     if _brackets(right) and _brackets(answer) and _brackets(right) != _brackets(answer):
         return False
     if _base(right) and _base(answer) and _base(right) != _base(answer):
@@ -82,10 +115,10 @@ def as_words(text: str) -> str:
     single word. Words have no upper case.
     """
     text = SPACE.sub(" ", respelled(TEXT.sub(r"\1", text)))
-    text = " ".join(text.replace("$", " ").split()).strip("\"'`*_ ").rstrip(".,;:!")
+    text = " ".join(text.replace("$", " ").split()).strip("\"'`*_ ").rstrip(".,;:")
     while len(text) > 2 and text[0] in "({[" and text[-1] in ")}]" and text[1:-1].isalpha():
         text = text[1:-1]
-    return text.casefold() if is_text(text) else text
+    return text.rstrip("!").casefold() if is_text(text) else text
 
 
 def is_text(text: str) -> bool:
@@ -101,6 +134,21 @@ def _is_left_to_do(answer: str) -> bool:
     """Whether an answer is arithmetic that nobody has done, as 2+2."""
     side = re.split(r"(?<![\\<>!])=", answer)[-1]
     return bool(ARITHMETIC.search(side)) and not SCIENTIFIC.fullmatch(side)
+
+
+def _is_untrue(answer: str) -> bool:
+    """Whether an answer is only what a number is not, or an equation that does not hold."""
+    if re.match(r"\\(?:ne|neq|not)\b", answer):
+        return True
+    sides = [side.strip() for side in answer.split("=")]
+    numbers = [float(side) for side in sides if PLAIN_NUMBER.fullmatch(side)]
+    return len(numbers) == len(sides) and len({*numbers}) > 1
+
+
+def _unit(text: str) -> str:
+    """The unit that an answer ends with, if it is one that the library would take for another."""
+    words = re.findall(r"[A-Za-z]+", TEXT.sub(r" \1 ", text))
+    return UNITS.get(words[-1].lower(), "") if words and re.search(r"\d", text) else ""
 
 
 def _brackets(text: str) -> str:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 
-from streamrl.envs.shipped.answers import JOINT, closed_boxes, in_box
+from streamrl.envs.shipped.answers import JOINT, closed_boxes, in_box, in_tag
 
 # "The final answer is:", "**Answer**", "####". What is between the noun and the verb is bounded.
 STATED = re.compile(
     r"(?i)####|\banswers?\b[^\n.:=$\\]{0,60}?[*_]{0,3}\s*(?:\bis\b|\bare\b|:|=|\n)(?:[*_:\s]|is\b)*"
+)
+IT_IS = re.compile(
+    r"(?i)^(?:(?:so|thus|hence|therefore|then)\b,?\s*)?(?:it|this|that)(?: is| was|'s)\s+"
 )
 SENTENCE_END = re.compile(r"\n|[.!?;](?=\s|$)")
 FORMULA = re.compile(
@@ -41,15 +44,19 @@ PLAIN_NUMBER = re.compile(rf"{NUMBER}(?:[eE][-+]?\d+)?")
 
 
 def stated_math(text: str) -> str | None:
-    """The mathematics that a text states as its answer. None if there is none, or if a box is
-    open. The text has no thoughts.
+    """The mathematics that a text states as its answer. None if there is none, or if a box or a tag
+    is open. The text has no thoughts.
     """
+    if "<answer>" in text:
+        text = in_tag(text) or ""
     boxes = closed_boxes(text)
     if boxes is None:
         return None
     if boxes:
         return in_box(text)
     stated = stated_text(text)
+    if stated is not None and re.match(r"(?i)(?:\w+ly )?not\b", stated):
+        return None
     if stated is not None:
         return _formulas(stated) or _first_run(stated)
     return _formulas(text) or _whole_or_last_run(text)
@@ -73,7 +80,20 @@ def stated_text(text: str) -> str | None:
 
 def trimmed(text: str) -> str:
     """A text without the marks that are put around an answer."""
+    text = text.replace("</answer>", "")
     return text.strip().strip("*_`\"'“”").strip().rstrip(".,;:!").strip("*_` ")
+
+
+def said_words(text: str) -> str:
+    """What a text without a box states in words: the statement of an answer, or all of it without
+    an "It is" before it.
+    """
+    if "<answer>" in text:
+        text = in_tag(text) or ""
+    stated = stated_text(text)
+    if stated is not None:
+        return stated
+    return trimmed(IT_IS.sub("", trimmed(text)))
 
 
 def _formulas(text: str) -> str | None:

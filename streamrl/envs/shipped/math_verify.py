@@ -20,7 +20,7 @@ from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import CallFailed, SubprocessPool
 from streamrl.envs.shipped.answers import AnswerPlace, answer_in, check_place, closed_boxes, in_box
 from streamrl.envs.shipped.math_equality import as_words, equal
-from streamrl.envs.shipped.math_text import FORMULA, PLAIN_NUMBER, stated_math, stated_text, trimmed
+from streamrl.envs.shipped.math_text import FORMULA, PLAIN_NUMBER, said_words, stated_math
 
 HERE = "streamrl.envs.shipped.math_verify"
 CHECKED_AT_ONCE = 100  # Right answers that one process checks in one call.
@@ -91,11 +91,8 @@ def same(right: str, said: str) -> bool:
     wanted = gold_math(right)
     if wanted is None:
         return False
-    if closed_boxes(said) == []:
-        stated = stated_text(said)
-        whole = trimmed(said) if stated is None else stated
-        if as_words(whole) == as_words(wanted):
-            return True
+    if closed_boxes(said) == [] and as_words(said_words(said)) == as_words(wanted):
+        return True
     answer = stated_math(said)
     return answer is not None and equal(wanted, answer)
 

@@ -34,6 +34,7 @@ STATED = re.compile(
     r"(?:\s*(?:clearly|definitely|therefore|thus|indeed|simply|actually|option|choice|letter|:))*"
     r"|\bI(?:'d| would| will|'ll)?\s+(?:choose|pick|select|say|go with|chose|picked|selected)\b"
     r"(?:\s+(?:option|choice|letter))?"
+    r"|\b(?:so|thus|hence|therefore)\b,?(?:\s+(?:it|that)(?:'s| is| must be| has to be))?"
 )
 JUDGED = re.compile(r"(?i)\s*(?:is|must be|has to be)\s+(?:the\s+)?(?:right|correct|true)\b")
 REJECTED = re.compile(
@@ -42,7 +43,7 @@ REJECTED = re.compile(
 NOT = re.compile(r"(?i)(?:\bnot|n't(?: be)?|\bnor)\s+(?:option|choice|letter)?[\s(*\"']*$")
 # Between two letters, these make a list of them. A sentence about the second one ends it.
 LIST = re.compile(
-    r"(?i)[ \t)*_$.]*(?:[,/&;]|\band\b|\bor\b|[ \t])(?:[ \t]*(?:and|or)\b)?[ \t(*_$]*"
+    r"(?i)[ \t)*_$.]*(?:,?[ \t]*\b(?:and|or)\b|[,/&;]|[ \t])(?:[ \t]*(?:and|or)\b)?[ \t(*_$]*"
 )
 SENTENCE = re.compile(r"[)*_]*\s+(?:is|was|has|would|cannot|can|does)\b")
 
@@ -132,10 +133,14 @@ def chosen_letter(text: str, letters: str = LETTERS) -> str:
     if stated is not None:
         return stated
     named = [each for each in named if not _is_rejected(text, each)]
-    called_right = [each.letter for each in named if JUDGED.match(text, each.end)]
+    called_right = [
+        each.letter
+        for index, each in enumerate(named)
+        if JUDGED.match(text, each.end) and not (index and _joined(text, named[index - 1], each))
+    ]
     if called_right:
         return called_right[-1] if len(set(called_right)) == 1 else ""
-    return _first_or_last(text, named)
+    return _first_or_last(text, named, letters)
 
 
 def letters_in(text: str, letters: str) -> list[Letter]:
@@ -193,17 +198,24 @@ def _is_listed(text: str, named: list[Letter], index: int) -> bool:
     for first, second in ((index - 1, index), (index, index + 1)):
         if first < 0 or second >= len(named):
             continue
-        between = LIST.fullmatch(text, named[first].end, named[second].start)
         is_told = SENTENCE.match(text, named[second].end)
-        if between and not is_told and named[first].letter != named[second].letter:
+        if not is_told and _joined(text, named[first], named[second]):
             return True
     return False
 
 
-def _first_or_last(text: str, named: list[Letter]) -> str:
+def _joined(text: str, first: Letter, second: Letter) -> bool:
+    """Whether two different letters that follow one another are a list."""
+    between = LIST.fullmatch(text, first.end, second.start)
+    return between is not None and first.letter != second.letter
+
+
+def _first_or_last(text: str, named: list[Letter], letters: str) -> str:
     """The letter that a text begins with, if no other line begins with another; otherwise the last
-    one that it names, unless that is one of a list.
+    one that it names, unless that is one of a list. All choices in their order choose none.
     """
+    if [each.letter for each in named[: len(letters)]] == [*letters]:
+        named = named[len(letters) :]
     if not named:
         return ""
     at_begin = {

@@ -52,12 +52,19 @@ def columns_of(row: Any) -> Mapping[str, Any]:
 
 
 def read_rows(path: Path, what: str, parse: Callable[[int, Any], T]) -> list[T]:
-    """What `parse` makes of each line and row. Raises ValueError, which names the file or the lines
-    that cannot be used, or if the file has none of `what`.
+    """What `parse` makes of each line and row of a file, as `parse_rows` does."""
+    return parse_rows(rows(path), str(path), what, parse)
+
+
+def parse_rows(
+    given: Iterable[Row], source: str, what: str, parse: Callable[[int, Any], T]
+) -> list[T]:
+    """What `parse` makes of each line and row. Raises ValueError, which names the `source` and the
+    lines that cannot be used, or if the source has none of `what`.
     """
     items: list[T] = []
     bad: list[tuple[int, str]] = []
-    for line, row in rows(path):
+    for line, row in given:
         try:
             items.append(parse(line, columns_of(row)))
         except RecursionError:
@@ -65,16 +72,16 @@ def read_rows(path: Path, what: str, parse: Callable[[int, Any], T]) -> list[T]:
         except ValueError as error:
             bad.append((line, str(error)))
     if bad:
-        raise ValueError(unusable(path, bad))
+        raise ValueError(unusable(source, bad))
     if not items:
-        raise ValueError(f"file {path} has no {what}")
+        raise ValueError(f"file {source} has no {what}")
     return items
 
 
-def unusable(path: Path, bad: Sequence[tuple[int, str]]) -> str:
+def unusable(source: str, bad: Sequence[tuple[int, str]]) -> str:
     """The error for lines that cannot be used: what is wrong with the first, and which others."""
     line, cause = bad[0]
-    text = f"{path}:{line}: {cause}"
+    text = f"{source}:{line}: {cause}"
     others = [str(other) for other, _ in bad[1 : NAMED + 1]]
     if others:
         lines = "line" if len(others) == 1 else "lines"

@@ -53,18 +53,11 @@ class Sample(NamedTuple):
     kept: dict[str, Any]
 
 
-def read(
-    path: Path, columns: Columns, needs_answer: bool = True, instruction: str = ""
-) -> list[Sample]:
-    """All samples of a file, in order. `instruction` is added to the last user message of each.
-    Raises ValueError, which names the file or the lines that cannot be used.
+def read(path: Path, columns: Columns, needs_answer: bool = True) -> list[Sample]:
+    """All samples of a file, in order. Raises ValueError, which names the file or the lines that
+    cannot be used.
     """
-
-    def parse(line: int, row: Any) -> Sample:
-        parsed = sample(line, row, columns, needs_answer)
-        return instructed(parsed, instruction) if instruction else parsed
-
-    return read_rows(path, "problems", parse)
+    return read_rows(path, "problems", lambda line, row: sample(line, row, columns, needs_answer))
 
 
 def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:

@@ -53,6 +53,8 @@ def test_what_follows_the_last_thought(text: str, after: str | None):
         ("boxed", r"\boxed{7} or \boxed{8}", "7, 8"),
         ("boxed", r"\boxed{7}, or maybe it is \boxed{8}", "7, 8"),
         ("boxed", r"\boxed{8} $=$ \boxed{8}", "8"),
+        ("boxed", "1. \\boxed{7}\n2. \\boxed{8}", "7, 8"),
+        ("boxed", r"It could be \boxed{7}. It might also be \boxed{8}.", "7, 8"),
         ("boxed", r"Perhaps \boxed{7}. No: \boxed{8", None),
         ("boxed", r"<think>\boxed{8}</think> \boxed{7}", "7"),
         ("boxed", "8", None),

@@ -7,6 +7,8 @@ import pytest
 from streamrl.envs.shipped.math_equality import equal
 
 SAME = [
+    (r"\frac{7}{2}", "3 1/2"),
+    (r"5\text{ cm}", "5 centimeters"),
     ("- 31", "-31"),
     ("-31", "−31"),
     ("1000000", "1,000,000"),
@@ -47,6 +49,10 @@ SAME = [
     ("4210_5", "4210_{5}"),
 ]
 DIFFERENT = [
+    (r"5\text{ cm}", r"5\text{ km}"),
+    ("42", r"\neq 42"),
+    ("42", "42!"),
+    ("5", "6=5"),
     (r"3\sqrt{13}", "3"),
     ("6 - 5i", "5"),
     ("1,-2", "1"),

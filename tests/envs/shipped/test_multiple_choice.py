@@ -25,6 +25,7 @@ from streamrl.errors import ConfigError
         ("A small error gives C.", "C"),
         ("A, B or C", ""),
         ("not B", ""),
+        ("A is incorrect, B is correct, C is incorrect.", "B"),
         ("B is wrong, so C", "C"),
         ("", ""),
     ],
@@ -37,6 +38,12 @@ def test_only_letters_of_the_question_are_chosen():
     assert chosen_letter("The answer is I.", "ABCD") == ""
     assert chosen_letter("The answer is I.", "ABCDEFGHI") == "I"
     assert chosen_letter("E is too large, so C", "ABCD") == "C"
+
+
+def test_all_choices_in_their_order_choose_none_and_what_follows_counts():
+    assert chosen_letter("A) 3 B) 4 C) 5 D) 6", "ABCD") == ""
+    assert chosen_letter("A) 3\nB) 4\nC) 5\nD) 6\nSo B.", "ABCD") == "B"
+    assert chosen_letter("None of A, B, or C is right, so D.", "ABCD") == "D"
 
 
 def test_a_right_answer_may_be_a_letter_in_the_file(tmp_path: Path):
