@@ -48,6 +48,13 @@ def test_what_cannot_be_read_is_asked_for_again():
     assert bodies[0]["sampling_params"]["max_tokens"] == 32
 
 
+def test_an_answer_that_was_cut_off_is_none():
+    with SamplingStub(say=lambda prompt, choice: "1" * 40) as stub:
+        with pytest.raises(NoUsableAnswer, match="its answer was cut off; raise max_tokens"):
+            asked(stub)
+        assert stub.sampled == 3
+
+
 def test_at_a_temperature_it_is_sampled():
     with SamplingStub(say=lambda prompt, choice: "1") as stub:
         assert asked(stub, temperature=0.5) == 1.0

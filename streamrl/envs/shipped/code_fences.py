@@ -9,6 +9,7 @@ from typing import NamedTuple
 OPENING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 PREFIX = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?")
 CLOSING = re.compile(r"(?P<indent>[\s>]*)(?P<fence>`{3,}|~{3,})\s*")
+LONGEST_FENCE = 500  # characters of a line; a longer one is no fence
 PYTHON = ("python", "python3", "py", "py3", "python2", "ipython", "sage")
 MARKDOWN = ("markdown", "md")
 # What a block defines at its top level: a function, a class, or a lambda with a name.
@@ -50,15 +51,23 @@ def program_in(text: str) -> str:
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """The fenced blocks of a text, in order. One that is left open ends with the text. Those of a
-    block of Markdown stand for it.
+    """The fenced blocks of a text, in order. One that is left open ends with the text. A block of
+    Markdown is replaced by those that it has.
     """
+    return [
+        inner
+        for block in _blocks(text)
+        for inner in (_blocks(block.text) if block.tag in MARKDOWN else [block])
+    ]
+
+
+def _blocks(text: str) -> list[Block]:
     blocks: list[Block] = []
     fence = ""
     tag = ""
     indent = 0
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in text.replace("\r\n", "\n").removesuffix("\n").split("\n"):
         if not fence:
             opening = _opening(line)
             if opening:
@@ -73,16 +82,12 @@ def fenced_blocks(text: str) -> list[Block]:
         if lines and not lines[-1].lstrip().startswith(("#", "`")):
             lines[-1] = lines[-1].rstrip().removesuffix(fence)
         blocks.append(Block(tag, "\n".join(lines) + "\n"))
-    return [
-        inner
-        for block in blocks
-        for inner in (fenced_blocks(block.text) if block.tag in MARKDOWN else [block])
-    ]
+    return blocks
 
 
 def _opening(line: str) -> tuple[str, str, int] | None:
     """The fence, the tag and the indent of a block that begins in this line."""
-    match = OPENING.fullmatch(line)
+    match = OPENING.fullmatch(line) if len(line) <= LONGEST_FENCE else None
     if not match:
         return None
     words = match["info"].strip().strip("{}").split()
@@ -98,7 +103,7 @@ def _opening(line: str) -> tuple[str, str, int] | None:
 
 
 def _closes(line: str, fence: str, indent: int) -> bool:
-    match = CLOSING.fullmatch(line)
+    match = CLOSING.fullmatch(line) if len(line) <= LONGEST_FENCE else None
     if not match or match["fence"][0] != fence[0] or len(match["fence"]) < len(fence):
         return False
     return len(match["indent"]) < indent + 4

@@ -41,6 +41,8 @@ REJECTED = re.compile(
     r"(?i)[\s)*_.:,-]*(?:(?:is|was|are)\s+)?(?:no|not|wrong|incorrect|false|isn't|cannot|can't)\b"
 )
 NOT = re.compile(r"(?i)(?:\bnot|n't(?: be)?|\bnor)\s+(?:option|choice|letter)?[\s(*\"']*$")
+BEFORE = " \t*_(\"'>-`[{"  # marks that come before a letter at the beginning of a line
+MOST_MARKS = 12
 # Between two letters, these make a list of them. A sentence about the second one ends it.
 LIST = re.compile(
     r"(?i)[ \t)*_$.]*(?:,?[ \t]*\b(?:and|or)\b|[,/&;]|[ \t])(?:[ \t]*(?:and|or)\b)?[ \t(*_$]*"
@@ -218,13 +220,9 @@ def _first_or_last(text: str, named: list[Letter], letters: str) -> str:
         named = named[len(letters) :]
     if not named:
         return ""
-    at_begin = {
-        each.letter
-        for each in named
-        if not text[_line_start(text, each.start) : each.start].strip(" \t*_(\"'>-`[{")
-    }
+    at_begin = {each.letter for each in named if _begins_line(text, each.start)}
     first = named[0]
-    if not text[: first.start].strip(" \t\n*_(\"'>-`[{") and at_begin == {first.letter}:
+    if not text[: first.start].strip(f"\n{BEFORE}") and at_begin == {first.letter}:
         return "" if _is_listed(text, named, 0) else first.letter
     if len(at_begin) > 1 and len(at_begin) == len({each.letter for each in named}):
         return ""  # the choices, written again
@@ -232,8 +230,11 @@ def _first_or_last(text: str, named: list[Letter], letters: str) -> str:
     return "" if _is_listed(text, named, last) else named[last].letter
 
 
-def _line_start(text: str, index: int) -> int:
-    return text.rfind("\n", 0, index) + 1
+def _begins_line(text: str, index: int) -> bool:
+    """Whether a line has only a few marks before the index."""
+    before = text[max(0, index - MOST_MARKS) : index]
+    line = before.rpartition("\n")
+    return bool(line[1] or index <= MOST_MARKS) and not line[2].strip(BEFORE)
 
 
 def read(path: Path) -> list[Question]:

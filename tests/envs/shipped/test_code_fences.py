@@ -47,3 +47,15 @@ def test_the_program_of_a_text(text: str, program: str):
 def test_a_closing_fence_has_the_same_sign_and_at_least_the_length():
     text = "~~~~text\n```\n~~~\nlast\n~~~~~\n``` x\n```"
     assert fenced_blocks(text) == [Block("text", "```\n~~~\nlast\n"), Block("x", "\n")]
+
+
+@pytest.mark.parametrize("piece", ["~~~", "`", "```python\n", "> ", "x = ", "````md\n"])
+def test_a_text_of_a_megabyte_is_read(piece: str):
+    """A search that is not linear would take hours."""
+    assert isinstance(program_in(piece * (1_000_000 // len(piece)) + "`"), str)
+
+
+def test_a_form_feed_ends_no_line():
+    assert program_in("```python\ns = '\x0c\u2028'\ndef f(): pass\n```") == (
+        "s = '\x0c\u2028'\ndef f(): pass\n"
+    )
