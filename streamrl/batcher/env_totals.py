@@ -24,7 +24,12 @@ class EnvTotals:
     def refresh(self) -> None:
         """Count again. Needed when a version is announced, or groups have left."""
         state = self._state
-        self.supply = {env: queue.usable_tokens for env, queue in state.queues.items()}
+        # In the order of the run file: it decides between envs of which no other rule does, and
+        # which env's group came first is chance.
+        self.supply = {
+            env: state.queues[env].usable_tokens if env in state.queues else 0
+            for env in self._config.fractions
+        }
         fractions = fractions_at(self._config, state, state.next_batch)
         deficit = deficit_under(self._config, state, fractions)
         self.owed = tokens_owed(fractions, deficit, self._config.total_token_budget)
@@ -65,7 +70,7 @@ class EnvTotals:
         queues = self._state.queues
         return select(
             self.supply,
-            lambda env, number: queues[env].candidate(env, number),
+            lambda env, number: queues[env].candidate(env, number) if env in queues else None,
             self.owed,
             config.total_token_budget,
             config.spill,

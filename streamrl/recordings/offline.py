@@ -28,23 +28,22 @@ def open_writer(log: Log, identity: str) -> Iterator[Writer]:
 def run_steps(
     log: Log, processor: Processor[Any, Any], steps: Iterable[Step], offsets: Offsets
 ) -> None:
-    """Make these steps of a processor, as its first transactions. A step without messages is made
-    if one is due then.
+    """Make these steps of a processor, as its first transactions. One without messages is made too,
+    because time is part of a state.
 
     `offsets` has the partitions that the processor does not begin to read at their start.
     """
     current = ProcessorState(processor.initial(), offsets=dict(offsets))
     with open_writer(log, processor.name) as writer, closing(log.producer()) as producer:
         for step in steps:
-            if step.messages or processor.due(processor.config, current.state, step.time_s):
-                batch = process_batch(
-                    processor,
-                    current,
-                    step.messages,
-                    step.time_s,
-                    writer.commit,
-                    is_behind=step.is_behind,
-                )
-                for metric in batch.metrics:
-                    producer.send(metric)
+            batch = process_batch(
+                processor,
+                current,
+                step.messages,
+                step.time_s,
+                writer.commit,
+                is_behind=step.is_behind,
+            )
+            for metric in batch.metrics:
+                producer.send(metric)
         producer.flush()

@@ -180,7 +180,8 @@ class RetrainingFork:
         def steps() -> Iterator[Step]:
             newest = -1
             for number, time_s, read_then, is_behind in schedule:
-                reads_versions = number == index or not is_divided_alike
+                if is_divided_alike and number != index:
+                    continue  # it is a step of another shard
                 messages: list[Message] = []
                 for item in read_then:
                     if not isinstance(item, int):
@@ -188,7 +189,7 @@ class RetrainingFork:
                         partition = partitions[item]
                         if shard.takes(topic, partition):
                             messages.append(source.next_at(topic, partition))
-                    elif reads_versions and item > newest:
+                    elif item > newest:
                         newest = item
                         messages.append(source.announcement(item))
                 yield Step(time_s, messages, is_behind)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -429,3 +430,58 @@ def test_rescore_and_fork_go_together():
             value = len(record.turns[-1].message) + 2 + old.rewards["exact"]
             assert record.rewards == {"style": value} and record.reward == weight * value
             assert np.array_equal(record.turns[1].tokens, old.turns[1].tokens)
+
+
+# ---- any settings --------------------------------------------------------------------------------
+
+
+def settings_of(seed: int) -> tuple[RunFile, int]:
+    """Settings that decide by time, ties and windows, and the length of a run under them."""
+    rng = random.Random(seed)
+    c = rng.choice
+    overrides = [
+        f"buffer.zero_advantage={c(['keep', 'filter'])}",
+        f"buffer.group_wait_s={c([1.0, 3.0, 60.0])}",
+        f"buffer.max_age={c([1, 2, 3])}",
+        f"buffer.min_group_size={c([2, 3])}",
+        f"buffer.advantage={c(['rloo', 'grpo', 'reinforce++', 'maxrl'])}",
+        f"batcher.on_shortage={c(['block', 'spill'])}",
+        f"batcher.lookahead={c([0, 1])}",
+    ]
+    if c([True, False, False]):
+        overrides += ["topics.partitions=2", "buffer.shards=2"]
+    return with_overrides(WEIGHTED, tuple(overrides)), c([100, 250])
+
+
+def differs(seed: int) -> str:
+    """How retraining forks of a random run differ from what they are to be; empty if they do not.
+
+    A fork from the beginning with other rewards is the run that had them from the start, and one
+    from a later version with the same rewards is its parent.
+    """
+    run, steps = settings_of(seed)
+    log = wander(seed, run, "exact", right, steps)
+    judge(log, style)
+    direct = wander(seed, run, "style", style, steps)
+    wanted = [encode(batch) for batch in batches(direct)]
+    if [encode(batch) for batch in batches(fork(log, parent=run)[1])] != wanted:
+        return f"seed {seed}: the fork from version 0 differs"
+    judge(direct, style)
+    version = random.Random(seed).randrange(len(wanted) + 1)
+    _, later = fork(direct, version=version, parent=run)
+    if [encode(batch) for batch in batches(later)] != wanted[version:]:
+        return f"seed {seed}: the fork from version {version} differs"
+    return ""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_fork_is_bit_for_bit_the_run_that_it_stands_for(seed: int):
+    assert differs(seed) == ""
+
+
+if __name__ == "__main__":  # python -m tests.recordings.test_retraining_fork RUNS
+    count = int(sys.argv[1])
+    found = [line for line in map(differs, range(count)) if line]
+    print(*found, sep="\n")
+    print(f"{2 * count} forks of {count} random runs: {len(found)} differ")
+    sys.exit(bool(found))
