@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from streamrl.errors import Fenced
@@ -28,12 +26,11 @@ def test_a_processor_goes_on_behind_the_steps_that_were_made_for_it():
     assert current.offsets == {("b", 0): 3, ("a", 0): messages[-1].offset + 1}
 
 
-@pytest.mark.parametrize("is_due", [False, True])
-def test_a_step_without_messages_is_made_if_it_is_due(is_due: bool):
+def test_a_step_without_messages_is_made():
     log = MemoryLog(TOPICS)
-    processor = replace(make_processor(), due=lambda config, state, time_s: is_due)
-    run_steps(log, processor, [Step(1.0, [])], {})
-    assert restore(log, processor)[0].sequence == (0 if is_due else -1)
+    run_steps(log, make_processor(), [Step(1.0, [])], {})
+    current, _ = restore(log, make_processor())
+    assert current.sequence == 0
 
 
 def test_a_writer_is_there_for_its_block():
