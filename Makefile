@@ -27,7 +27,7 @@ LIVE_FILES = $$(grep -rl 'mark\.live' tests --include='test_*.py')
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison rewards month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets real-size lock manifests sbom clean
+.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison rewards month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets real-size dist lock manifests sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -103,6 +103,10 @@ budgets: $(ENV)/.installed ## the learner's memory for real models on 1 and 8 de
 
 real-size: setup ## three steps of a Qwen3 of 0.6 billion parameters on this machine: memory and times (22 GiB, 20 minutes)
 	$(ENV)/bin/python -m bench.real_size
+
+dist: $(ENV)/.installed ## the wheel and the source distribution, in dist/
+	@rm -rf dist
+	$(UV) build --quiet --no-build-isolation --python $(ENV)/bin/python
 
 # A list for each environment that something installs: the sources' (main), those of the images (deploy/docker/Dockerfile), vLLM's. Every file in them
 # has its hash, and nothing else is installed.

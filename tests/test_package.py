@@ -13,7 +13,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import uv
 
 import streamrl
 from streamrl.cli.group import EXTRAS
@@ -22,10 +21,10 @@ from streamrl.log.memory import MemoryLog
 from streamrl.recordings.archive import export
 from tests.support.data_path import RUN, TOPICS, play
 from tests.support.waiting import patience
+from tests.support.wheels import build_wheel, call, install_wheel
 from tests.test_layers import CORE
 
 ROOT = Path(__file__).parents[1]
-UV = uv.find_uv_bin()
 IMPORT_ALL = """
 import importlib, json, pkgutil, streamrl
 assert "site-packages" in streamrl.__file__, streamrl.__file__
@@ -50,21 +49,7 @@ load(5)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    call(
-        UV,
-        "build",
-        "--wheel",
-        "--offline",
-        "--no-build-isolation",
-        "--python",
-        sys.executable,
-        "-o",
-        directory,
-        ROOT,
-    )
-    (made,) = directory.glob("*.whl")
-    return made
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -73,35 +58,9 @@ def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file; and a run file.
     """
     directory = tmp_path_factory.mktemp("empty")
-    call(UV, "venv", "--offline", "--python", sys.executable, directory / "env")
-    install = (
-        UV,
-        "pip",
-        "install",
-        "--python",
-        directory / "env",
-        "--constraint",
-        ROOT / "requirements" / "main.txt",
-        wheel,
-    )
-    try:
-        call(*install, "--offline")  # set-up has left all of it in uv's cache
-    except AssertionError:
-        call(*install)
+    install_wheel(wheel, directory / "env")
     (directory / "run.yaml").write_text("run: elsewhere\nenvs: {copy-digits: {}}\n")
     return directory
-
-
-def call(*command: object, cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        cwd=cwd,
-    )
-    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def test_the_wheel_is_typed_licensed_and_versioned(wheel: Path):
