@@ -4,6 +4,7 @@ row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.packing import pack
 from streamrl.records import Batch, Column, ScoredGroup, columns_of
+from streamrl.records.fields import size_bound
 
 
 class Sharding(NamedTuple):
@@ -81,6 +83,32 @@ def filled(group: ScoredGroup, column: Column, shape: tuple[int, ...] = ()) -> n
     if isinstance(column.fill, str):
         return np.repeat(getattr(group, column.fill), group.lengths)
     return np.full((len(group.tokens), *shape), column.fill, column.dtype)
+
+
+def within_bytes(groups: Sequence[ScoredGroup], limit: int) -> int:
+    """How many of these groups, from the first on, make a batch of at most `limit` bytes; at least
+    one. A column that one group has is filled in for the others, and a normalizer may add an
+    advantage for each token.
+    """
+    columns = columns_of(ScoredGroup)
+    counts = {"sequence": 0, "token": 0}
+    widths = dict[str, int]()  # by column: bytes of a value
+    others = 0
+    for index, group in enumerate(groups):
+        counts["sequence"] += len(group.uids)
+        counts["token"] += len(group.tokens)
+        others += size_bound(group)
+        for name in columns:
+            array = getattr(group, name)
+            if array is not None:
+                others -= array.nbytes
+                width = array.itemsize * math.prod(array.shape[1:])
+                widths[name] = max(width, widths.get(name, 0))
+        size = others + 4 * counts["token"]
+        size += sum(width * counts[columns[name].per] for name, width in widths.items())
+        if size > limit and index:
+            return index
+    return len(groups)
 
 
 def join_prompt_experts(

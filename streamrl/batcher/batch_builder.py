@@ -12,6 +12,7 @@ from streamrl.batcher.assemble import (
     assemble,
     drop_too_long,
     sequence_lengths,
+    within_bytes,
 )
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.curriculum import advance, stage_of
@@ -42,6 +43,7 @@ from streamrl.batcher.state import (
 )
 from streamrl.buffer.staleness import is_fresh
 from streamrl.config import topology
+from streamrl.log.chunks import record_limit
 from streamrl.log.dead_letters import text_of
 from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import (
@@ -245,10 +247,12 @@ class BatchBuilder:
         return selection
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch | None:
-        """The batch of these groups, in the shortest rows that hold them. The last ones chosen stay
-        behind if no rows hold them all. None if none hold even the first.
+        """The batch of these groups, in the shortest rows that hold them. The last ones chosen are
+        left for the next batch if no rows hold them all, or no record does. None if no rows hold
+        even the first.
         """
         config = self.config
+        groups = groups[: within_bytes(groups, record_limit(topology.BATCHES))]
         sharding = Sharding(config.processes, config.balance, config.hidden)
         shapes = row_shapes(
             config.row_count, config.max_seq_len, config.row_lengths, config.processes

@@ -15,9 +15,11 @@ from streamrl.buffer.staleness import is_fresh
 from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window, record_bytes
 from streamrl.buffer.validation import foreign_token, refusal
 from streamrl.config import topology
+from streamrl.log.chunks import record_limit
 from streamrl.log.dead_letters import printable, to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import ENV_REMOVED, Fate, FateKind, Rollout, ScoredGroup
+from streamrl.records.fields import size_bound
 
 
 class EnvGroups:
@@ -308,6 +310,8 @@ class EnvGroups:
         )
         if scored is None:
             self.window.intake.unscored = cause
+        elif (size := size_bound(scored)) > record_limit(topology.GROUPS):
+            return None, f"group larger than a record: {size:,} bytes; lower group_size or lengths"
         elif not trains(scored):
             self.window.intake.flat_groups += 1
             if rules.zero_advantage == "filter":

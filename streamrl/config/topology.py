@@ -42,6 +42,11 @@ METRICS = "metrics"
 EVALS = "evals"
 DEAD_LETTERS = "dead-letters"  # dead-letters.<topic>
 
+RECORD_BYTES = 128_000_000  # the most that a writer takes
+# The same of batches, scores and journals. Half a gigabyte is what a transaction takes, and a batch
+# of 40 million tokens.
+LARGE_RECORD_BYTES = 512_000_000
+
 PARTITIONED = (TURNS, REWARDS, ROLLOUTS, GROUPS)
 """Kinds whose topics have `topics.partitions` partitions. All others are an order, or are read as a
 whole, and have one partition by design.

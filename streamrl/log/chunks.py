@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streamrl.config import topology
+from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
 from streamrl.errors import StreamrlError
 from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition, beginning_offset
 from streamrl.log.reading import read
@@ -38,11 +39,8 @@ MESSAGE_BYTES = 8 * 1024 * 1024 - 4_096
 CHUNK_BYTES = 4_000_000
 HEADER_BYTES = 200  # the most that a chunk's own headers have
 KEY_BYTES = 1_000_000  # longer keys are truncated; nothing depends on the rest of them
-RECORD_BYTES = 128_000_000  # the most that a writer takes
-# No env writes to these topics, so their records may be larger. Half a gigabyte is what a
-# transaction takes, and a batch of 40 million tokens.
+# No env writes to these topics, so their records may have LARGE_RECORD_BYTES.
 OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)
-LARGE_RECORD_BYTES = 512_000_000
 SPAN_RECORDS = 100_000
 
 INCOMPLETE = (

@@ -24,6 +24,20 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all records: immutable; fields at their default are not sent."""
 
 
+def size_bound(record: Record) -> int:
+    """Bytes that a record of arrays, names and numbers has at most when it is encoded."""
+    size = 0
+    for name in record.__struct_fields__:
+        size += 64 + len(name)  # of the name, and of a number or of what precedes an array
+        value = getattr(record, name)
+        if isinstance(value, np.ndarray):
+            size += value.nbytes
+        elif isinstance(value, str | list):
+            for text in [value] if isinstance(value, str) else value:
+                size += 5 + 4 * len(text)  # a character has 4 bytes at most
+    return size
+
+
 class Column(NamedTuple):
     """Declares that an array of a record has one value for each group, sequence or token.
 

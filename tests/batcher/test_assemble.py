@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from msgspec import structs
 
-from streamrl.batcher.assemble import Sharding, assemble
+from streamrl.batcher.assemble import Sharding, assemble, within_bytes
 from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
-from streamrl.records import Fate
+from streamrl.log import chunks
+from streamrl.log.codec import encode
+from streamrl.records import Batch, Fate
 from tests.support.batcher import CONFIG, arrivals, fates, forked, step_once
 from tests.support.build import group, group_event, version_event
 
@@ -46,3 +50,45 @@ def test_a_batch_says_for_how_many_processes_it_is():
 def test_rows_that_cannot_be_divided_are_no_batch():
     with pytest.raises(ValueError, match="batch 7: 3 rows cannot be divided among 2 processes"):
         assemble([group()], 7, 7, row_count=3, max_seq_len=10, sharding=Sharding(2))
+
+
+def test_a_batch_has_as_many_groups_as_its_record_holds():
+    """Groups of 10,000 tokens with an expert each: a column that the first two do not have, and
+    that is filled in for them as soon as the third one is in the batch.
+    """
+    groups = [group(name=str(number), sizes=(5_000, 5_000), prompt=0) for number in range(5)]
+    groups[2:] = [
+        structs.replace(record, routed_experts=np.ones((10_000, 3, 1), np.uint8))
+        for record in groups[2:]
+    ]
+    for count in range(1, 6):
+        batch = assemble(groups[:count], 0, 0, row_count=10, max_seq_len=5_000)
+        assert batch is not None
+        # What a normalizer may add.
+        size = len(encode(batch)) + 4 * 10_000 * count
+        assert within_bytes(groups, size + 20_000) == count
+        assert within_bytes(groups, size - 1) == max(count - 1, 1)
+
+
+def test_groups_that_a_record_does_not_hold_wait_for_the_next_batch(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The budget takes two groups of 10 tokens, of some 400 bytes and what their names may have."""
+    out = step_once(
+        [
+            version_event(0),
+            *(group_event(i, group(name=f"g{i}", sizes=(3, 3))) for i in range(4)),
+        ]
+    )
+    (both,) = [output.record for output in out if isinstance(output.record, Batch)]
+    assert len(both.group_ids) == 2
+    monkeypatch.setattr(chunks, "LARGE_RECORD_BYTES", 3_000)
+    out = step_once(
+        [
+            version_event(0),
+            *(group_event(i, group(name=f"g{i}", sizes=(3, 3))) for i in range(4)),
+        ]
+    )
+    (one,) = [output.record for output in out if isinstance(output.record, Batch)]
+    assert len(one.group_ids) == 1
+    assert [fate for fate in fates(out) if fate[0] != "batched"] == []

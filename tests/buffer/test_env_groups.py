@@ -15,6 +15,7 @@ from streamrl.buffer import process as buffer
 from streamrl.buffer.process import paused, step
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
+from streamrl.log import chunks
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.processor.snapshots import deserialize_state, serialize_state
@@ -252,6 +253,16 @@ def test_what_metadata_decodes_to_is_not_held():
         and held.record.metadata == {}
         and held.value == event.value
     )
+
+
+def test_a_group_whose_record_would_be_too_large_is_filtered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chunks, "RECORD_BYTES", 1_500)
+    long = [rollout(sample=i, turns=turns((1, 2), [3] * 200), reward=float(i)) for i in range(2)]
+    _, out = advance([version_event(0), *(rollout_event(i, r) for i, r in enumerate(long))])
+    ((kind, offsets, cause),) = fates(out)
+    assert (kind, offsets) == ("filtered", [0, 1])
+    assert cause.startswith("group larger than a record: ")
+    assert groups(out)[0].uids == []
 
 
 def test_a_group_closes_at_its_size():

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config.choices import NORMALIZED_ADVANTAGES, RELATIVE_ADVANTAGES
+from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
 from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
     from streamrl.config.sections.batches import Buffer, Stage
+
+TOKEN_BYTES = 6  # of an id and its logprob
 
 
 def curriculum_problems(run: RunFile) -> Iterator[str]:
@@ -86,6 +89,7 @@ def size_problems(run: RunFile) -> Iterator[str]:
             f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than"
             f" total_token_budget {budget}"
         )
+    yield from _record_problems(run)
     mesh = run.learner.mesh
     by_rows = mesh.data * mesh.replica * mesh.expert
     if mesh.data > 0 and batcher.processes % by_rows:
@@ -108,6 +112,27 @@ def size_problems(run: RunFile) -> Iterator[str]:
             f"model.max_seq_len {run.model.max_seq_len} is larger than batcher.max_seq_len"
             f" {batcher.max_seq_len}: rollouts could not be packed"
         )
+
+
+def _record_problems(run: RunFile) -> Iterator[str]:
+    """Batches and groups that no record could hold, whatever else they have than the ids and the
+    logprobs of their tokens.
+    """
+    most = LARGE_RECORD_BYTES // TOKEN_BYTES
+    if run.batcher.total_token_budget > most:
+        yield (
+            f"batcher.total_token_budget {run.batcher.total_token_budget}: a record holds a batch"
+            f" of at most {most} tokens; lower it"
+        )
+    most = RECORD_BYTES // TOKEN_BYTES
+    for name in run.envs:
+        size = run.buffer_of(name).group_size
+        if size * run.model.max_seq_len > most:
+            yield (
+                f"envs.{name}: {size} rollouts (group_size) of {run.model.max_seq_len} tokens"
+                f" (model.max_seq_len) are more than the {most} tokens of a group that a record"
+                " holds; lower one of the two"
+            )
 
 
 def _row_problems(run: RunFile) -> Iterator[str]:

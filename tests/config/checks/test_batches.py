@@ -28,6 +28,10 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "batcher={max_seq_len: 4096, row_lengths: [1536]}",
             "row_lengths: 1536: attention is computed in blocks of 1024",
         ),
+        (
+            "batcher.total_token_budget=90000000",
+            "90000000: a record holds a batch of at most 85333333 tokens",
+        ),
         ("batcher.lookahead=3", "need 0 <= lookahead <= max_age"),
         ("buffer.min_group_size=9", "larger than buffer.group_size 8"),
         (
@@ -81,6 +85,16 @@ def test_a_group_that_could_fit_the_budget_and_not_the_rows_is_named():
     ):
         run_file.load(QUICKSTART, changes)
     assert run_file.load(QUICKSTART, [*changes, "batcher.row_count=12"]).batcher.rows == 12
+
+
+def test_a_group_that_no_record_holds_is_named():
+    changes = ["model.max_seq_len=3000000", "buffer.max_window_tokens=100000000"]
+    with pytest.raises(
+        ConfigError,
+        match=r"envs.copy-digits: 8 rollouts \(group_size\) of 3000000 tokens \(model.max_seq_len\)"
+        " are more than the 21333333 tokens of a group that a record holds",
+    ):
+        run_file.load(QUICKSTART, changes)
 
 
 @pytest.mark.parametrize(
