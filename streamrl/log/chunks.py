@@ -259,6 +259,14 @@ class JoiningReader:
     def set_paused(self, topics: Collection[str]) -> None:
         self._reader.set_paused(topics)
 
+    def seek(self, offsets: Offsets) -> None:
+        self._reader.seek(offsets)
+        for tp, offset in offsets.items():
+            self._start_offsets[tp] = offset
+            self._seen_from[tp] = offset
+            self._assemblers.pop(tp, None)
+            self._starts_at_retention.pop(tp, None)
+
     def close(self) -> None:
         self._reader.close()
 

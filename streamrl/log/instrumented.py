@@ -275,6 +275,10 @@ class InstrumentedReader:
         self.paused = frozenset(topics)
         self._reader.set_paused(self.paused)
 
+    def seek(self, offsets: Offsets) -> None:
+        self.partitions = tuple(offsets)
+        self._reader.seek(offsets)
+
     def close(self) -> None:
         self._log.on_reader_close(self)
         self._reader.close()

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from operator import methodcaller
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from streamrl.errors import BrokerError, BrokerUnreachable, InputGone, TopicMissing
-from streamrl.log.kafka_admin import DENIED, MISSING, RETRIABLE, access_denied, address_of
+from streamrl.log.kafka_admin import (
+    CALL_TIMEOUT_S,
+    DENIED,
+    MISSING,
+    RETRIABLE,
+    access_denied,
+    address_of,
+)
 from streamrl.log.protocol import Message, Offsets, TopicPartition, unreadable
 
 logger = logging.getLogger(__name__)
@@ -46,6 +54,11 @@ MAX_HEADERS = 1_000
 PROBE_S = 10.0  # for a broker to answer whether an offset can be fetched
 PROBE_BACKOFF_MS = 10  # after a fetch that failed; by default it is half a second
 
+# Where the name of a header is not UTF-8, `raw.headers()` returns a list with holes and leaves an
+# exception set. Python looks for that exception in a call from C only; in a loop that is hot it
+# would use the list, which ends the process.
+headers_of = methodcaller("headers")
+
 
 class KafkaReader:
     def __init__(
@@ -55,6 +68,9 @@ class KafkaReader:
         self._prefix = prefix
         self._offsets = dict(offsets)
         self._topics = {prefix + topic: topic for topic, _ in offsets}
+        self._reading = frozenset(offsets)
+        # partitions of which something was fetched and not returned
+        self._dropped = set[TopicPartition]()
         self._paused = frozenset[str]()
         self._bounded = bounded
         self._ended: list[KafkaTopicPartition] = []  # paused until the next poll
@@ -66,12 +82,45 @@ class KafkaReader:
             "fetch.wait.max.ms": BOUNDED_WAIT_MS if bounded else IDLE_WAIT_MS,
         }
         self._consumer = Consumer({**settings, **CONSUMER, **reading})
-        self._consumer.assign(
-            [
-                KafkaTopicPartition(prefix + topic, partition, offset)
-                for (topic, partition), offset in offsets.items()
-            ]
-        )
+        self._consumer.assign(self._on_broker(offsets))
+
+    def seek(self, offsets: Offsets) -> None:
+        # A consumer that is assigned a topic that it does not know waits for a tenth of a second,
+        # so all partitions stay assigned, and those that are not read are paused.
+        self._consumer.pause(self._on_broker(self._reading - offsets.keys()))
+        self._reading = frozenset(offsets)
+        self._ended = []
+        moved = {
+            tp: offset
+            for tp, offset in offsets.items()
+            if offset != self._offsets[tp] or tp in self._dropped
+        }
+        self._dropped -= moved.keys()
+        self._offsets.update(moved)
+        self._consumer.resume(self._on_broker(offsets))
+        for tp in self._on_broker(moved):
+            self._seek(tp)
+
+    def _seek(self, tp: KafkaTopicPartition) -> None:
+        """Fetch the partition from its offset in `_offsets`. A partition that is only just assigned
+        is in no state for it yet.
+        """
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+        while True:
+            try:
+                self._consumer.seek(tp)
+                return
+            except KafkaException as exception:
+                if exception.args[0].code() != KafkaError._STATE or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
+
+    def _on_broker(self, partitions: Iterable[TopicPartition]) -> list[KafkaTopicPartition]:
+        """These partitions with the offsets at which they are to be read."""
+        return [
+            KafkaTopicPartition(self._prefix + topic, partition, self._offsets[topic, partition])
+            for topic, partition in partitions
+        ]
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         ended = [tp for tp in self._ended if self._topics[tp.topic] not in self._paused]
@@ -81,6 +130,10 @@ class KafkaReader:
         messages: list[Message] = []
         raw: Any  # the stubs say that each of its parts may be missing
         for raw in self._consumer.consume(max_messages, timeout_s):
+            tp = self._topics.get(raw.topic(), ""), raw.partition()
+            if tp in self._offsets and tp not in self._reading:
+                self._dropped.add(tp)  # it was fetched before `seek`
+                continue
             if raw.error() is not None:
                 in_its_place = self._on_error(raw)
                 if in_its_place is not None:
@@ -101,7 +154,7 @@ class KafkaReader:
             timestamp_s=raw.timestamp()[1] / 1000,
         )
         try:
-            headers = raw.headers() or ()
+            headers = headers_of(raw) or ()
         except SystemError:  # of the UnicodeDecodeError in the client's C code
             return unreadable(message, "the name of a header is not UTF-8")
         if len(headers) > MAX_HEADERS:
@@ -158,7 +211,7 @@ class KafkaReader:
             self._stepped_over[tp] = base, next_offset
         was = self._offsets[tp]
         self._offsets[tp] = max(was, next_offset)
-        self._consumer.seek(KafkaTopicPartition(topic, tp[1], self._offsets[tp]))
+        self._seek(*self._on_broker([tp]))
         if first == base or next_offset == base or was > base:
             return None
         logger.warning("%s[%d]@%d cannot be fetched: %s", topic, tp[1], base, cause)
@@ -172,20 +225,11 @@ class KafkaReader:
 
     def set_paused(self, topics: Collection[str]) -> None:
         wanted = frozenset(topics)
-        pause = self._partitions_of(wanted - self._paused)
-        if pause:
-            self._consumer.pause(pause)
-        resume = self._partitions_of(self._paused - wanted)
-        if resume:
-            self._consumer.resume(resume)
+        pause = wanted - self._paused
+        self._consumer.pause(self._on_broker(tp for tp in self._reading if tp[0] in pause))
+        resume = self._paused - wanted
+        self._consumer.resume(self._on_broker(tp for tp in self._reading if tp[0] in resume))
         self._paused = wanted
-
-    def _partitions_of(self, topics: Collection[str]) -> list[KafkaTopicPartition]:
-        return [
-            KafkaTopicPartition(self._prefix + topic, partition)
-            for topic, partition in self._offsets
-            if topic in topics
-        ]
 
     def close(self) -> None:
         self._consumer.close()

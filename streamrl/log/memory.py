@@ -179,6 +179,9 @@ class MemoryReader:
     def set_paused(self, topics: Collection[str]) -> None:
         self._paused = frozenset(topics)
 
+    def seek(self, offsets: Offsets) -> None:
+        self._offsets = dict(offsets)
+
     def close(self) -> None: ...
 
 

@@ -266,6 +266,7 @@ class FileReader:
     def __init__(self, log: FileLog, offsets: Offsets) -> None:
         self._log = log
         self._offsets = dict(offsets)
+        self._reading = tuple(offsets)
         self._paused = frozenset[str]()
         # messages of the row group that are still to be returned, in reverse
         self._ahead: dict[TopicPartition, list[Message]] = {tp: [] for tp in offsets}
@@ -276,7 +277,7 @@ class FileReader:
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         """As `Reader.poll`, but it never waits: nothing more will come."""
         messages: list[Message] = []
-        for tp in self._offsets:
+        for tp in self._reading:
             if tp[0] in self._paused:
                 continue
             while len(messages) < max_messages and self._read_ahead(tp):
@@ -290,6 +291,14 @@ class FileReader:
 
     def set_paused(self, topics: Collection[str]) -> None:
         self._paused = frozenset(topics)
+
+    def seek(self, offsets: Offsets) -> None:
+        self._reading = tuple(offsets)
+        for tp, offset in offsets.items():
+            if offset != self._offsets[tp]:
+                self._offsets[tp] = offset
+                self._ahead[tp] = []
+                self._groups.pop(tp, None)
 
     def close(self) -> None:
         self._ahead = {tp: [] for tp in self._offsets}

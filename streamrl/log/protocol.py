@@ -111,6 +111,12 @@ class Reader(Protocol):
         """Pause the partitions of exactly these topics, and resume all others. Offsets stay."""
         ...
 
+    def seek(self, offsets: Offsets) -> None:
+        """Read exactly these partitions from now on, each from its offset. They are some of those
+        that the reader was opened with.
+        """
+        ...
+
     def close(self) -> None: ...
 
 

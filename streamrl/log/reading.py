@@ -10,6 +10,7 @@ from streamrl.errors import BrokerUnreachable
 from streamrl.log.protocol import (
     Log,
     Message,
+    Offsets,
     Reader,
     TopicPartition,
     beginning_offset,
@@ -56,6 +57,44 @@ def read(
                 return
     finally:
         reader.close()
+
+
+def read_partitions(log: Log, starts: Offsets, ends: Offsets) -> Iterator[Message]:
+    """The committed messages of many partitions, each with start <= offset < end, in any order of
+    the partitions. One reader reads them all. Raises BrokerUnreachable when nothing comes for
+    `STALLED_S`.
+    """
+    left = {tp: ends[tp] for tp, start in starts.items() if start < ends[tp]}
+    if not left:
+        return
+    reader = log.reader({tp: starts[tp] for tp in left}, bounded=True)
+    idle_s = 0.0
+    try:
+        while left:
+            began_s = time.monotonic()
+            positions = {tp: reader.position(*tp) for tp in left}
+            messages = reader.poll(500, POLL_S)
+            for message in messages:
+                if message.offset < ends[message.topic, message.partition]:
+                    yield message
+            moved = {tp: reader.position(*tp) for tp in left}
+            left = {tp: end for tp, end in left.items() if moved[tp] < end}
+            if messages or moved != positions:
+                idle_s = 0.0
+                continue
+            idle_s += min(time.monotonic() - began_s, LONGEST_POLL_S)
+            if idle_s >= STALLED_S:
+                topic, partition = next(iter(left))
+                raise stalled(topic, partition, moved[topic, partition], left[topic, partition])
+    finally:
+        reader.close()
+
+
+def stalled(topic: str, partition: int, position: int, end: int) -> BrokerUnreachable:
+    return BrokerUnreachable(
+        f"{topic}[{partition}]: nothing has come for {STALLED_S:.0f} s at offset "
+        f"{position} of {end}; is the broker up? Ask again when it is"
+    )
 
 
 def portions(messages: Iterable[Message]) -> Iterator[list[Message]]:
@@ -112,9 +151,5 @@ class BoundedReader:
         # A process that was stopped meanwhile has not waited for the broker.
         self._idle_s += min(time.monotonic() - began_s, LONGEST_POLL_S)
         if self._idle_s >= STALLED_S:
-            topic, partition = self._tp
-            raise BrokerUnreachable(
-                f"{topic}[{partition}]: nothing has come for {STALLED_S:.0f} s at offset "
-                f"{position} of {self._end}; is the broker up? Ask again when it is"
-            )
+            raise stalled(*self._tp, position, self._end)
         return messages

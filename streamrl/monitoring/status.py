@@ -11,8 +11,8 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, TopicPartition, end_offset, partitions_of
-from streamrl.log.reading import read
+from streamrl.log.protocol import Log, TopicPartition, partitions_of
+from streamrl.log.reading import read, read_partitions
 from streamrl.monitoring.run_view import (
     SILENT_S,
     TOPICS,
@@ -64,14 +64,11 @@ def lag(log: Log, identity: str) -> int | None:
     offsets = log.committed_offsets(identity)
     if not offsets:
         return None
-    return sum(_behind(log, *where, offset) for where, offset in offsets.items())
-
-
-def _behind(log: Log, topic: str, partition: int, offset: int) -> int:
-    distance = max(0, end_offset(log, topic, partition) - offset)
+    ends = log.end_offsets(offsets)
+    distance = sum(max(0, end - offsets[tp]) for tp, end in ends.items())
     if distance > EXACT_LAG:
         return distance
-    return sum(1 for _ in read(log, topic, partition, offset))
+    return sum(1 for _ in read_partitions(log, offsets, ends))
 
 
 def statuses(

@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from streamrl.errors import InputGone
 from streamrl.log.chunks import is_chunk
 from streamrl.log.codec import to_event
+from streamrl.log.partitions_reader import SKIP_RECORDS, PartitionsReader
 from streamrl.log.protocol import (
     Event,
     Log,
     Message,
-    Reader,
     TopicPartition,
     beginning_offset,
     end_offset,
 )
-from streamrl.log.reading import BoundedReader, read
+from streamrl.log.reading import read
 from streamrl.processor.retention import end_offsets, first_offsets
 from streamrl.processor.snapshots import RecordRef
 from streamrl.records import RECORDS, Record, Slice
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 SCHEMAS = tuple(RECORDS)
 TAIL = 8  # messages looked at first when the last record is sought
-# If more records than this lie between two that are wanted, a new reader begins behind them.
-SKIP_RECORDS = 2_000
 
 
 def record_slices(
@@ -101,10 +99,9 @@ class SliceReader:
     log: Log
     schemas_of: Callable[[str], tuple[str, ...]]  # of a topic
     records_read: int = 0
-    # A reader for each partition, and the messages that it has read ahead, the last one first.
-    _open: dict[TopicPartition, tuple[Reader, list[Message]]] = field(
-        default_factory=dict[Any, Any]
-    )
+
+    def __post_init__(self) -> None:
+        self._partitions = PartitionsReader(self.log)
 
     def read_slice(self, piece: Slice) -> list[Message]:
         """The messages of a slice, as they lie in the log. Raises InputGone if any is missing."""
@@ -145,12 +142,7 @@ class SliceReader:
         return events
 
     def close(self) -> None:
-        for tp in list(self._open):
-            self._close(tp)
-
-    def _close(self, tp: TopicPartition) -> None:
-        reader, _ = self._open.pop(tp)
-        reader.close()
+        self._partitions.close()
 
     def _read_offsets(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[RecordRef, Event]:
         """The records at these ascending offsets of one partition."""
@@ -161,30 +153,13 @@ class SliceReader:
             for message in self._read_range(tp, group[0], group[-1]):
                 if message.offset in wanted:
                     events[*tp, message.offset] = to_event(message, schemas)
-        if offsets:
-            self._close(tp)
         return events
 
     def _read_range(self, tp: TopicPartition, start: int, last: int) -> Iterator[Message]:
         """Messages with start <= offset <= last, where `last` is the offset of a message."""
-        if tp not in self._open:
-            begin = max(start, beginning_offset(self.log, *tp))
-            self._open[tp] = self.log.reader({tp: begin}, bounded=True), []
-        reader, ahead = self._open[tp]
-        progress = BoundedReader(reader, tp, last + 1)
-        while True:
-            while not ahead:
-                if reader.position(*tp) > last:
-                    return
-                ahead.extend(reversed(progress.poll()))
-            if ahead[-1].offset > last:
-                return
-            message = ahead.pop()
-            if message.offset >= start:
-                self.records_read += 1
-                yield message
-            if message.offset == last:
-                return
+        for message in self._partitions.read(tp, start, last):
+            self.records_read += 1
+            yield message
 
 
 def split_at_gaps(offsets: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -13,8 +13,8 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.errors import InputGone
 from streamrl.log.codec import DecodeError, decode, digest
-from streamrl.log.protocol import Log, Message, beginning_offset, end_offset
-from streamrl.log.reading import read
+from streamrl.log.partitions_reader import PartitionsReader
+from streamrl.log.protocol import Log, Message, TopicPartition, end_offset
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import entries
 from streamrl.processor.restore import replay_entry, restore_earliest
@@ -50,10 +50,21 @@ class RecordedOutputs:
     from_the_start: bool = True  # False if entries before the first replayed one wrote outputs
     strays: int = 0  # records that were skipped, because no entry of the part's journal wrote them
     _has_all_of: dict[str, bool] = field(default_factory=dict[str, bool])
+    _counts: dict[str, int] = field(default_factory=dict[str, int])  # partitions of each topic
     # topic -> for each partition, its unread messages and those that were read ahead
     _ahead: dict[str, list[tuple[Iterator[Message], deque[Message]]]] = field(
         default_factory=dict[Any, Any]
     )
+
+    def __post_init__(self) -> None:
+        self._counts = self.log.topics()
+        self._reader = PartitionsReader(self.log)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        return [(topic, partition) for partition in range(self._counts[topic])]
 
     def has_all_of(self, topic: str) -> bool:
         """Whether the topic still has all outputs, from the first entry on.
@@ -63,9 +74,8 @@ class RecordedOutputs:
         deletes later is noticed by `next`.
         """
         if topic not in self._has_all_of:
-            self._has_all_of[topic] = self.from_the_start and not any(
-                beginning_offset(self.log, topic, p) for p in range(self.log.topics()[topic])
-            )
+            begin = self.log.beginning_offsets(self.partitions(topic))
+            self._has_all_of[topic] = self.from_the_start and not any(begin.values())
         return self._has_all_of[topic]
 
     def next(self, message: Message) -> Message | None:
@@ -83,9 +93,9 @@ class RecordedOutputs:
 
     def _next(self, message: Message) -> Message | None:
         if message.topic not in self._ahead:
-            partitions = range(self.log.topics()[message.topic])
+            ends = self.log.end_offsets(self.partitions(message.topic))
             self._ahead[message.topic] = [
-                (read(self.log, message.topic, p, start=0), deque()) for p in partitions
+                (self._reader.read(tp, 0, end - 1), deque()) for tp, end in ends.items()
             ]
         for skipped in range(LOOK_AHEAD):
             for unread, ahead in self._ahead[message.topic]:
@@ -127,6 +137,7 @@ def replay(
         if result.difference or stop_at(current):
             break
     reader.close()
+    recorded.close()
     result.strays = recorded.strays
     return result, current
 

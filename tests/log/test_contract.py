@@ -300,3 +300,29 @@ def test_portions_are_bounded_in_messages_and_bytes(monkeypatch: pytest.MonkeyPa
         for some in portions(message("k", "x" * size) for size in sizes)
     ]
     assert found == [[1, 1, 1], [1, 9], [1, 30], [1]]
+
+
+def test_a_reader_moves_between_its_partitions_and_reads_one_at_a_time(open_recording: Open):
+    log = open_recording()
+    writer = log.writer("one")
+    for number in range(3):
+        writer.commit([message("k", f"{p}.{number}", partition=p) for p in range(2)])
+    settled(log, 3, "in", 0)
+    settled(log, 3, "in", 1)
+    reader = open_recording().reader({("in", 0): 0, ("in", 1): 0}, bounded=True)
+
+    def values_of(partition: int, count: int) -> list[str]:
+        found = [(m.value or b"").decode() for m in drain(reader, count)]
+        assert reader.position("in", partition) > 0
+        return found
+
+    reader.seek({("in", 1): 0})
+    assert values_of(1, 3) == ["1.0", "1.1", "1.2"]
+    reader.seek({("in", 0): 0})
+    assert values_of(0, 2) == ["0.0", "0.1"]
+    after_two = reader.position("in", 0)
+    reader.seek({("in", 1): 2})
+    assert values_of(1, 2) == ["1.1", "1.2"]
+    reader.seek({("in", 0): after_two})
+    assert values_of(0, 1) == ["0.2"]
+    reader.close()

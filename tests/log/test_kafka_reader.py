@@ -97,14 +97,17 @@ def test_a_topic_that_is_paused_at_its_end_stays_paused(broker: str, run_name: s
 
 
 def test_a_header_whose_name_is_not_utf8_costs_the_headers_of_its_record_and_nothing_else():
+    """Forty times, as Python treats a call that it has seen often in another way."""
     cluster = MockCluster(1, ["r.in"])
-    cluster.produce("r.in", b"body", [("schema", b"x"), (b"trace-\xff", b"v")])
-    cluster.produce("r.in", b"next", [("schema", b"x")])
+    for _ in range(40):
+        cluster.produce("r.in", b"body", [("schema", b"x"), (b"trace-\xff", b"v")])
+        cluster.produce("r.in", b"next", [("schema", b"x")])
     reader = KafkaReader({"bootstrap.servers": cluster.address}, "r.", {("in", 0): 0})
-    bad, good = polled(reader, 2)
-    assert (bad.value, bad.offset) == (b"body", 0)
-    assert cause_of(bad) == "the name of a header is not UTF-8"
-    assert (good.value, good.headers, good.offset) == (b"next", (("schema", b"x"),), 1)
+    found = polled(reader, 80)
+    assert [message.offset for message in found] == list(range(80))
+    assert {message.value for message in found[::2]} == {b"body"}
+    assert {cause_of(message) for message in found[::2]} == {"the name of a header is not UTF-8"}
+    assert {(m.value, m.headers) for m in found[1::2]} == {(b"next", (("schema", b"x"),))}
 
 
 def test_a_record_with_a_million_headers_is_taken_for_one_without(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ from streamrl.errors import BrokerUnreachable
 from streamrl.log import reading
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, TopicPartition
-from streamrl.log.reading import read
+from streamrl.log.reading import read, read_partitions
 from streamrl.processor.journal import SliceReader
 from streamrl.records import Slice
 
@@ -45,3 +45,14 @@ def test_a_journal_is_folded_again_up_to_where_nothing_comes(log: Vanishing):
         SliceReader(log, {"in": ("rollout",)}).read_slice(
             Slice(topic="in", partition=0, start=0, end=4, count=4)
         )
+
+
+def test_many_partitions_are_read_up_to_their_ends_and_not_further():
+    log = MemoryLog({"in": 3})
+    for partition in range(3):
+        log.append([Message("in", b"k", b"%d" % n, partition=partition) for n in range(4)], True)
+    starts = {("in", 0): 2, ("in", 1): 0, ("in", 2): 4}
+    ends = {("in", 0): 5, ("in", 1): 3, ("in", 2): 4}
+    places = [(m.partition, m.offset) for m in read_partitions(log, starts, ends)]
+    assert sorted(places) == [(0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]
+    assert list(read_partitions(log, ends, ends)) == []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from streamrl.buffer import groups
+from streamrl.log import partitions_reader
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
@@ -61,7 +62,10 @@ def test_it_can_stop_at_a_batch(recording: MemoryLog):
     assert fold.state.next_batch == 2 and result.identical["batches"] == 2
 
 
-def test_outputs_that_are_deleted_while_it_runs_are_no_difference():
+def test_outputs_that_are_deleted_while_it_runs_are_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(partitions_reader, "FETCH_BYTES", 1)
     log = MemoryLog({"groups.copy": 1})
     messages = [Message("groups.copy", f"g{i}".encode(), b"", ()) for i in range(1500)]
     log.append(messages, False)
