@@ -340,7 +340,7 @@ class Client:
             "output_mode": "text",
         }
         return await self._connection(server.url).post(
-            "/inference/v1/generate", body, GenerateResponse
+            "/inference/v1/generate", body, GenerateResponse, n * env.max_tokens
         )
 
     def _connection(self, url: str) -> ServerConnection:

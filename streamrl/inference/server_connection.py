@@ -25,6 +25,12 @@ MAX_CONNECTIONS = 1_000  # to a server; a request beyond these waits until one i
 KEEP_ALIVE_S = 4.0  # vLLM closes a connection that has been idle for 5 s
 MAX_REASON = 400  # characters of what a server says
 REJECTED = (400, 422)
+# Of an answer: for each byte of the request, for each token that is to be sampled (its logprob, its
+# experts), and in any case.
+BYTES_PER_BYTE = 64
+BYTES_PER_TOKEN = 4_096
+MIN_ANSWER_BYTES = 16 << 20
+MAX_ANSWER_BYTES = 1 << 30
 
 
 class RequestFailed(Exception):
@@ -57,15 +63,17 @@ class ServerConnection:
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
         self._is_closed = False
 
-    async def post(self, path: str, body: Any, answer_type: type[T]) -> T:
-        """The server's answer.
+    async def post(self, path: str, body: Any, answer_type: type[T], tokens: int = 0) -> T:
+        """The server's answer. It is bounded by the length of the request and the number of
+        `tokens` that are to be sampled.
 
         Raises RequestFailed, ValueError for an answer that is not of the type, and TimeoutError
         where the operating system gives the server up.
         """
         request = self._request(path, msgspec.json.encode(body))
+        limit = MIN_ANSWER_BYTES + BYTES_PER_BYTE * len(request) + BYTES_PER_TOKEN * tokens
         try:
-            answer = await self._exchange(request)
+            answer = await self._exchange(request, min(limit, MAX_ANSWER_BYTES))
         except TimeoutError:
             raise
         except OSError as error:
@@ -100,11 +108,11 @@ class ServerConnection:
             headers.append(f"authorization: Bearer {self._api_key}")
         return "\r\n".join([*headers, "\r\n"]).encode() + content
 
-    async def _exchange(self, request: bytes) -> Response:
+    async def _exchange(self, request: bytes, max_bytes: int) -> Response:
         async with self._free:
             connection = self._take_idle() or await self._open()
             try:
-                answer = await connection.exchange(request)
+                answer = await connection.exchange(request, max_bytes)
             except BaseException:
                 connection.close()
                 raise
@@ -151,10 +159,14 @@ class OpenConnection(asyncio.Protocol):
         self._has_length = False
         self._ends_with_connection = False  # the answer, because nothing says how long it is
         self._is_reusable = True
+        self._bytes_left = 0  # of the answer, its head included
 
-    async def exchange(self, request: bytes) -> Response:
-        """Send a request and read what the server answers. Raises OSError."""
+    async def exchange(self, request: bytes, max_bytes: int) -> Response:
+        """Send a request and read what the server answers. Raises OSError, also for an answer of
+        more than `max_bytes`.
+        """
         assert self._transport is not None
+        self._bytes_left = max_bytes
         self._answered = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._answered
@@ -167,6 +179,7 @@ class OpenConnection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def close(self) -> None:
+        self._body.clear()
         if self._transport is not None:
             self._transport.close()
 
@@ -176,6 +189,11 @@ class OpenConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            self._fail(ConnectionError("the answer is longer than any to this request"))
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

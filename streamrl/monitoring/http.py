@@ -11,11 +11,12 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET6
-from typing import NamedTuple, cast
+from socket import AF_INET6, SHUT_RDWR, socket
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from streamrl.config.addresses import is_loopback
@@ -29,7 +30,8 @@ from streamrl.monitoring.targets import Address, targets_file, write_targets
 logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0  # between two questions to the broker
-REQUEST_S = 10.0  # the time that a client has to send its request
+REQUEST_S = 10.0  # the time that a client has for its requests, from the connection on
+MAX_CLIENTS = 64  # at a time; a further one takes the place of the one that came first
 # When the part ends, the thread that asks the broker may wait for a broker that is gone. The part
 # does not wait for it any longer than this.
 LEAVE_S = 0.5
@@ -116,12 +118,39 @@ class MetricsServer(ThreadingHTTPServer):
     """The HTTP server of a part, with a thread for each request."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: Address, pages: Pages) -> None:
         self.pages = pages
+        # When each connection began, the oldest first. One thread adds, others remove.
+        self._began_s: dict[socket, float] = {}
         if ":" in address.host:
             self.address_family = AF_INET6
         super().__init__((address.host, address.port), Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread. A client that has come first may be gone, or keep others out."""
+        while len(self._began_s) >= MAX_CLIENTS:
+            self._end(next(iter(self._began_s)))
+        self._began_s[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._began_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that are too old, whatever their clients still send."""
+        oldest_s = time.monotonic() - REQUEST_S
+        for connection, began_s in list(self._began_s.items()):
+            if began_s < oldest_s:
+                self._end(connection)
+
+    def _end(self, connection: socket) -> None:
+        """End a connection, so that the thread that reads from it ends."""
+        self._began_s.pop(connection, None)
+        with contextlib.suppress(OSError):
+            connection.shutdown(SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log what ended a request. A client that has gone is no error of this part."""

@@ -75,9 +75,11 @@ def talk_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers take their last token: this model's own are over before an update comes."""
     post = ServerConnection.post
 
-    def without_end(self: ServerConnection, path: str, body: Any, answer_type: Any) -> Any:
+    def without_end(
+        self: ServerConnection, path: str, body: Any, answer_type: Any, tokens: int = 0
+    ) -> Any:
         body.get("sampling_params", {})["ignore_eos"] = True
-        return post(self, path, body, answer_type)
+        return post(self, path, body, answer_type, tokens)
 
     monkeypatch.setattr(ServerConnection, "post", without_end)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -186,3 +187,35 @@ async def test_a_key_of_two_lines_is_not_shown():
     with pytest.raises(RequestFailed, match="one line") as failed:
         await post(connection)
     assert "sesame" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 5_000,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9000\r\n\r\n" + b"[" * 5_000,
+        b"HTTP/1.1 200 OK\r\nx: " + b"a" * 5_000,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 500,
+    ],
+)
+def test_an_answer_that_does_not_end_is_given_up(answer: bytes, monkeypatch: pytest.MonkeyPatch):
+    """The connection stays open, and nothing more comes: only the length can be what ends it."""
+    monkeypatch.setattr("streamrl.inference.server_connection.MIN_ANSWER_BYTES", 1_000)
+    monkeypatch.setattr("streamrl.inference.server_connection.BYTES_PER_BYTE", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections = list[socket.socket]()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            connections.append(connection)
+            connection.recv(65_536)
+            connection.sendall(answer)
+
+        serving = Thread(target=serve)
+        serving.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(RequestFailed, match="longer than any to this request"):
+            run(url, post)
+        serving.join()
+        for connection in connections:
+            connection.close()

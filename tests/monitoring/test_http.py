@@ -27,7 +27,7 @@ from streamrl.monitoring import http
 from streamrl.monitoring.http import ListenOverride, serving
 from tests.monitoring.endpoints import TOPICS, get, metrics_urls, samples
 from tests.support import data_path
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 
 def test_a_part_from_its_start_to_its_end(run: RunFile):
@@ -170,3 +170,49 @@ def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
         (part, ListenOverride("0.0.0.0", 9)),
         (part, ListenOverride(None, 0)),
     ]
+
+
+def ends(client: socket.socket) -> bool:
+    """Whether the server ends a connection on which nothing was asked."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_clients_that_ask_nothing_keep_no_other_client_out(run: RunFile):
+    with serving(run, MemoryLog(TOPICS), "buffer"):
+        [metrics] = metrics_urls(run, "buffer")
+        address = urlsplit(metrics)
+        where = (str(address.hostname), int(address.port or 0))
+        extra = 8
+        silent = [
+            socket.create_connection(where, timeout=patience(30))
+            for _ in range(http.MAX_CLIENTS + extra)
+        ]
+        livez = metrics.removesuffix("/metrics") + "/livez"
+        assert get(livez) == (200, "alive\n")
+        assert all(ends(client) for client in silent[:extra])
+        for client in silent:
+            client.close()
+
+
+def test_a_client_that_sends_a_byte_now_and_then_has_no_longer_than_others(
+    run: RunFile, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http, "REQUEST_S", 0.5)
+    with serving(run, MemoryLog(TOPICS), "buffer"):
+        [metrics] = metrics_urls(run, "buffer")
+        address = urlsplit(metrics)
+        where = (str(address.hostname), int(address.port or 0))
+        with socket.create_connection(where, timeout=patience(30)) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\nx: ")
+
+            def has_ended() -> bool:
+                try:
+                    client.sendall(b"a")
+                except OSError:
+                    return True
+                return False
+
+            until(has_ended)

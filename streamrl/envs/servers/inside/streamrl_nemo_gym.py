@@ -28,6 +28,8 @@ from streamrl_sessions import Failed, Outcome, Session, Settings, serve
 SESSION_FIELD = "streamrl_session"  # of a call's metadata, as the gateway reads it
 PARAMETERS = "responses_create_params"  # of a row: what the agent asks the model with
 PACKAGE = "nemo-gym"
+MAX_ANSWER = 64 << 20  # bytes of what /run answers
+MAX_ERROR = 1 << 20
 
 
 class NemoGym:
@@ -163,10 +165,20 @@ def post(url: str, body: dict[str, Any], timeout_s: float) -> Any:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return json.load(response)
+            return json.loads(read_at_most(response, MAX_ANSWER))
     except urllib.error.HTTPError as error:
-        text = error.read().decode("utf-8", "replace")
+        text = read_at_most(error, MAX_ERROR).decode("utf-8", "replace")
         raise Failed(f"the agent server answered {error.code}: {text}") from None
+
+
+def read_at_most(response: Any, limit: int) -> bytes:
+    """What a server answers. Raises Failed if it is longer: an answer without an end would fill
+    the memory of this process.
+    """
+    content = response.read(limit + 1)
+    if len(content) > limit:
+        raise Failed(f"the agent server's answer has more than {limit:,} bytes")
+    return content
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from streamrl_sessions import (
 )
 
 ABOUT_S = 60.0  # The server says within so long what it is.
+MAX_ABOUT = 1 << 20  # bytes of it
 TIMEOUT_S = 300.0  # of one answer of the policy
 CONTEXT = "context_length_exceeded"  # The gateway says this of a prompt that is too long.
 
@@ -121,7 +122,7 @@ def action_of(answer: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def fetch(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=ABOUT_S) as response:
-        return json.load(response)
+        return json.loads(response.read(MAX_ABOUT))
 
 
 @asynccontextmanager

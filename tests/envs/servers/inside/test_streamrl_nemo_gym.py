@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,10 @@ def test_an_env_has_one_agent_and_the_version_is_known():
     assert module.agent_of([{}]) == ""
     with pytest.raises(SystemExit, match=r"params\.version"):
         module.installed_version()
+
+
+def test_an_answer_that_does_not_end_fails_its_session():
+    module = program()
+    assert module.read_at_most(BytesIO(b"abc"), 3) == b"abc"
+    with pytest.raises(module.Failed, match="has more than 2 bytes"):
+        module.read_at_most(BytesIO(b"abc"), 2)
