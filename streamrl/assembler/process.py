@@ -13,6 +13,7 @@ from streamrl.assembler.session_assembler import (
     expire_removed,
     is_check_due,
     remove_env,
+    restore_env,
 )
 from streamrl.assembler.state import AssemblerConfig, AssemblerState, SessionRules
 from streamrl.config import topology
@@ -102,9 +103,12 @@ def reconcile(
     """
     outputs = list[Output]()
     for env, sessions in list(state.envs.items()):
-        outputs += expire_removed(env, sessions, removed)
-        if env not in config.envs:
-            outputs += remove_env(env, state.envs.pop(env))
+        if env in config.envs:
+            outputs += expire_removed(env, sessions, removed)
+        else:
+            remove_env(state, env)
+    for env in [env for env in state.sessions_of_removed_envs if env in config.envs]:
+        outputs += restore_env(state, env)
     return state, outputs
 
 

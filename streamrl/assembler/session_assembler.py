@@ -16,6 +16,7 @@ from streamrl.assembler.state import (
     EnvSessions,
     OpenSession,
     PartialGroup,
+    RemovedSession,
     SessionRules,
 )
 from streamrl.config import topology
@@ -202,11 +203,25 @@ class SessionAssembler:
 # ---- settings and retention ----------------------------------------------------------------------
 
 
-def remove_env(env: str, sessions: EnvSessions) -> list[Output]:
-    """Fail the sessions of an env that is not in the run any more."""
+def remove_env(state: AssemblerState, env: str) -> None:
+    """Forget the records of an env that is not in the run any more. Its topics may not be read or
+    written now, and may be gone.
+    """
+    removed = [
+        RemovedSession(name, session.problem_id, session.group_id)
+        for name, session in state.envs.pop(env).open.items()
+    ]
+    state.sessions_of_removed_envs.setdefault(env, []).extend(removed)
+
+
+def restore_env(state: AssemblerState, env: str) -> list[Output]:
+    """Fail the sessions that were open when the env, which is in the run again, was taken out."""
     outputs = list[Output]()
-    for session in sessions.open.values():
-        failed = assemble_failed_rollout(start_of(session), session.group_id, ENV_REMOVED)
+    for removed in state.sessions_of_removed_envs.pop(env):
+        start = SessionStart(
+            session=removed.session, environment=env, problem_id=removed.problem_id
+        )
+        failed = assemble_failed_rollout(start, removed.group_id, ENV_REMOVED)
         outputs.append(rollout_output(env, failed))
     return outputs
 

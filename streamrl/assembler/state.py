@@ -60,7 +60,17 @@ class EnvSessions(msgspec.Struct):
     groups: dict[str, PartialGroup] = {}  # by problem
 
 
+class RemovedSession(msgspec.Struct):
+    """A session that was open when its env was taken out of the run."""
+
+    session: str
+    problem_id: str
+    group_id: str
+
+
 class AssemblerState(msgspec.Struct):
     envs: dict[str, EnvSessions] = {}
+    # By env. Their rollouts are published, as failed, when the env is put back.
+    sessions_of_removed_envs: dict[str, list[RemovedSession]] = {}
     clock: AwakeClock = msgspec.field(default_factory=AwakeClock)  # limits on waiting go by it
     checked_s: float = -1.0  # awake, when the limits were last checked

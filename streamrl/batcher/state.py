@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -18,6 +19,9 @@ from streamrl.batcher.selection import Candidate, rebase_deficit
 from streamrl.log.protocol import Event
 from streamrl.records import Demand, ScoredGroup, first_of_rollout_mask
 
+# The most producers of an env whose groups are counted: those of which a group has ended last. A
+# program whose name is new with each life would otherwise make every demand longer.
+COUNTED_PRODUCERS = 1_000
 # The cost of a group is a mean over about so many groups.
 RECENT_GROUPS = 256
 
@@ -129,8 +133,13 @@ class EnvQueue(msgspec.Struct):
         """Count the end of a group for its producer, unless it was counted or forgotten before."""
         producer = group.producer
         if producer and group.epoch >= self.epoch:
-            self.closed[producer] = self.closed.get(producer, 0) + 1
+            count = self.closed.pop(producer, 0) + 1
+            self.closed[producer] = count  # it is the last one now
             self.busy_since_s.pop(producer, None)
+            excess = max(len(self.closed) - COUNTED_PRODUCERS, 0)
+            others = (name for name in self.closed if name not in self.granted)
+            for name in list(islice(others, excess)):
+                del self.closed[name]
 
     def begin_epoch(self) -> None:
         """Retention has deleted groups that were not counted: no producer waits for them now."""

@@ -66,7 +66,7 @@ class EnvGroups:
             self.record_fate("duplicate", [event])
             return
         window = state.windows.setdefault(self.env, self.window)
-        window.seen[rollout.rollout_uid] = state.version
+        window.note_seen(rollout.rollout_uid, state.version)
         tokens = rollout.total_tokens
         window.intake.add(rollout, tokens)
         if rollout.misaligned:
@@ -137,7 +137,8 @@ class EnvGroups:
             self.outputs.append(Output(topology.FATES, group_id, record))
             group.members = [event for event in group.members if event not in gone]
             group.lost += len(gone)
-            self.maybe_close(group_id)
+            if self.env in self.rules.envs:
+                self.maybe_close(group_id)
         self.window.recount()
 
     def begin_epoch(self) -> None:
@@ -166,7 +167,7 @@ class EnvGroups:
         """
         window = self.state.windows.setdefault(self.env, self.window)
         for group_id, group in self.state.groups_of_removed_envs.pop(self.env).items():
-            window.closed[group_id] = self.state.version
+            window.note_closed(group_id, self.state.version)
             self.publish(group_id, self.empty_record(group_id, group))
 
     # ---- what a rollout is to its group ------------------------------------------------------
@@ -286,7 +287,7 @@ class EnvGroups:
         del window.open[group_id]
         # a group that was refused as a whole may be put back from the dead letters
         if group.size > len(group.refused):
-            window.closed[group_id] = self.state.version
+            window.note_closed(group_id, self.state.version)
         if group.refused or group.size < self.rules.group_size:
             window.note_counted(group_id)
         record, cause = self.score(members)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,7 +22,9 @@ from streamrl.records import LossWeights, Rollout
 # logprob of a token are 8 bytes, and its text is about as many.
 BYTES_PER_TOKEN = 64
 OBJECT_BYTES = 100  # of a header, a turn, a named reward or a version span
-# Ids of counted groups that are remembered for each env (`Window.counted`).
+# The most ids that are remembered for each env: of rollouts and of closed groups, however few
+# versions come, and of counted groups (`Window.counted`).
+REMEMBERED_IDS = 200_000
 COUNTED_GROUPS = 10_000
 PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
 
@@ -132,11 +134,20 @@ class Window(msgspec.Struct):
     # of them opens again, its producer does not wait for it.
     counted: dict[str, None] = {}
 
+    def note_seen(self, uid: str, version: int) -> None:
+        """Remember that this rollout came at this version."""
+        self.seen[uid] = version
+        drop_oldest(self.seen, REMEMBERED_IDS)
+
+    def note_closed(self, group_id: str, version: int) -> None:
+        """Remember that this group closed at this version."""
+        self.closed[group_id] = version
+        drop_oldest(self.closed, REMEMBERED_IDS)
+
     def note_counted(self, group_id: str) -> None:
         """Remember that the end of this group has been counted."""
         self.counted[group_id] = None
-        if len(self.counted) > COUNTED_GROUPS:
-            del self.counted[next(iter(self.counted))]
+        drop_oldest(self.counted, COUNTED_GROUPS)
 
     def lose(self, group_id: str, events: Sequence[Event]) -> None:
         """Take these members out of their group, which counts them as lost."""
@@ -172,6 +183,12 @@ class Window(msgspec.Struct):
             ):
                 idle.append(group_id)
         return idle
+
+
+def drop_oldest(memory: dict[str, Any], most: int) -> None:
+    """Drop what came first until there are no more than `most` entries."""
+    while len(memory) > most:
+        del memory[next(iter(memory))]
 
 
 class BufferState(msgspec.Struct):

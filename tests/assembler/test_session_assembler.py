@@ -12,7 +12,8 @@ from streamrl.assembler.state import AssemblerState
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Event, Output
-from streamrl.records import Record, Rollout, SessionEnd
+from streamrl.processor.snapshots import held_events
+from streamrl.records import ENV_REMOVED, Record, Rollout, SessionEnd
 from streamrl.records.limits import MAX_ID
 from streamrl.sessions import reward_progress
 from tests.support.sessions import ENV, call, end, reward, start
@@ -268,14 +269,6 @@ def test_retention_takes_a_session_with_it():
     assert list(fold.state.envs[ENV].open) == ["t"]
 
 
-def test_sessions_of_an_env_that_is_taken_out_are_failed():
-    fold = Fold()
-    fold.at(0, start("s"))
-    without = type(fold.config)(envs={})
-    fold.state, outputs = reconcile(without, fold.state, {}, 1)
-    assert [each.failure for each in rollouts(outputs)] == ["its env was taken out of the run"]
-
-
 def test_a_run_without_sessions_has_no_assembler():
     with pytest.raises(ConfigError, match="no env of the run has sessions"):
         make_processor(parse({"run": "r", "envs": {"copy-digits": {}}}))
@@ -358,3 +351,16 @@ def test_an_outage_or_a_step_of_the_clock_closes_nothing_that_would_not_have_clo
     expected = outcomes_of(records, range(0), 0.0)
     assert len(expected) == 6
     assert outcomes_of(records, away, draw.choice((-1e6, 0.0, 400.0, 1e6))) == expected
+
+
+def test_of_an_env_that_was_taken_out_a_session_fails_when_it_is_put_back():
+    """Nothing is written meanwhile: the topics of the env may be gone."""
+    fold = Fold()
+    fold.at(0, start("s"), call("a", [1], [2]))
+    without = type(fold.config)(envs={})
+    state, out = reconcile(without, fold.state, {(f"turns.{ENV}", 0): 2**40}, 1)
+    assert out == [] and list(held_events(state)) == []
+    state, out = reconcile(fold.config, state, {}, 2)
+    (failed,) = rollouts(out)
+    assert (failed.rollout_uid, failed.problem_id, failed.failure) == ("s", "p", ENV_REMOVED)
+    assert reconcile(fold.config, state, {}, 3)[1] == [], "once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from msgspec import structs
 
 from streamrl.batcher.selection import Candidate
@@ -52,3 +53,13 @@ def test_what_a_group_costs_is_what_the_last_few_hundred_have_cost():
     for _ in range(3 * 256):
         pool.measure(40)
     assert pool.measured == 256 and 37 < pool.group_tokens <= 40
+
+
+def test_the_producers_that_are_counted_are_those_of_which_a_group_has_ended_last(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("streamrl.batcher.state.COUNTED_PRODUCERS", 3)
+    queue = EnvQueue(granted={"copy-0": 2})
+    for producer in ("copy-0", "a", "b", "a", "c", "d"):
+        queue.count_closed(structs.replace(group(sizes=()), producer=producer))
+    assert queue.closed == {"copy-0": 1, "c": 1, "d": 1}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.buffer import process as buffer
-from streamrl.buffer.process import make_processor, step
+from streamrl.buffer.process import make_processor, reconcile, step
 from streamrl.buffer.state import BufferState
 from streamrl.config.run_file import parse
 from streamrl.log.codec import to_message
@@ -19,7 +19,7 @@ from streamrl.processor import processor
 from streamrl.processor.definition import from_json, to_json
 from streamrl.recordings.replay import replay
 from streamrl.records import LossWeights, ScoredGroup
-from tests.support.buffer import CONFIG, fates, groups, step_once
+from tests.support.buffer import CONFIG, advance, fates, groups, step_once
 from tests.support.build import rollout, rollout_event, version_event
 from tests.support.data_path import RUN, TOPICS, announce, published, send_groups
 from tests.support.waiting import patience, until
@@ -153,3 +153,18 @@ def test_the_losses_of_envs_are_in_the_journaled_configuration():
     config = make_processor(run).config
     assert config.losses == {"chat": LossWeights(cross_entropy=0.5)}
     assert from_json(to_json(config), make_processor(run)) == config
+
+
+def test_of_an_env_that_was_taken_out_no_group_is_published_before_it_is_put_back():
+    """Both rollouts wait for version 1, and retention has deleted the first."""
+    held = [rollout_event(i, rollout(sample=i, newest=1)) for i in range(2)]
+    state, _ = advance([version_event(0), *held])
+    removed = {("rollouts.copy", 0): 1}
+    state, out = reconcile(replace(CONFIG, envs=()), state, removed, 1.0)
+    assert fates(out) == [
+        ("expired", [0], "retention has deleted it before it was used"),
+        ("filtered", [1], "its env was taken out of the run"),
+    ]
+    assert groups(out) == []
+    _, out = reconcile(CONFIG, state, {}, 2.0)
+    assert [(group.group_id, group.uids) for group in groups(out)] == [("g0", [])]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
 from streamrl.buffer.state import EnvRules, OpenGroup, Window, record_bytes
 from streamrl.log.protocol import Event
 from streamrl.records import InferenceMetadata, VersionSpan
 from tests.support.buffer import CONFIG, advance, fates, of_size
-from tests.support.build import rollout, turns, version_event
+from tests.support.build import rollout, rollout_event, turns, version_event
 
 
 def a_group(members: list[Event]) -> OpenGroup:
@@ -86,3 +87,16 @@ def test_the_rules_of_an_env_replace_those_for_all():
     rules = config.for_env("copy")
     assert (rules.group_size, rules.max_age, rules.zero_advantage) == (8, 0, "filter")
     assert rules.max_window_tokens == CONFIG.max_window_tokens
+
+
+def test_however_few_versions_come_the_ids_that_are_remembered_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("streamrl.buffer.state.REMEMBERED_IDS", 3)
+    sent = [
+        rollout_event(2 * i + j, rollout(group=f"g{i}", sample=j)) for i in range(5) for j in (0, 1)
+    ]
+    state, _ = advance([version_event(0), *sent])
+    window = state.windows["copy"]
+    assert list(window.seen) == ["g3-1", "g4-0", "g4-1"]
+    assert list(window.closed) == ["g2", "g3", "g4"]
