@@ -207,9 +207,13 @@ def remove_leftovers(directory: Path, announced: int) -> None:
     """
     for left in directory.glob(f"{TEMPORARY}*"):
         shutil.rmtree(left, ignore_errors=True)
-    for version in versions(directory):
-        if version > announced:
-            _delete(path_of(directory, version))
+    complete = versions(directory)
+    for path in directory.glob("*"):
+        if not path.name.isdecimal() or not path.is_dir():
+            continue
+        # One without a position was being deleted when its process died.
+        if int(path.name) > announced or int(path.name) not in complete:
+            _delete(path)
 
 
 def _failure(directory: Path, version: int, error: Exception) -> CheckpointError:

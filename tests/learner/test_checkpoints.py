@@ -90,6 +90,17 @@ def test_what_an_interrupted_one_left_goes(state: Any, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["000040"]
 
 
+def test_what_an_interrupted_deletion_left_goes(state: Any, tmp_path: Path):
+    """Its position was deleted first, so it is no checkpoint, and its other files are the largest
+    ones of a run. A directory of another name stays.
+    """
+    (tmp_path / "000023" / "state").mkdir(parents=True)
+    (tmp_path / "start").mkdir()
+    checkpoints.save(tmp_path, state, TrainingPosition(40, 0, ""), keep=2)
+    checkpoints.remove_leftovers(tmp_path, announced=40)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000040", "start"]
+
+
 def test_a_crash_before_one_is_whole_leaves_the_one_before(state: Any, tmp_path: Path):
     checkpoints.save(tmp_path, state, TrainingPosition(1, 1, "one"), keep=1)
     checkpoints.begin(tmp_path, state, 2).wait()
