@@ -74,6 +74,9 @@ soak: $(ENV)/.installed .streamrl/.kafka ## 100 producers for SOAK_MINUTES (30) 
 agents: setup $(AGENTS_ENV)/.synced ## agents of the SDKs of openai, anthropic and openai-agents, trained one after another: docs/train-your-agent.md
 	@$(ENV)/bin/python -m tests.agents
 
+clients: $(ENV)/.installed .streamrl/.kafka $(AGENTS_ENV)/.synced .streamrl/clients/.installed ## Claude Code, Codex and nine more through a live gateway, a loop with a tool each: docs/train-your-agent.md
+	@$(ENV)/bin/python -m tests.clients $(if $(CLIENTS_WRITE),--write) $(CLIENTS)
+
 attacks: $(ENV)/.installed ## attacks on streamrl's own defences, as this user and, from root, as a plain one: each must fail
 	@$(ENV)/bin/python -m tests.attacks
 
@@ -175,6 +178,14 @@ $(INFERENCE_ENV)/.synced $(INFERENCE_ENV)/.cuda:
 $(AGENTS_ENV)/.synced $(VERIFIERS_ENV)/.synced: .venv-%/.synced: requirements/%.txt | $(UV)
 	@test -x .venv-$*/bin/python || $(ENV)/bin/python -m venv --without-pip .venv-$*
 	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python .venv-$*/bin/python $<
+	@touch $@
+
+# Node 20 is needed, with its npm; the clients bring everything else.
+.streamrl/clients/.installed: tests/clients/package.json tests/clients/package-lock.json tests/clients/ai_sdk.mjs
+	@command -v npm >/dev/null || { echo "make: no npm found; install Node 20 or newer" >&2; exit 1; }
+	@mkdir -p .streamrl/clients
+	@cp $^ .streamrl/clients
+	npm ci --prefix .streamrl/clients --no-audit --no-fund --silent
 	@touch $@
 
 .streamrl/.kafka: streamrl/local_kafka/broker_files/jars.txt | $(ENV)/.installed

@@ -3,8 +3,8 @@ docs/.
 
 - README.md is the first page; files that a page links to and that lie outside docs/ (SECURITY.md, a
   run file, a source) are pages too.
-- `<!-- settings -->` and `<!-- commands -->` in a page are replaced by what `settings.py` and
-  `commands.py` make of the code.
+- `<!-- settings -->`, `<!-- commands -->` and `<!-- requests -->` in a page are replaced by what
+  `settings.py`, `commands.py` and `requests.py` make of the code.
 - Each room of the package has a page of its docstrings (mkdocstrings).
 
 In docs/, on GitHub and in an editor, links are those of the repository; here they are turned into
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path
 
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from docs.hooks import commands, settings  # noqa: E402
+from docs.hooks import commands, requests, settings  # noqa: E402
 
 LINK = re.compile(r"""(\]\(|src="|srcset="|href=")([^)\s"#:]+)(#[^)\s"]*)?(?=[)\s"])""")
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -34,6 +34,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".jsonl": "json"
 MADE: dict[str, Callable[[], str]] = {
     "<!-- settings -->": settings.tables,
     "<!-- commands -->": commands.pages,
+    "<!-- requests -->": requests.tables,
 }
 
 

@@ -74,7 +74,9 @@ class Result(NamedTuple):
 class Run:
     """A broker, two replicas of the gateway, an assembler, and a server that can be killed."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, directory: Path, stack: ExitStack, server: SamplingStub | None = None
+    ) -> None:
         self.directory = directory
         self.broker = broker.start(directory / "kafka", die_with_parent=True)
         stack.callback(lambda: self.broker.stop())
@@ -89,7 +91,7 @@ class Run:
         kafka = {"bootstrap.servers": self.broker.address}
         topic_changes.apply(self.run, kafka)
         self.log = KafkaLog(kafka, self.run.run)
-        self.stub = stack.enter_context(SamplingStub())
+        self.stub = stack.enter_context(server or SamplingStub())
         self.over = threading.Event()
         # The URL of the replica of each call that was answered, and how many there were of a victim
         # when it was killed last.

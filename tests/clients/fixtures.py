@@ -93,7 +93,7 @@ class Replay:
         self._fixture = fixture
 
     def requests(self) -> Iterator[dict[str, Any]]:
-        """The next request. The caller puts the id of its answer into `calls` before it goes on."""
+        """The next request. The caller then adds the id of its answer to `calls`."""
         for request in self._fixture:
             yield {**request, "body": self._filled(request["body"])}
 

@@ -18,7 +18,7 @@ MODULES = ROOT / ".streamrl" / "clients" / "node_modules"
 PYTHON = ROOT / ".venv-agents" / "bin" / "python"
 TASK = "run echo hello"
 LIMIT_S = 180.0  # of one client
-# What the policy is made to write, beside the call of the client's tool.
+# What the policy is made to write, besides the call of the client's tool.
 THOUGHT = "I call the tool."
 ANSWER_TEXT = "Done: it is so."
 TITLE = "A short title"
@@ -35,18 +35,19 @@ class Start(NamedTuple):
 class Program(NamedTuple):
     """A client, and the call of a tool with which the policy is to answer it first."""
 
+    package: str  # that has its version
     start: Callable[[str, str], Start]  # from the URL and the key
     tool: str
     arguments: dict[str, Any]
 
 
-def of_sdk(name: str) -> Program:
+def of_sdk(name: str, package: str) -> Program:
     """An agent of a Python SDK (`sdk_clients.py`)."""
 
     def start(url: str, key: str) -> Start:
         return Start([str(PYTHON), str(HERE / "sdk_clients.py"), name, url, key])
 
-    return Program(start, "add", {"a": 1, "b": 2})
+    return Program(package, start, "add", {"a": 1, "b": 2})
 
 
 def binary(name: str) -> str:
@@ -64,8 +65,9 @@ def claude_code(url: str, key: str) -> Start:
 
 
 def codex(url: str, key: str) -> Start:
-    provider = f'{{name="streamrl", base_url="{url}/v1", wire_api="responses", env_key="KEY"}}'
-    options = ["model=policy", "model_provider=streamrl", f"model_providers.streamrl={provider}"]
+    provider = {"name": "streamrl", "base_url": f"{url}/v1", "wire_api": "responses"}
+    options = ["model=policy", "model_provider=streamrl", "model_providers.streamrl.env_key=KEY"]
+    options += [f"model_providers.streamrl.{name}={value}" for name, value in provider.items()]
     settings = [part for option in options for part in ("-c", option)]
     # The container is the sandbox: its own needs rights that a container may lack.
     unconfined = "--dangerously-bypass-approvals-and-sandbox"
@@ -100,22 +102,26 @@ def qwen_code(url: str, key: str) -> Start:
 def ai_sdk(url: str, key: str) -> Start:
     # Node looks for packages from the file's own directory on.
     program = MODULES.parent / "ai_sdk.mjs"
+    program = MODULES.parent / "ai_sdk.mjs"
     return Start(["node", str(program), url, key])
 
 
 ECHO = {"command": "echo hello", "description": "echo hello"}
+ECHO_NOW = {**ECHO, "is_background": False}
 PROGRAMS: dict[str, Program] = {
-    "claude-code": Program(claude_code, "Bash", ECHO),
-    "codex": Program(codex, "exec_command", {"cmd": "echo hello"}),
-    "opencode": Program(opencode, "bash", ECHO),
-    "qwen-code": Program(qwen_code, "run_shell_command", {**ECHO, "is_background": False}),
-    "ai-sdk": Program(ai_sdk, "add", {"a": 1, "b": 2}),
-    "openai": of_sdk("openai"),
-    "anthropic": of_sdk("anthropic"),
-    "openai-agents": of_sdk("openai_agents"),
-    "litellm": of_sdk("litellm"),
-    "langchain": of_sdk("langchain"),
-    "pydantic-ai": of_sdk("pydantic_ai"),
+    "claude-code": Program("@anthropic-ai/claude-code", claude_code, "Bash", ECHO),
+    "codex": Program("@openai/codex", codex, "exec_command", {"cmd": "echo hello"}),
+    "opencode": Program("opencode-ai", opencode, "bash", ECHO),
+    "qwen-code": Program(
+        "@qwen-code/qwen-code", qwen_code, "run_shell_command", {**ECHO, "is_background": False}
+    ),
+    "ai-sdk": Program("ai", ai_sdk, "add", {"a": 1, "b": 2}),
+    "openai": of_sdk("openai", "openai"),
+    "anthropic": of_sdk("anthropic", "anthropic"),
+    "openai-agents": of_sdk("openai_agents", "openai-agents"),
+    "litellm": of_sdk("litellm", "litellm"),
+    "langchain": of_sdk("langchain", "langchain-openai"),
+    "pydantic-ai": of_sdk("pydantic_ai", "pydantic-ai-slim"),
 }
 
 
