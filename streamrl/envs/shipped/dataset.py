@@ -71,7 +71,7 @@ class Dataset(SingleTurnEnv):
         self.reward = reward
         self.answer: AnswerPlace = answer
         form = TEMPLATES[template]
-        named = Columns.named({**form.columns, **(columns or {})}, keep)
+        named = Columns.named(columns or {}, keep, form.columns)
         told = form.instruction if instruction is None else instruction
 
         def parse(line: int, row: Any) -> Sample:

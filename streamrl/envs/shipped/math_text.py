@@ -19,7 +19,7 @@ STATED = re.compile(
 IT_IS = re.compile(
     r"(?i)^(?:(?:so|thus|hence|therefore|then)\b,?\s*)?(?:it|this|that)(?: is| was|'s)\s+"
 )
-SENTENCE_END = re.compile(r"\n|[.!?;](?=\s|$)")
+SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?;](?=\s|$)")
 FORMULA = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$|\$(?P<dollars>[^$\n]+)\$"
     r"|\\\((?P<round>.+?)\\\)|\\\[(?P<square>.+?)\\\]",
@@ -176,7 +176,7 @@ def _whole_or_last_run(text: str) -> str | None:
         return None
     if not _is_prose(whole) and "\n" not in whole:
         return whole
-    for sentence in reversed(re.split(r"\n|(?<=[.!?;])\s", whole)):
+    for sentence in reversed(re.split(r"\n|(?<=[^\\][.!?;])\s", whole)):
         runs = _runs(sentence)
         if runs:
             if len(runs) > 1 and re.search(r"(?i)\bor\b", sentence):

@@ -28,11 +28,12 @@ def rows(path: Path) -> Iterator[Row]:
     that cannot.
     """
     try:
-        if path.suffix == ".parquet":
+        suffix = path.suffix.lower()
+        if suffix == ".parquet":
             yield from _parquet(path)
-        elif path.suffix in DELIMITERS:
+        elif suffix in DELIMITERS:
             yield from _csv(path)
-        elif path.suffix in (".jsonl", ".ndjson", ".json"):
+        elif suffix in (".jsonl", ".ndjson", ".json"):
             yield from _json(path)
         else:
             raise ValueError(f"file {path}: name it {KINDS}, by what is in it")
@@ -96,7 +97,7 @@ def _json(path: Path) -> Iterator[Row]:
         start = file.read(64)
         _check_encoding(path, start)
         file.seek(len(BOM) if start.startswith(BOM) else 0)
-        if path.suffix == ".json" and start.removeprefix(BOM).lstrip().startswith(b"["):
+        if path.suffix.lower() == ".json" and start.removeprefix(BOM).lstrip().startswith(b"["):
             yield from enumerate(_array(path, file.read()), 1)
             return
         for number, line in enumerate(file, 1):
@@ -137,7 +138,7 @@ def _duplicate(names: Iterable[str]) -> str | None:
 
 def _check_encoding(path: Path, start: bytes) -> None:
     if start.startswith(UTF16):
-        raise ValueError(f"file {path} is UTF-16; store it as UTF-8")
+        raise ValueError(f"file {path} is UTF-16 or UTF-32; store it as UTF-8")
 
 
 def _csv(path: Path) -> Iterator[Row]:
@@ -152,7 +153,7 @@ def _csv(path: Path) -> Iterator[Row]:
         ) from None
     csv.field_size_limit(LARGEST_CELL)
     reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=DELIMITERS[path.suffix], strict=True
+        io.StringIO(text, newline=""), delimiter=DELIMITERS[path.suffix.lower()], strict=True
     )
     try:
         names = next(reader, [])

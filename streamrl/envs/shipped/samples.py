@@ -35,12 +35,23 @@ class Columns(NamedTuple):
     keep: tuple[str, ...] = ()
 
     @classmethod
-    def named(cls, names: Mapping[str, str], keep: Sequence[str]) -> Columns:
-        """Columns of which some have other names. Raises ValueError for an unknown one."""
+    def named(
+        cls, names: Any, keep: Sequence[str], default: Mapping[str, str] | None = None
+    ) -> Columns:
+        """Columns of which some have other names: those in `names`, and otherwise in `default`. A
+        field of a structure is COLUMN.FIELD. Raises ValueError for an unknown one, and for what is
+        no name.
+        """
+        if not isinstance(names, Mapping) or not all(
+            isinstance(name, str) for name in names.values()
+        ):
+            raise ValueError(f"columns is {names!r}; write it as {{prompt: NAME, answer: NAME}}")
+        if isinstance(keep, str):
+            raise ValueError(f"keep is {keep!r}; write it as a list: [{keep}]")
         for name in names:
             if name not in RENAMED:
                 raise ValueError(f"columns has {name!r}; {nearest_or_all(name, RENAMED)}")
-        return cls(**names, keep=tuple(keep))
+        return cls(**{**(default or {}), **names}, keep=tuple(keep))
 
 
 class Sample(NamedTuple):
@@ -65,14 +76,14 @@ def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:
     row = columns_of(row)
     has = f"it has {', '.join(map(str, row))}"
     for name in columns.keep:
-        if name not in row:
+        if not _has(row, name):
             raise ValueError(f"no {name!r} to keep; {has}")
-    tokens = _tokens(row.get(columns.tokens))
-    given = value_of(row.get(columns.prompt))
+    tokens = _tokens(_cell(row, columns.tokens))
+    given = value_of(_cell(row, columns.prompt))
     messages = [] if is_missing(given) else prompt_messages(given, columns.prompt)
     if not (tokens or messages):
         raise ValueError(f"neither {columns.prompt!r} nor {columns.tokens!r}; {has}")
-    answer = value_of(row.get(columns.answer))
+    answer = value_of(_cell(row, columns.answer))
     if needs_answer and answer is None:
         raise ValueError(f"no {columns.answer!r}; {has}")
     return Sample(
@@ -80,7 +91,7 @@ def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:
         messages=messages,
         tokens=tokens,
         answer=answer_in_cell(answer, columns.answer) if needs_answer else _any_answer(answer),
-        kept={name: published(row[name], name) for name in columns.keep},
+        kept={name: published(_cell(row, name), name) for name in columns.keep},
     )
 
 
@@ -97,6 +108,21 @@ def instructed(sample: Sample, instruction: str) -> Sample:
             messages[index] = {**message, "content": f"{message['content']}\n{instruction}"}
             return sample._replace(messages=messages)
     raise ValueError("no message of a user, which an instruction could follow")
+
+
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row has a column of this name, or a column with such a field."""
+    column, dot, rest = name.partition(".")
+    inner = row.get(column)
+    return name in row or (bool(dot) and isinstance(inner, Mapping) and _has(inner, rest))
+
+
+def _cell(row: Mapping[str, Any], name: str) -> Any:
+    """The cell of a column, or of a field of one; None if there is none."""
+    if name in row or not _has(row, name):
+        return row.get(name)
+    column, _, rest = name.partition(".")
+    return _cell(row[column], rest)
 
 
 def _any_answer(answer: Any) -> Any:

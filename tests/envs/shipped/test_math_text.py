@@ -16,6 +16,7 @@ from streamrl.envs.shipped.math_text import stated_math
         (r"The answer is 3\sqrt{13}.", r"3\sqrt{13}"),
         ("The answer is 42.", "42"),
         ("The answer is 4.25.", "4.25"),
+        (r"The answer is 11,\! 111.", r"11,\! 111"),
         ("The answer is 42 apples because 6*7=42.", "42"),
         ("**Answer:** 42", "42"),
         ("**Final Answer**\n\n42", "42"),

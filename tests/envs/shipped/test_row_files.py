@@ -34,7 +34,8 @@ CSV = "prompt,gt_answer\n1+1=?,2\n2+2=?,4\n"
         ("a.csv", CSV, [2, 3]),
         ("a.csv", "\ufeff" + CSV.replace("\n", "\r\n"), [2, 3]),
         ("a.csv", 'prompt,gt_answer\n"1+1=?",2\n\n"2+2=?","4"', [2, 4]),
-        ("a.tsv", CSV.replace(",", "\t"), [2, 3]),
+        ("a.TSV", CSV.replace(",", "\t"), [2, 3]),
+        ("A.JSONL", LINES, [1, 2]),
     ],
 )
 def test_the_rows_are_the_same_in_each_format(
@@ -66,7 +67,7 @@ def test_nulls_within_the_cells_of_a_parquet_file_are_left_out(tmp_path: Path):
     [
         ("a.jsonl", '{"a": 1, "a": 2}', "a.jsonl:1: not JSON .'a' is there twice"),
         ("a.jsonl", '{"a": "\xe9"}'.encode("latin-1"), "a.jsonl:1: not UTF-8 .* byte 7"),
-        ("a.jsonl", LINES.encode("utf-16"), "a.jsonl is UTF-16; store it as UTF-8"),
+        ("a.jsonl", LINES.encode("utf-16"), "a.jsonl is UTF-16 or UTF-32; store it as UTF-8"),
         ("a.jsonl", '{"a": 1}\n[1]', "a.jsonl:2: not a map of columns but list"),
         ("a.json", "[{]", "a.json is not JSON"),
         ("a.json", "[1]", "a.json:1: not a map of columns but int"),

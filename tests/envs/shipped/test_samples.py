@@ -51,6 +51,33 @@ def test_token_ids_and_other_names(tmp_path: Path):
     ]
 
 
+def test_a_field_of_a_structure_is_named_with_a_dot(tmp_path: Path):
+    row = {
+        "prompt": [{"role": "user", "content": "?"}],
+        "reward_model": {"ground_truth": "72", "style": "rule"},
+        "a.b": "c",
+    }
+    columns = Columns(answer="reward_model.ground_truth", keep=("reward_model.style", "a.b"))
+    (found,) = read(jsonl(tmp_path / "a.jsonl", row), columns)
+    assert found.answer == "72" and found.kept == {"reward_model.style": "rule", "a.b": "c"}
+    for name in ("reward_model.x", "prompt.role", "a.b.c"):
+        with pytest.raises(ValueError, match=f"a.jsonl:1: no '{name}' to keep"):
+            read(tmp_path / "a.jsonl", Columns(keep=(name,)), needs_answer=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "keep", "says"),
+    [
+        ("prompt", (), "columns is 'prompt'; write it as {prompt: NAME"),
+        ({"prompt": 5}, (), "columns is {'prompt': 5}"),
+        ({}, "level", r"keep is 'level'; write it as a list: \[level\]"),
+    ],
+)
+def test_what_names_no_columns_is_refused(names: Any, keep: Any, says: str):
+    with pytest.raises(ValueError, match=says):
+        Columns.named(names, keep)
+
+
 def test_parquet_says_the_same(tmp_path: Path):
     rows = [
         {"prompt": "1+1=?", "gt_answer": "2", "input_token_ids": None},
