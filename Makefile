@@ -25,7 +25,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 LIVE_FILES = $$(grep -rl 'mark\.live' tests --include='test_*.py')
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file, and Go for the env in another language.
 PROGRAMS := chromium prometheus docker-compose golang-go
-EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
+EXTRAS := --extra learner --extra plot --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
 .PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison rewards month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets real-size dist lock manifests sbom clean
 .DEFAULT_GOAL := help

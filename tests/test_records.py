@@ -73,7 +73,6 @@ def examples() -> dict[str, Record]:
             fork="template",
             content="",
             tool_calls=[{"id": "c", "type": "function"}],
-            entropies=floats(0.5),
             time_s=1.5,
         ),
         "session-end": sessions.end(
@@ -195,7 +194,6 @@ def whole() -> dict[str, Record]:
         fork=True,
         inference_metadata=how,
         timestamp=1.5,
-        entropies=some,
         loss=LossWeights(policy_gradient=0.5, cross_entropy=2.0, teacher_kl=0.25),
         routed_experts=experts(3),
     )
@@ -230,7 +228,6 @@ def whole() -> dict[str, Record]:
             loss_mask=ones,
             token_advantages=some,
             truncated=np.array([0, 1], np.uint8),
-            policy_entropies=some,
             policy_gradient_weights=some,
             cross_entropy_weights=some,
             teacher_kl_weights=some,
@@ -242,7 +239,6 @@ def whole() -> dict[str, Record]:
             processes=2,
             loss_mask=np.ones(5, np.uint8),
             token_advantages=np.arange(5, dtype=np.float32),
-            policy_entropies=np.arange(5, dtype=np.float32),
             policy_gradient_weights=np.arange(5, dtype=np.float32),
             cross_entropy_weights=np.arange(5, dtype=np.float32),
             teacher_kl_weights=np.arange(5, dtype=np.float32),

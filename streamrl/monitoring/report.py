@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from streamrl.log.protocol import Log
 from streamrl.monitoring.cells import number
 from streamrl.monitoring.plot import Curve, plot_rewards
 from streamrl.monitoring.run_history import MixedVersions, RunHistory, collect
+
+logger = logging.getLogger(__name__)
 
 
 def summarise(run: RunFile, history: RunHistory, versions: dict[str, str]) -> dict[str, Any]:
@@ -141,7 +144,10 @@ def _vllm(python: Path) -> str:
 
 
 def write_report(run: RunFile, log: Log) -> dict[str, Any]:
-    """Write report.json and reward.png to the run's directory. Returns the report."""
+    """Write report.json and reward.png to the run's directory. Returns the report.
+
+    Without matplotlib, which streamrl[plot] installs, there is no picture.
+    """
     history = collect(run, log)
     report = summarise(run, history, installed(run))
     run.directory.mkdir(parents=True, exist_ok=True)
@@ -149,7 +155,10 @@ def write_report(run: RunFile, log: Log) -> dict[str, Any]:
     numbers = [version for version, _ in history.versions.points()]
     seconds = elapsed_at(history, [time_s for _, time_s in history.versions.points()])
     versions = dict(zip(numbers, seconds, strict=True))
-    plot_rewards(run, curves(history), versions, run.directory / "reward.png")
+    try:
+        plot_rewards(run, curves(history), versions, run.directory / "reward.png")
+    except ModuleNotFoundError as error:
+        logger.warning("no reward.png: %s is missing; install streamrl[plot]", error.name)
     return report
 
 

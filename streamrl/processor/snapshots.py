@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
-import msgpack
 import msgspec
 
 from streamrl.errors import TransactionFailed
@@ -87,14 +86,13 @@ def held_events(value: Any) -> Iterator[Event]:
 
 def _encode_event(value: Any) -> Any:
     if isinstance(value, Event):
-        body = msgpack.packb([value.topic, value.partition, value.offset]) or b""
+        body = msgspec.msgpack.encode((value.topic, value.partition, value.offset))
         return msgspec.msgpack.Ext(EVENT, body)
     raise NotImplementedError(f"{type(value).__name__} cannot be part of a state")
 
 
 def _decode_reference(body: memoryview) -> RecordRef:
-    topic, partition, offset = msgpack.unpackb(body)
-    return topic, partition, offset
+    return msgspec.msgpack.decode(body, type=RecordRef)
 
 
 # ---- snapshots in a journal ----------------------------------------------------------------------

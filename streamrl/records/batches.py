@@ -61,10 +61,6 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     newest_versions: Annotated[Array, Column("sequence", "<i4", source="newest_policy_version")]
     # None when none is
     truncated: Annotated[Array | None, Column("sequence", "|u1", source="truncated")] = None
-    # None when no turn has them; 0 for turns without
-    policy_entropies: Annotated[
-        Array | None, Column("token", "<f4", source="entropies", finite=True)
-    ] = None
     # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
     policy_gradient_weights: Annotated[
         Array | None, Column("token", "<f4", fill=1, finite=True)
@@ -126,7 +122,6 @@ class Batch(Record, frozen=True, kw_only=True):
     rewards: Annotated[Array, Column("sequence", "<f4", finite=True)]
     temperatures: Annotated[Array, Column("sequence", "<f4")]
     oldest_versions: Annotated[Array, Column("sequence", "<i4")]
-    policy_entropies: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
     # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
     policy_gradient_weights: Annotated[
         Array | None, Column("token", "<f4", fill=1, finite=True)

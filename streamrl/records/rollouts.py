@@ -73,9 +73,6 @@ class Turn(Record, frozen=True, kw_only=True):
     fork: bool = False
     inference_metadata: InferenceMetadata | None = None
     timestamp: float | None = None  # s
-    # (n,) float32, nats: of the distribution that each token was sampled from, where the server
-    # reports it
-    entropies: Array | None = None
     loss: LossWeights | None = None  # of its sampled tokens; None: as its env says
     # (n, layers, k) uint8 or uint16: the k experts of each layer that each token was sent to,
     # counted from 1; 0 where they are not known. Only a mixture of experts has them, where the
@@ -95,8 +92,6 @@ class Turn(Record, frozen=True, kw_only=True):
                 self.token_rewards,
                 self.token_count,
             )
-        if self.entropies is not None:
-            check_floats("turn entropies", self.entropies, self.token_count)
         if self.routed_experts is not None:
             check_experts("turn routed_experts", self.routed_experts, self.token_count)
         if not (

@@ -58,7 +58,6 @@ class ModelCall(Record, frozen=True, kw_only=True):
     prompt: Array  # (p,) unsigned
     tokens: Array  # (n,) unsigned: sampled
     logprobs: Array  # (n,) float32: of the distribution sampled from
-    entropies: Array | None = None  # (n,) float32, nats; where the server reports them
     text: str = ""  # of the answer, as the policy wrote it
     # What the agent was told of the answer: the calls of tools in it, as OpenAI chat tool calls,
     # and the text without them and without thoughts. None: all of the text.
@@ -83,8 +82,6 @@ class ModelCall(Record, frozen=True, kw_only=True):
         for name in ("prompt", "tokens"):
             check_token_ids(f"{what}: {name}", getattr(self, name))
         check_floats(f"{what}: logprobs", self.logprobs, len(self.tokens))
-        if self.entropies is not None:
-            check_floats(f"{what}: entropies", self.entropies, len(self.tokens))
         if self.routed_experts is not None:
             count = len(self.prompt) + len(self.tokens)
             check_experts(f"{what}: routed_experts", self.routed_experts, count)

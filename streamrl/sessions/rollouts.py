@@ -175,7 +175,6 @@ def _turns_of(call: ModelCall, prompt: np.ndarray, fork: bool) -> list[Turn]:
         role="assistant",
         tokens=call.tokens,
         logprobs=call.logprobs if call.trained else None,
-        entropies=call.entropies if call.trained else None,
         inference_metadata=metadata,
         timestamp=call.time_s,
         routed_experts=answer_experts,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.envs.dataset_order import DatasetIndex, EpochOrder, epoch_permutation, rank_shard
+from streamrl.envs.dataset_order import DatasetIndex, EpochOrder, epoch_permutation
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.records import EnvProgress
 
@@ -28,18 +28,6 @@ PINNED = [[1, 6, 5, 2, 4, 7, 0, 3], [1, 4, 3, 2, 6, 5, 0, 7]]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("size", [1, 2, 10, 21])
-def test_ranks_share_each_epoch(size: int, world_size: int):
-    for epoch in range(4):
-        shares = [
-            rank_shard(3, epoch, rank, world_size, size).tolist() for rank in range(world_size)
-        ]
-        assert sorted(problem for mine in shares for problem in mine) == list(range(size))
-        lengths = [len(mine) for mine in shares]
-        assert max(lengths) - min(lengths) <= 1
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_replicas_come_to_the_same_by_their_numbers(world_size: int):
     """Four epochs of ten problems, taken by ProblemCursor as an env does, whatever the pace of
     each.
@@ -51,11 +39,13 @@ def test_replicas_come_to_the_same_by_their_numbers(world_size: int):
         while (number := cursor.next()) < 40:
             place = epochs(number)
             posed.setdefault(place.epoch, []).append(place.problem)
-        assert posed == {
-            epoch: mine
-            for epoch in range(4)
-            if (mine := rank_shard(3, epoch, rank, world_size, 10).tolist())
-        }
+        expected: dict[int, list[int]] = {}
+        for epoch in range(4):
+            order = epoch_permutation(3, epoch, 10).tolist()
+            mine = [order[at] for at in range(10) if (10 * epoch + at) % world_size == rank]
+            if mine:
+                expected[epoch] = mine
+        assert posed == expected
 
 
 def test_a_number_is_a_place_at_any_time():
@@ -65,8 +55,3 @@ def test_a_number_is_a_place_at_any_time():
         EpochOrder(5, 3)(number) for number in numbers
     ]
     assert epochs(8) == DatasetIndex(2, int(epoch_permutation(5, 2, 3)[2]))
-
-
-def test_there_is_no_rank_beyond_the_last():
-    with pytest.raises(ValueError, match="rank 2 is not one of 2"):
-        rank_shard(0, 0, 2, 2, 10)

@@ -143,33 +143,6 @@ def test_the_sequences_of_a_rollout_that_forked_have_its_number():
     assert ((found > 0) == (expand(forked).segment_ids > 0)).all()
 
 
-def test_entropies_of_a_server_travel_from_the_turn_to_the_dense_rows():
-    """Two rollouts behind a prompt of two tokens; a tool's answer lies within the first."""
-    asked, said = turns(response=(3, 4))
-    said = structs.replace(said, entropies=floats(0.5, 0.25))
-    tool = structs.replace(asked, tokens=tokens(1))
-    again = structs.replace(said, entropies=floats(0.75, 1))
-    events = [
-        rollout_event(0, rollout(sample=0, reward=1.0, turns=[asked, said, tool, again])),
-        rollout_event(1, rollout(sample=1, turns=[asked, said])),
-    ]
-    scored = score_group(events, rloo)
-    assert scored.policy_entropies is not None
-    assert scored.policy_entropies.tolist() == [0.5, 0.25, 0, 0.75, 1, 0.5, 0.25]
-    second = select_sequences(scored, np.array([False, True])).policy_entropies
-    assert second is not None and second.tolist() == [0.5, 0.25]
-    silent = group("b", "gb", sizes=(2,), prompt=1)
-    batch = assemble([scored, silent], 0, 0, row_count=3, max_seq_len=7)
-    assert batch is not None and batch.policy_entropies is not None
-    assert batch.policy_entropies.tolist() == [*scored.policy_entropies.tolist(), 0, 0]
-    dense = expand(batch).policy_entropies
-    assert dense is not None and dense.dtype == np.float32
-    assert dense[0].tolist() == [0, 0.5, 0.25, 0, 0.75, 1, 0]
-    assert dense[1:].tolist() == [[0, 0.5, 0.25, 0, 0, 0, 0], [0] * 7]
-    without = assemble([silent], 0, 0, row_count=1, max_seq_len=7)
-    assert without is not None and expand(without).policy_entropies is None
-
-
 def test_routed_experts_travel_from_the_turn_to_the_place_of_their_token():
     """Two rollouts behind a prompt of two tokens; a tool's answer, of which nothing is known, lies
     within the first. One layer; each token was sent to two experts.
@@ -252,8 +225,3 @@ def test_the_weights_of_losses_travel_from_env_and_turn_to_the_dense_rows():
 def test_a_weight_of_a_loss_that_is_none_is_refused(weight: float):
     with pytest.raises(ValueError, match="each must be finite and at least 0"):
         LossWeights(cross_entropy=weight)
-
-
-def test_entropies_that_do_not_fit_their_tokens_are_refused():
-    with pytest.raises(ValueError, match=r"turn entropies has shape \[2\], expected \[1\]"):
-        Turn(message="", role="assistant", tokens=np.ones(1, np.uint16), entropies=floats(1, 2))

@@ -1,6 +1,7 @@
 import json
 import math
 import pickle
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import ANY
@@ -267,3 +268,13 @@ def test_the_target_is_reached_with_its_last_batch():
         found.add_rewards(number, number + 1.0, {"copy": reward, "add": 1.0})
         assert time_to_target(found) == (3.0 if number >= 2 else None)
     assert time_to_target(history([(0.0, 0.0)])) is None
+
+
+def test_without_matplotlib_there_is_a_report_and_no_picture(
+    run: RunFile, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    for module in ("matplotlib", "matplotlib.backends.backend_agg", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    report.write_report(run, log)
+    assert [path.name for path in run.directory.iterdir()] == ["report.json"]
+    assert "install streamrl[plot]" in caplog.text
