@@ -32,6 +32,9 @@ BYTES_PER_TOKEN = 4_096
 MIN_ANSWER_BYTES = 16 << 20
 MAX_ANSWER_BYTES = 1 << 30
 
+# What msgspec raises for an answer that is no JSON, not of a type, or nested without end.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 class RequestFailed(Exception):
     """The server did not answer, or answered with an error; the message says which."""
@@ -83,8 +86,8 @@ class ServerConnection:
             raise kind(reason_of(answer))
         try:
             return msgspec.json.decode(answer.body, type=answer_type)
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from None
+        except UNREADABLE as error:
+            raise ValueError(describe_error(error)) from None
 
     async def close(self) -> None:
         """Close what is idle now, and what is in use as soon as it is idle."""
@@ -244,7 +247,7 @@ def reason_of(answer: Response) -> str:
     """The message of an answer that is an error, or all of an answer that has none."""
     try:
         body = msgspec.json.decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         body = answer.body.decode("utf-8", "replace")
     match body:
         case {"error": {"message": str(message)}} | {"message": str(message)} if message:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamrl.inference.server_connection import (
+    MAX_REASON,
     RequestFailed,
     Response,
     ServerConnection,
@@ -93,6 +94,7 @@ def test_an_answer_of_another_shape_is_an_error(answer: Any, monkeypatch: pytest
         (b"<html>\nBad  Gateway", "status 502: <html> Bad Gateway"),
         (b"", "status 502:"),
         (b"\xff", "status 502: \ufffd"),
+        (b"[" * 100_000 + b"]" * 100_000, "status 502: " + "[" * (MAX_REASON - 12)),
     ],
 )
 def test_the_reason_is_the_message_of_an_error_or_all_of_it(content: bytes, reason: str):
@@ -127,6 +129,13 @@ async def test_an_answer_may_come_in_chunks_or_end_with_the_connection():
     early = b"HTTP/1.1 100 Continue\r\n\r\n"
     assert await answered(early + head + chunks) == [1]
     assert await answered(head + b'\r\n{"token_ids": [2]}') == [2]
+
+
+@pytest.mark.parametrize("field", [b"x", b"token_ids"])
+async def test_an_answer_that_is_nested_without_end_is_one_of_another_shape(field: bytes):
+    body = b'{"' + field + b'": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with pytest.raises(ValueError):
+        await answered(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 
 @pytest.mark.parametrize(

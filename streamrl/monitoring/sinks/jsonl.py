@@ -55,8 +55,12 @@ def mend(path: Path) -> int:
         return -1
     with path.open("r+b") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        tail = file.read()
+        tail = b""
+        # A line may be longer than what is read at a time, so read back until one is whole.
+        while len(tail) < size and tail.count(b"\n") < 2:
+            start = max(0, size - len(tail) - TAIL_BYTES)
+            file.seek(start)
+            tail = file.read(size - len(tail) - start) + tail
         whole, _, torn = tail.rpartition(b"\n")
         file.truncate(size - len(torn))
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.monitoring.sinks import jsonl
 from streamrl.monitoring.sinks.jsonl import JsonLines
 from tests.monitoring.sinks import stories
 
@@ -44,3 +45,15 @@ def test_jsonl_that_has_no_offsets_is_written_anew(before: str, tmp_path: Path):
     stories.tell(sink, told)
     sink.close()
     assert [line["offset"] for line in lines(path)] == [entry.offset for entry in told]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"offset": 12'])
+def test_jsonl_is_kept_whatever_the_length_of_its_last_line(
+    torn: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jsonl, "TAIL_BYTES", 10)
+    path = tmp_path / "metrics.jsonl"
+    whole = b'{"offset": 10}\n{"offset": 11, "values": {"' + b"n" * 1_000 + b'": 1.0}}\n'
+    path.write_bytes(whole + torn)
+    assert jsonl.mend(path) == 11
+    assert path.read_bytes() == whole
