@@ -287,6 +287,32 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
         retry_command(KafkaLog(kafka, settings.run), which, cause, console())
 
 
+@click.command("skip")
+@run_argument
+@click.argument("place", metavar="TOPIC[PARTITION]@OFFSET")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def skip(run: str, place: str, yes: bool) -> None:
+    """Delete a record that ends every part that fetches it, with all before it in its partition.
+
+    The last resort: parts step over records that they cannot read by themselves. The record gets a
+    dead letter with its place.
+    """
+    from streamrl.log.kafka import KafkaLog
+    from streamrl.recordings import skip as skipping
+
+    with connect(load_run(run)) as (settings, kafka):
+        if not yes:
+            click.confirm(
+                f"Delete the record at {place} and all records of its partition before it?",
+                abort=True,
+            )
+        before = skipping.skip(KafkaLog(kafka, settings.run), place)
+    click.echo(
+        f"{place} is deleted, and {before:,} offsets before it. Parts that hold records of these "
+        "start with --set topics.on_removed=expire"
+    )
+
+
 COMMANDS = (
     audit,
     replay,
@@ -296,4 +322,5 @@ COMMANDS = (
     import_,
     export_model,
     dead_letters,
+    skip,
 )
