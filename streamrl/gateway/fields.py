@@ -184,9 +184,12 @@ ECHOED = all_of(
 TEXT_PART = inside(type=HONOURED, text=HONOURED, citations=HARMLESS, logprobs=HARMLESS, **CACHE)
 CHAT_PARTS: dict[str, Rule] = {
     "": TEXT_PART,
-    "text": TEXT_PART._replace(fields={**(TEXT_PART.fields or {}), **ECHOED}),
+    **all_of(
+        ("text", "input_text", "output_text"),
+        TEXT_PART._replace(fields={**(TEXT_PART.fields or {}), **ECHOED}),
+    ),
     "refusal": inside(type=HONOURED, refusal=HONOURED),
-    **all_of(("thinking", "reasoning"), HARMLESS),
+    "thinking": inside(type=HONOURED, thinking=HONOURED, signature=HARMLESS, closed=HARMLESS),
     **all_of(("image_url", "input_audio", "file"), refused(NO_MEDIA)),
 }
 CHAT_FUNCTION = inside(

@@ -78,12 +78,29 @@ def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """
     role = message.get("role")
     result = {**message, "role": "system" if role == "developer" else role}
-    thoughts = message.get("reasoning") or message.get("reasoning_content")
+    content, in_content = _without_thinking(message.get("content"))
+    thoughts = message.get("reasoning") or message.get("reasoning_content") or in_content
+    result["content"] = content
     result["reasoning"] = thoughts if isinstance(thoughts, str) else ""
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         result["tool_calls"] = [_function_call(call) for call in cast(list[Any], calls)]
     return result
+
+
+def _without_thinking(content: Any) -> tuple[Any, str]:
+    """The content without its parts that are thoughts, and their text."""
+    if not isinstance(content, list):
+        return content, ""
+    rest = list[Any]()
+    thoughts = ""
+    for part in cast(list[Any], content):
+        match part:
+            case {"type": "thinking", "thinking": str(text)}:
+                thoughts += text
+            case _:
+                rest.append(part)
+    return rest, thoughts
 
 
 def _function_call(call: Any) -> Any:

@@ -62,6 +62,20 @@ def test_a_prompt_is_counted_as_it_would_be_sampled_for_and_nothing_is_sampled(t
             theirs.messages.count_tokens(**given, extra_body={"wishes": 3})
 
 
+def test_a_prompt_that_a_server_refuses_is_not_counted(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        url = gateway.start()
+        key = gateway.begin(url)["api_key"]
+        gateway.stub.mode = "refuse"
+        body = {"model": "policy", "messages": ASKED}
+        refused = post(f"{url}/v1/messages/count_tokens", key, json=body)
+        assert refused.status_code == 400
+        assert "maximum context length" in refused.json()["error"]["message"]
+        gateway.stub.mode = "broken"
+        refused = post(f"{url}/v1/responses/input_tokens", key, json={"input": "one"})
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+
+
 def test_a_response_can_be_retrieved_with_what_was_asked_until_its_session_ends(tmp_path: Path):
     def say(prompt: str, choice: int) -> str:
         return "it is 3" if "<tool>" in prompt else tool_call("add", b=2, a=1)

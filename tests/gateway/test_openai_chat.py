@@ -299,11 +299,15 @@ def test_thoughts_are_no_content_and_the_conversation_continues_without_them(
             {"role": "assistant", "content": "4"},
             {"role": "assistant", "content": "4", "reasoning_content": "2+2"},
             {"role": "assistant", "content": "<think>2+2</think>4"},  # in another spelling
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": "2+2"}, {"type": "text", "text": "4"}],
+            },
         ):
             ask([*conversation, sent, *ASKED])
         calls = gateway.calls()
     assert calls[1].continues == calls[0].call
-    assert [call.continues for call in calls[3:]] == [calls[1].call] * 3
+    assert [call.continues for call in calls[3:]] == [calls[1].call] * 4
     assert not any(call.fork for call in calls)
 
 

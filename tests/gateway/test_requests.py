@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl.gateway.fields import FIELDS, check_fields, left_out_header
 from streamrl.gateway.requests import (
     Answer,
     ChatRequest,
@@ -25,7 +27,7 @@ WORDS = (
     "arguments", "{}", "[", "tool_calls", "tool_call_id", "tool_use", "tool_result", "tool_use_id",
     "input", "call_id", "output", "function_call", "function_call_output", "message", "parameters",
 )  # fmt: skip
-FIELDS = (
+NAMES = (
     "messages", "input", "tools", "tool_choice", "system", "instructions", "n", "max_tokens",
     "token_ids", "sampling_params", "previous_response_id", "text", "stop", "stream", "logit_bias",
 )  # fmt: skip
@@ -37,7 +39,7 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
-bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6)
+bodies = st.dictionaries(st.sampled_from(NAMES), values, max_size=6)
 
 
 @settings(max_examples=60)
@@ -47,6 +49,9 @@ def test_no_body_breaks_a_dialect(path: str, body: dict[str, Any]):
     dialect = DIALECTS[path]
     tree = CallTree()
     tree.add(call("known", [1], [2]))
+    with suppress(RequestRejected):
+        names = check_fields(FIELDS[path], body)
+        assert bool(left_out_header(names)) == bool(names)
     try:
         request = dialect.parse(body, tree)
     except RequestRejected as refused:
