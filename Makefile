@@ -27,7 +27,7 @@ LIVE_FILES = $$(grep -rl 'mark\.live' tests --include='test_*.py')
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra plot --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison rewards month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets real-size dist lock manifests sbom clean
+.PHONY: help setup setup-verifiers quickstart check docs test test-all chaos poison rewards month mutants soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner budgets real-size dist lock manifests sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -64,6 +64,9 @@ poison: $(ENV)/.installed ## records that nobody should write, each given to the
 
 rewards: $(ENV)/.installed ## answers as models write them, 30 right and 30 wrong for each shipped reward: what each earns
 	@PYTHONHASHSEED=0 $(ENV)/bin/python -m tests.rewards
+
+mutants: $(ENV)/.installed ## MUTANTS (300) changes to code that decides, one after another: the tests of its room are to fail on 90 %
+	@nice $(ENV)/bin/python -m tests.mutants --count $(or $(MUTANTS),300)
 
 month: $(ENV)/.installed ## MONTH_BATCHES (1,000,000) batches of 100 envs with a simulated clock: does anything grow? 40 minutes
 	@$(ENV)/bin/python -m tests.soak.month --batches $(or $(MONTH_BATCHES),1000000)

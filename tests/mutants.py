@@ -1,0 +1,180 @@
+"""Do the tests test what runs? Each mutant is a change to one comparison, operation, constant or
+result in code that decides, and the tests of its room are to fail on it.
+
+    python -m tests.mutants [--count 300] [--seed 1] [--only streamrl/buffer/]
+
+One mutant after another, each in a forked process. It prints the survivors and the share that was
+killed, and exits with 1 if that is below 90 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib.machinery
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("buffer", "batcher", "assembler", "sessions")
+FILES = [
+    *(path for room in ROOMS for path in sorted((ROOT / "streamrl" / room).glob("*.py"))),
+    *(ROOT / "streamrl/learner" / f"{n}.py" for n in ("losses", "normalization", "corrections")),
+]
+LIMIT_S = 300  # of the tests of one mutant; one that takes longer is killed
+LEAST_FRAC = 0.9
+# What a report, a log or an error says is no decision.
+WORDS = (ast.Raise, ast.Assert, ast.JoinedStr, ast.AnnAssign)
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+}
+
+
+class Site(NamedTuple):
+    """A place where a file can be changed: the number of its node in `ast.walk`."""
+
+    path: Path
+    node: int
+    line: int
+
+
+def sites_of(path: Path) -> Iterator[Site]:
+    """Every place of the file that may be changed: in functions, and not in words."""
+    tree = ast.parse(path.read_text())
+    skipped = set[ast.AST]()
+    for node in ast.walk(tree):
+        is_log = isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
+        if isinstance(node, WORDS) or is_log:
+            skipped.update(ast.walk(node))
+        for name in ("annotation", "returns"):
+            if hinted := getattr(node, name, None):
+                skipped.update(ast.walk(hinted))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inside = {inner for function in functions for part in function.body for inner in ast.walk(part)}
+    for number, node in enumerate(ast.walk(tree)):
+        if node in inside and node not in skipped and change(copy.deepcopy(node)):
+            yield Site(path, number, node.lineno)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def change(node: ast.AST) -> str:
+    """Change the node, and return what was done. Empty if it is of no kind that is changed."""
+    match node:
+        case ast.Compare(ops=[operator]) if type(operator) in SWAPS:
+            node.ops = [SWAPS[type(operator)]()]
+        case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in SWAPS:
+            node.op = SWAPS[type(operator)]()
+        case ast.Constant(value=bool()):
+            node.value = not node.value
+        case ast.Constant(value=int() | float() as number):
+            node.value = number + 1
+        case ast.IfExp() | ast.If() if not isinstance(node.test, ast.Compare | ast.BoolOp):
+            node.test = ast.UnaryOp(ast.Not(), node.test)
+        case ast.Return(value=ast.Constant(value="")):
+            node.value = ast.Constant("a mutant")
+        case ast.Return(value=ast.expr()) if not isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+        case _:
+            return ""
+    return ast.unparse(node).split("\n")[0]
+
+
+def mutated(site: Site) -> tuple[ast.Module, str]:
+    """The module of this site with its change, and the change in words."""
+    tree = ast.parse(site.path.read_text())
+    node = next(node for number, node in enumerate(ast.walk(tree)) if number == site.node)
+    before = ast.unparse(node).split("\n")[0]
+    after = change(node)
+    return ast.fix_missing_locations(tree), f"{before}  ->  {after}"
+
+
+def is_killed(site: Site) -> bool:
+    """Whether the tests of the site's file or, if these pass, of its room fail on the change."""
+    room = ROOT / "tests" / site.path.parent.name
+    own = room / f"test_{site.path.stem}.py"
+    targets = [own] if own.exists() else []
+    if site.path.parent.name in ROOMS:
+        targets.append(room)
+    return any(run_tests(site, target) for target in targets)
+
+
+def run_tests(site: Site, target: Path) -> bool:
+    """Run tests in a process of their own, in which the change is made. True if they fail."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(LIMIT_S)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        install(site)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not live"]
+        os._exit(int(pytest.main([*options, str(target)])))
+    return os.waitpid(child, 0)[1] != 0
+
+
+def install(site: Site) -> None:
+    """Let the site's module be imported with its change."""
+    name = ".".join(site.path.relative_to(ROOT).with_suffix("").parts)
+    code = compile(mutated(site)[0], str(site.path), "exec")
+
+    class Loader(importlib.machinery.SourceFileLoader):
+        def exec_module(self, module: ModuleType) -> None:
+            exec(code, module.__dict__)
+
+    class Finder(importlib.machinery.PathFinder):
+        @classmethod
+        def find_spec(cls, fullname, path=None, target=None):  # pyright: ignore
+            spec = super().find_spec(fullname, path, target)
+            if spec is not None and fullname == name:
+                spec.loader = Loader(name, str(site.path))
+            return spec
+
+    sys.meta_path.insert(0, Finder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="of files whose path begins like this")
+    given = parser.parse_args()
+    files = [path for path in FILES if str(path.relative_to(ROOT)).startswith(given.only)]
+    sites = [site for path in files for site in sites_of(path)]
+    chosen = random.Random(given.seed).sample(sites, min(given.count, len(sites)))
+    survivors = 0
+    for number, site in enumerate(sorted(chosen), 1):
+        if not is_killed(site):
+            survivors += 1
+            place = f"{site.path.relative_to(ROOT)}:{site.line}"
+            print(f"{number}: survived  {place}  {mutated(site)[1]}", flush=True)
+    killed = len(chosen) - survivors
+    print(f"{killed} of {len(chosen)} killed, {killed / len(chosen):.1%}")
+    sys.exit(killed < LEAST_FRAC * len(chosen))
+
+
+if __name__ == "__main__":
+    main()
