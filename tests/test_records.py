@@ -205,7 +205,9 @@ def whole() -> dict[str, Record]:
         "temperature": 0.5,
     }
     return {
-        "rollout": structs.replace(short["rollout"], turns=[turn], epoch=1, **rest),
+        "rollout": structs.replace(
+            short["rollout"], turns=[turn], epoch=1, open_sessions=2, **rest
+        ),
         "env-progress": structs.replace(
             short["env-progress"],
             replicas=2,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from streamrl.assembler.rollouts import assemble_failed_rollout, assemble_rollout, valid_calls
 from streamrl.assembler.state import (
     AssemblerState,
@@ -180,13 +182,19 @@ class SessionAssembler:
             session.end.record,
             self._rules.reward_weights,
         )
-        del self._sessions.open[name]
-        self._outputs.append(rollout_output(self._env, rollout))
+        self._close(name, session, rollout)
 
     def _fail(self, name: str, session: OpenSession, cause: str) -> None:
-        del self._sessions.open[name]
         failed = assemble_failed_rollout(start_of(session), session.group_id, cause)
-        self._outputs.append(rollout_output(self._env, failed))
+        self._close(name, session, failed)
+
+    def _close(self, name: str, session: OpenSession, rollout: Rollout) -> None:
+        """Publish the session's rollout, with the number of sessions that its group waits for."""
+        sessions = self._sessions.open
+        del sessions[name]
+        siblings = sum(other.group_id == session.group_id for other in sessions.values())
+        msgspec.structs.force_setattr(rollout, "open_sessions", siblings)
+        self._outputs.append(rollout_output(self._env, rollout))
 
     def _may_be_held(self, event: Event) -> bool:
         """Whether the state has room for the record with its headers. If not, it is put aside."""

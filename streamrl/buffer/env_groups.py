@@ -186,6 +186,7 @@ class EnvGroups:
             )
             self.window.open[rollout.group_id] = group
         group.last_rollout_s = self.state.clock.awake_s
+        group.open_sessions = rollout.open_sessions
         return group
 
     def add_member(self, group: OpenGroup, event: Event, rollout: Rollout, tokens: int) -> None:

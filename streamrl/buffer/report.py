@@ -24,7 +24,11 @@ def warnings_of(config: BufferConfig, env: str, window: Window, awake_s: float) 
     """
     rules = config.for_env(env)
     half_s = rules.group_wait_s / 2
-    waiting = [group for group in window.open.values() if group.last_rollout_s < awake_s - half_s]
+    waiting = [
+        group
+        for group in window.open.values()
+        if group.last_rollout_s < awake_s - half_s and not group.waits_for_sessions(rules)
+    ]
     if waiting:
         most = max(group.size for group in waiting)
         yield (

@@ -6,7 +6,7 @@ from streamrl.buffer.staleness import max_future_versions
 from streamrl.buffer.state import BufferConfig, EnvRules
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.batches import Buffer
-from streamrl.config.sections.envs import EnvBuffer, EnvLoss
+from streamrl.config.sections.envs import EnvBuffer, EnvLoss, Sessions
 from streamrl.records import LossWeights
 
 
@@ -28,9 +28,9 @@ def buffer_config(run: RunFile, index: int) -> BufferConfig:
         max_seq_len=run.model.max_seq_len,
         partitions=run.topics.partitions,
         own={
-            env: env_rules(run.buffer_of(env))
+            env: env_rules(run.buffer_of(env), settings.sessions)
             for env, settings in run.envs.items()
-            if settings.buffer != EnvBuffer()
+            if settings.buffer != EnvBuffer() or settings.sessions
         },
         begins_at=run.fork.version if run.fork else -1,
         shard=index,
@@ -43,8 +43,8 @@ def buffer_config(run: RunFile, index: int) -> BufferConfig:
     )
 
 
-def env_rules(settings: Buffer) -> EnvRules:
-    """The rules of an env whose buffer settings are these."""
+def env_rules(settings: Buffer, sessions: Sessions | None) -> EnvRules:
+    """The rules of an env whose settings are these."""
     return EnvRules(
         group_size=settings.group_size,
         min_group_size=settings.min_group_size,
@@ -52,4 +52,5 @@ def env_rules(settings: Buffer) -> EnvRules:
         advantage=settings.advantage,
         zero_advantage=settings.zero_advantage,
         group_wait_s=settings.group_wait_s,
+        session_wait_s=sessions.idle_s + sessions.reward_wait_s if sessions else 0.0,
     )

@@ -39,6 +39,7 @@ class EnvRules:
     advantage: str
     zero_advantage: Literal["keep", "filter"]
     group_wait_s: float
+    session_wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class BufferConfig:
     # versions that a rollout may be ahead of the newest announced one; it is held until then
     ahead: int = FUTURE_VERSIONS
     group_wait_s: float = 60.0  # a group without a new rollout for so long closes with what it has
+    # As long as sessions of a group are open, or may be: it waits for so long after a rollout. 0:
+    # the env has no sessions.
+    session_wait_s: float = 0.0
     max_seq_len: int = 0  # of the model; 0: not known
     partitions: int = 0  # of rollouts.<env>; 0: not known
     own: dict[str, EnvRules] = field(default_factory=dict[str, EnvRules])  # by env
@@ -85,6 +89,7 @@ class OpenGroup(msgspec.Struct):
     epoch: int = 0
     members: list[Event] = []
     lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
+    open_sessions: int | None = None  # as its last rollout has it
     # The first version whose announcement may change anything: a member gets too old, or is of a
     # version that is announced by then, or the group has waited for too long.
     next_check_version: int = 0
@@ -105,6 +110,18 @@ class OpenGroup(msgspec.Struct):
         trained on.
         """
         return all(rollout.newest_policy_version <= version for rollout in self.rollouts)
+
+    def waits_for_sessions(self, rules: BufferConfig) -> bool:
+        """Whether sessions of the group are open or wait for rewards, as far as is known."""
+        return rules.session_wait_s > 0 and self.open_sessions != 0
+
+    def wait_s(self, rules: BufferConfig) -> float:
+        """How long it waits after a rollout for the next one. Where fewer than `min_group_size`
+        rollouts can be trained on, it is PATIENCE times `group_wait_s` at least.
+        """
+        if self.waits_for_sessions(rules):
+            return max(rules.session_wait_s, rules.group_wait_s)
+        return rules.group_wait_s
 
     def would_expire(self, version: int, rules: BufferConfig) -> bool:
         """Has the group enough members, some of which the next version would make too old?
@@ -170,17 +187,15 @@ class Window(msgspec.Struct):
         return self.bytes >= config.max_window_tokens * BYTES_PER_TOKEN
 
     def idle_groups(self, rules: BufferConfig, version: int, clock: AwakeClock) -> list[str]:
-        """Open groups to which nothing was added for `group_wait_s`. Where fewer than
-        `min_group_size` rollouts can be trained on, it is PATIENCE times as long.
-        """
+        """Open groups to which nothing was added for as long as they wait."""
         idle = list[str]()
         for group_id, group in self.open.items():
-            if not clock.has_waited(group.last_rollout_s, rules.group_wait_s):
+            wait_s = group.wait_s(rules)
+            if not clock.has_waited(group.last_rollout_s, wait_s):
                 continue
             usable = sum(rollout.newest_policy_version <= version for rollout in group.rollouts)
-            if usable >= rules.min_group_size or clock.has_waited(
-                group.last_rollout_s, rules.group_wait_s * PATIENCE
-            ):
+            patience_s = max(wait_s, rules.group_wait_s * PATIENCE)
+            if usable >= rules.min_group_size or clock.has_waited(group.last_rollout_s, patience_s):
                 idle.append(group_id)
         return idle
 

@@ -131,6 +131,9 @@ class Rollout(Record, frozen=True, kw_only=True):
     # trained on.
     misaligned: str = ""
     epoch: int = 0  # the newest `Demand.epoch` that its producer had read when it was published
+    # Other sessions of its group that were open, or waited for rewards, when it was published.
+    # None: not known.
+    open_sessions: int | None = None
 
     def __post_init__(self) -> None:
         if not self.rollout_uid or not self.group_id:

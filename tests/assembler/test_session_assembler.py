@@ -364,3 +364,13 @@ def test_of_an_env_that_was_taken_out_a_session_fails_when_it_is_put_back():
     (failed,) = rollouts(out)
     assert (failed.rollout_uid, failed.problem_id, failed.failure) == ("s", "p", ENV_REMOVED)
     assert reconcile(fold.config, state, {}, 3)[1] == [], "once"
+
+
+def test_a_rollout_has_the_number_of_sessions_that_its_group_waits_for():
+    """Two sessions of a group and one of another are open; a failed rollout counts as well."""
+    fold = Fold(rewards=[])
+    fold.at(0, start("s"), start("t"), start("other"))
+    ended = fold.at(1, call("a", [1], [2], session="s"), end("s"), reward("s"))
+    assert [each.open_sessions for each in rollouts(ended)] == [1]
+    ended = fold.at(2, end("t", failure="the tool has gone"))
+    assert [each.open_sessions for each in rollouts(ended)] == [0]

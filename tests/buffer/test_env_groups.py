@@ -544,3 +544,44 @@ def test_a_group_has_the_epoch_of_its_first_rollout():
     empty = [rollout_event(i, rollout(sample=i, epoch=3, failure="gone")) for i in range(2)]
     _, out = advance([version_event(0), *empty])
     assert [group.epoch for group in groups(out)] == [3]
+
+
+# ---- groups of sessions --------------------------------------------------------------------------
+
+SESSIONS = replace(of_size(8), session_wait_s=200.0)  # and group_wait_s is 60
+
+
+@pytest.mark.parametrize(
+    ("open_sessions", "waits_s"),
+    [
+        (None, 200),  # it is not known
+        (1, 200),
+        (0, 60),  # none is open: it waits as other groups do
+    ],
+)
+def test_a_group_waits_for_its_open_sessions(open_sessions: int | None, waits_s: int):
+    sent = [
+        rollout_event(0, rollout(sample=0, open_sessions=5)),
+        rollout_event(1, rollout(sample=1, open_sessions=open_sessions)),
+    ]
+    state, _ = advance([version_event(0), *sent], SESSIONS)
+    state, out = wait(waits_s - 1, SESSIONS, state)
+    assert out == []
+    _, out = wait(1, SESSIONS, state)
+    assert [group.uids for group in groups(out)] == [["g0-0", "g0-1"]]
+
+
+def test_below_its_minimum_a_group_of_sessions_waits_for_the_longer_limit():
+    one = rollout_event(0, rollout(open_sessions=3))
+    state, _ = advance([version_event(0), one], SESSIONS)
+    state, out = wait(599, SESSIONS, state)
+    assert out == []
+    _, out = wait(1, SESSIONS, state)
+    assert fates(out) == [("filtered", [0], "group below its minimum size")]
+
+
+def test_a_group_of_an_env_without_sessions_does_not_ask_for_them():
+    sent = [rollout_event(i, rollout(sample=i, open_sessions=5)) for i in range(2)]
+    state, _ = advance([version_event(0), *sent], of_size(8))
+    _, out = wait(60, of_size(8), state)
+    assert len(groups(out)) == 1

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from streamrl.buffer.settings import buffer_config
-from streamrl.config.run_file import with_overrides
+from streamrl.config.run_file import parse, with_overrides
 from tests.support.data_path import RUN
 
 
@@ -24,3 +24,13 @@ def test_a_fork_begins_at_its_version():
     assert buffer_config(RUN, 0).begins_at == -1
     fork = with_overrides(RUN, ["fork={run: p, version: 3, sha256: ab}"])
     assert buffer_config(fork, 0).begins_at == 3
+
+
+def test_a_group_of_sessions_waits_for_both_limits_of_a_session():
+    envs = {
+        "agents": {"replicas": 0, "sessions": {"idle_s": 100, "reward_wait_s": 50}},
+        "copy": {},
+    }
+    config = buffer_config(parse({"run": "r", "envs": envs}), 0)
+    assert config.for_env("agents").session_wait_s == 150
+    assert config.for_env("copy").session_wait_s == 0

@@ -33,7 +33,8 @@ class Buffer(Section):
     # batch.
     zero_advantage: Literal["keep", "filter"] = "keep"
     # A group closes at its minimum size when no rollout has come for so long. After ten times as
-    # long it closes below its minimum, with nothing.
+    # long it closes below its minimum, with nothing. While sessions of a group are open or wait for
+    # rewards, it waits for sessions.idle_s and sessions.reward_wait_s together.
     group_wait_s: float = Field(default=60.0, gt=0)
     # Number of policy versions for which ids of rollouts and of closed groups are remembered.
     remember_versions: int = Field(default=16, ge=1)
