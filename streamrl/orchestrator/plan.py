@@ -26,6 +26,8 @@ BROKER_PART = Part(BROKER, BROKER, BROKER)  # not a role, as the run may use an 
 LONG_LIFE_S = 30.0  # a part that ran for so long was healthy, so its back-off begins anew
 MAX_BACKOFF_S = 10.0
 GIB = 1 << 30
+STOP_LIMIT_S = 15.0  # between asking a part to end and ending it
+LEARNER_STOP_LIMIT_S = 600.0  # the same of a learner: a step of a real model may take minutes
 RESTART_WINDOW_S = 300.0  # the window in which `orchestrator.restart_limit` counts
 FATAL = {
     Fenced.exit_code: "another process has its identity; stop that one first",
@@ -95,6 +97,15 @@ class Kill(NamedTuple):
 
 
 Action = Start | Abort | Kill
+
+
+def stop_limit_s(name: str) -> float:
+    """Seconds that a part has from SIGTERM to its end. A learner finishes its step and writes a
+    checkpoint, without which the steps since the last one would be lost.
+    """
+    learner = topology.LEARNER.name
+    is_learner = name == learner or name.startswith(f"{learner}-")
+    return LEARNER_STOP_LIMIT_S if is_learner else STOP_LIMIT_S
 
 
 def stop_order(names: Iterable[str]) -> list[list[str]]:

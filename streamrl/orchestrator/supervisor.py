@@ -19,12 +19,18 @@ from pathlib import Path
 
 import psutil
 
-from streamrl.orchestrator.plan import Exit, PartState, describe_exit, stop_order
+from streamrl.orchestrator.plan import (
+    STOP_LIMIT_S,
+    Exit,
+    PartState,
+    describe_exit,
+    stop_limit_s,
+    stop_order,
+)
 from streamrl.system import process_group
 
 logger = logging.getLogger(__name__)
 
-STOP_LIMIT_S = 15.0  # between asking a part to end and ending it
 TAIL_BYTES = 8_192
 
 
@@ -124,8 +130,11 @@ class Supervisor:
         """Whether the part has been started and not been stopped since."""
         return name in self._children
 
-    def stop_all(self, exclude: Container[str] = (), limit_s: float = STOP_LIMIT_S) -> None:
-        """Stop all parts except those in `exclude`, in the order of `plan.stop_order`."""
+    def stop_all(self, exclude: Container[str] = (), limit_s: float | None = None) -> None:
+        """Stop all parts except those in `exclude`, in the order of `plan.stop_order`.
+
+        `limit_s`: as for `stop`.
+        """
         for wave in stop_order(name for name in self._children if name not in exclude):
             self.stop(wave, limit_s)
 
@@ -134,8 +143,9 @@ class Supervisor:
         self.stop_all(limit_s=limit_s)
         self._reaper.communicate()
 
-    def stop(self, names: Iterable[str], limit_s: float = STOP_LIMIT_S) -> None:
-        """Send SIGTERM to these parts and kill those that have not ended after `limit_s`.
+    def stop(self, names: Iterable[str], limit_s: float | None = None) -> None:
+        """Send SIGTERM to these parts and kill those that have not ended after `limit_s`, or after
+        the limit of each (`plan.stop_limit_s`) if that is None.
 
         Their exits are not noted.
         """
@@ -143,12 +153,20 @@ class Supervisor:
         for child in children.values():
             if child.process.poll() is None:
                 child.process.terminate()
-        deadline = time.monotonic() + limit_s
-        for name, child in children.items():
+        asked_s = time.monotonic()
+        limits = {name: stop_limit_s(name) if limit_s is None else limit_s for name in children}
+        for name, child in sorted(children.items(), key=lambda item: limits[item[0]]):
+            limit = limits[name]
+            if limit > STOP_LIMIT_S and child.process.poll() is None:
+                logger.info(
+                    "waiting up to %.0f s for %s, which finishes its step and writes a checkpoint",
+                    limit,
+                    name,
+                )
             try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
+                child.process.wait(max(0.0, asked_s + limit - time.monotonic()))
             except subprocess.TimeoutExpired:
-                logger.warning("%s has not ended %.0f s after SIGTERM: killed", name, limit_s)
+                logger.warning("%s has not ended %.0f s after SIGTERM: killed", name, limit)
                 child.process.kill()
                 child.process.wait()
             process_group.kill_group(child.process.pid)

@@ -10,6 +10,7 @@ from streamrl.orchestrator.plan import (
     backoff,
     decide,
     describe_exit,
+    stop_limit_s,
     stop_order,
 )
 
@@ -176,3 +177,10 @@ def test_the_end_of_a_gang_is_that_of_the_one_that_gave_up_or_else_the_first():
 )
 def test_exits_in_words(end: Exit, said: str):
     assert describe_exit(end) == said
+
+
+def test_a_learner_has_time_to_finish_a_long_step_when_it_is_stopped():
+    """Killed after 15 s it would lose all steps since its last checkpoint."""
+    assert stop_limit_s("learner") == stop_limit_s("learner-1") == 600
+    for other in ("env-learner-0", "inference-0", "buffer", "broker", "learners"):
+        assert stop_limit_s(other) == 15

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.orchestrator import plan
 from streamrl.orchestrator.plan import PartState
 from streamrl.orchestrator.supervisor import Supervisor, last_line
 from tests.support.processes import MARK, left_after, marked
@@ -181,3 +182,21 @@ def test_an_end_notes_whether_the_part_had_been_ready_and_the_broker_answered(
         for end in part.ends
     ]
     assert noted == [(True, True), (False, True)]
+
+
+def test_a_learner_is_waited_for_and_another_part_that_is_as_slow_is_killed(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both take their time after SIGTERM. The limit of other parts is over at once."""
+    monkeypatch.setattr(plan, "STOP_LIMIT_S", 0.0)
+    slow = (
+        "import pathlib, signal, sys, time;"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1),"
+        " pathlib.Path(sys.argv[1]).touch(), sys.exit()));"
+        "print('up', flush=True); time.sleep(600)"
+    )
+    for name in ("learner", "buffer"):
+        supervisor.start(name, [*PYTHON, slow, str(tmp_path / name)])
+        until(lambda name=name: supervisor.last_line(name) == "up")
+    supervisor.stop(["learner", "buffer"])
+    assert (tmp_path / "learner").exists() and not (tmp_path / "buffer").exists()
