@@ -52,7 +52,7 @@ class ModelError(StreamrlError):
 
 
 class WeightError(StreamrlError):
-    """The weight store is full, a file is altered, or a URI lies outside the store."""
+    """The weight store is full, a file is altered, or a URI is outside the store."""
 
     exit_code = 8
 

@@ -197,7 +197,7 @@ class SessionAssembler:
         self._outputs.append(rollout_output(self._env, rollout))
 
     def _may_be_held(self, event: Event) -> bool:
-        """Whether the state has room for the record with its headers. If not, it is put aside."""
+        """Whether the state has room for the record with its headers."""
         size = sum(len(name) + len(value or b"") for name, value in event.headers)
         if size > MAX_HEADER_BYTES:
             cause = f"its headers have {size:,} bytes; {MAX_HEADER_BYTES:,} are the most"

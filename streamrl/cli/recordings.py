@@ -245,7 +245,7 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @run_argument
 def list_letters(run: str) -> None:
-    """Count what was put aside, by topic and cause."""
+    """Count dead letters, by topic and cause."""
     from streamrl.log.kafka import KafkaLog
     from streamrl.recordings.show_dead_letters import show_list
 

@@ -102,7 +102,7 @@ class PartitionIndex:
 
 
 class RolloutEnd(NamedTuple):
-    """The columns of a row that say how a rollout ended."""
+    """The columns of a row that tell how a rollout ended."""
 
     fate: int = NONE
     batch: int = NONE

@@ -1,5 +1,5 @@
 """The loop as the page draws it: a box for each part, with its processes, its rate and its lag. It
-is made of what the run's topics say of the parts, by pure functions.
+is made of what the run's topics tell of the parts, by pure functions.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _pool(context: PartContext, pool: str) -> Node:
 
 
 def _server(context: PartContext, name: str, server: Server | None) -> ProcessStatus:
-    """One server by its record on `servers`, if it has one, and by what its supervisor says."""
+    """One server by its record on `servers`, if it has one, and by what its supervisor reports."""
     part = context.parts.get(name)
     if server is None:
         return context.process(name) if part else ProcessStatus(name, "stopped")
@@ -312,7 +312,7 @@ def _evaluator(context: PartContext) -> list[Node]:
 
 
 def _known(version: int) -> int | None:
-    """The policy version, or None for -1, which stands for none yet."""
+    """The policy version, or None for -1, which means none yet."""
     return version if version >= 0 else None
 
 

@@ -66,7 +66,7 @@ class LiveState:
 def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
     """The run's log, or None if `stop` is set before it can be read.
 
-    If the run has a broker of its own, and neither the broker nor the run is running, then the
+    If the run has a local broker, and neither the broker nor the run is running, then the
     broker is started for as long as the context lasts.
     """
     while broker_down(run) and run_directory.in_use(run):
@@ -79,7 +79,7 @@ def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
 
 
 def broker_down(run: RunFile) -> bool:
-    """Whether the run has a broker of its own that does not run. An external cluster never counts
+    """Whether the run has a local broker that does not run. An external cluster never counts
     as down.
     """
     if connect.cluster_settings(run).get("bootstrap.servers"):
@@ -91,7 +91,7 @@ def follow(
     live: LiveState, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False
 ) -> None:
     """Read all messages, and then new ones, until `stop` is set or the log is `gone`. If the log
-    has been read before, this goes on from there.
+    has been read before, this continues from there.
     """
     live.log = log
     if not live.positions:
@@ -126,7 +126,7 @@ def by_time(message: Message) -> tuple[float, bool]:
 def catch_up(live: LiveState, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
     """Fold all messages that are there. Returns the offsets to read on from.
 
-    Policy versions are read first, because they say to which step everything else belongs. The
+    Policy versions are read first, because they tell to which step everything else belongs. The
     large topics follow, partition by partition. The small topics come last, merged by time, so that
     the loop is seen as it was at each step.
     """

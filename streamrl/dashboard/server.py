@@ -132,7 +132,7 @@ def check_host(host: str, public: bool) -> None:
     if not is_loopback(host) and not public:
         raise ConfigError(
             f"--host {host}: other machines would reach the page, and it has no login; forward the"
-            f" port instead (`ssh -L {PORT}:127.0.0.1:{PORT} ...`), or say --public behind"
+            f" port instead (`ssh -L {PORT}:127.0.0.1:{PORT} ...`), or give --public behind"
             " something that asks who is there"
         )
 

@@ -13,7 +13,7 @@ from streamrl.records import Rollout
 FORKS = ("template", "edit", "compaction", "sub-agent")
 FINISHED = "finished"
 OTHER = "for other reasons"
-MOST_ENDS = 8  # Agents give reasons of their own. So many different ends are counted by name.
+MOST_ENDS = 8  # Agents give any reasons. So many different ends are counted by name.
 END_LENGTH = 80  # characters of a reason that are kept
 
 

@@ -211,7 +211,7 @@ def _on_batch(state: State, message: Message) -> None:
         return
     number = int(key)
     if number in state.batches:
-        return  # The batch lies in the topic twice, and the first copy counts.
+        return  # The batch is in the topic twice, and the first copy counts.
     state.batches[number] = message.offset
     if len(state.batches) > BATCHES:
         del state.batches[next(iter(state.batches))]
@@ -313,7 +313,7 @@ def published(state: State, kind: str, of: str = "", step: int | None = None) ->
 
 
 def lags(state: State, step: int | None = None) -> dict[str, int | None]:
-    """By part, the number of records that it had not read yet, as its journal says. Of the learner
+    """By part, the number of records that it had not read yet, by its journal. Of the learner
     these are the batches that it had not trained on. None if nothing is known of the part.
     """
     by_part: dict[str, int | None] = {}

@@ -1,7 +1,7 @@
 """A local Apache Kafka for machines that have no cluster: one process a run, its data in
 `runs/<run>/kafka` (`storage.py`).
 
-`start` starts one, `running_address` finds one that somebody else started, `ensure_running` does
+`start` starts one, `running_address` finds one that another process started, `ensure_running` does
 whichever is needed. `connect.py` knows about clusters too.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # measured: 1.5 s, with formatting 2-3 s; with gigabytes to recover, 10 s and more
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 15.0  # measured: 0.2-0.4 s
-# A controller that has fenced the broker by then has said so: it does 0.1 s after it is ready.
+# A controller that has fenced the broker by then has recorded it, 0.1 s after it is ready.
 ALREADY_FENCED_S = 3.0
 FENCED = re.compile(r"Fencing broker.*Replayed BrokerRegistrationChangeRecord", re.DOTALL)
 READY = "Activated periodic tasks"
@@ -39,10 +39,10 @@ READY = "Activated periodic tasks"
 @dataclass(frozen=True)
 class Setup:
     """What a broker has beyond server.properties, such as other listeners or an authorizer. By
-    default it listens on loopback and lets in whoever is on this machine.
+    default it listens on loopback and lets in every user of this machine.
     """
 
-    # These win over the template's, and may say ${port} and ${controller_port}.
+    # These win over the template's, and may contain ${port} and ${controller_port}.
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
     # librdkafka settings with which to ask whether the broker is up
     client: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -106,7 +106,7 @@ def start(
 
 
 def find(directory: Path) -> Broker | None:
-    """The broker that runs on `directory`, whoever started it."""
+    """The broker that runs on `directory`, no matter which process started it."""
     values = storage.read_broker_json(directory)
     try:
         process = psutil.Process(values["pid"])
@@ -237,7 +237,7 @@ def _finish_unclean_shutdown(
 
 
 def _wait_until_fenced(directory: Path, process: psutil.Popen, log: Path, port: int) -> None:
-    """Wait until the controller has written that the broker is fenced, or has had nothing to say
+    """Wait until the controller has written that the broker is fenced, or has written nothing
     for ALREADY_FENCED_S after it was ready.
     """
     deadline = time.monotonic() + START_LIMIT_S
@@ -248,7 +248,7 @@ def _wait_until_fenced(directory: Path, process: psutil.Popen, log: Path, port: 
         written_bytes = storage.metadata_bytes(directory)
         if FENCED.search(text):
             # The decision is on disk once anything more is: itself, or what the controller writes
-            # twice a second, behind it.
+            # twice a second, after it.
             if fenced_bytes is not None and fenced_bytes < written_bytes:
                 return
             if fenced_bytes is None:
@@ -285,7 +285,7 @@ def _answers(address: str, client: Mapping[str, Any] = PLAIN.client) -> bool:
     host, port = address.split(":")
     settings = {"bootstrap.servers": address, "log_level": 0, **client}
     try:
-        # While nobody listens, librdkafka would only wait and complain.
+        # While no broker listens, librdkafka would only wait and complain.
         socket.create_connection((host, int(port)), 0.5).close()
         return bool(AdminClient(settings).list_topics(timeout=2).brokers)
     except (OSError, KafkaException):

@@ -68,7 +68,7 @@ def cache() -> Path:
     those above, or a new one here.
 
     Programs are run from it. So the search ends at a directory that others may write to, such as
-    /tmp, and a .streamrl of others is passed over.
+    /tmp, and a .streamrl of others is skipped.
     """
     named = os.environ.get("STREAMRL_HOME")
     if named:

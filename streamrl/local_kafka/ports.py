@@ -45,7 +45,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port(preferred: int = 0, other_than: int = 0) -> int:
-    """A port that nobody listens on: `preferred` if it is one. Raises PortTaken."""
+    """A port that no process listens on: `preferred` if it is one. Raises PortTaken."""
     for port in (preferred, *random.sample(PORTS, 200)):
         if port and port != other_than and is_free(port):
             return port

@@ -1,4 +1,4 @@
-"""What lies in the directory of a local broker.
+"""What is in the directory of a local broker.
 
 data/               the log itself, Kafka's own files
 broker.json         process and ports of the last start
@@ -81,7 +81,7 @@ def write_properties(
     path: Path, data: Path, port: int, controller_port: int, properties: Mapping[str, str]
 ) -> None:
     """Write the settings of a broker: those of the template, then `properties`, which win because
-    they stand last.
+    they come last.
     """
     template = (FILES / "server.properties").read_text()
     for name, value in properties.items():
@@ -91,7 +91,7 @@ def write_properties(
 
 
 def rotate_log(directory: Path) -> Path:
-    """Where the next start logs. The log of the last one is kept beside it."""
+    """Where the next start logs. The log of the last one is kept next to it."""
     log = directory / "broker.log"
     if log.exists():
         log.replace(directory / "broker.log.1")
@@ -100,9 +100,9 @@ def rotate_log(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def sole_owner(data: Path) -> Generator[int]:
-    """A lock on the data that whoever inherits this file descriptor holds as long as it lives.
+    """A lock on the data that each process with this file descriptor holds as long as it lives.
 
-    Kafka has a lock of its own, but takes it too late: a second broker has written by then.
+    Kafka has its own lock, but takes it too late: a second broker has written by then.
     """
     deadline = time.monotonic() + EXIT_LIMIT_S
     with (data / ".owner").open("w") as file:
@@ -124,7 +124,7 @@ def metadata_bytes(directory: Path) -> int:
 
 
 def read_broker_json(directory: Path) -> dict[str, Any]:
-    """What broker.json says of the last start; empty when there was none."""
+    """What broker.json records of the last start; empty when there was none."""
     try:
         return json.loads((directory / "broker.json").read_text())
     except (OSError, ValueError):

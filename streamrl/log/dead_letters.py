@@ -1,4 +1,4 @@
-"""Dead letters. A record that cannot be used is put aside and never lost: its bytes go to
+"""Dead letters. A record that cannot be used is dead-lettered and never lost: its bytes go to
 `dead-letters.<topic>` with the cause, and a rollout gets its fate.
 
 A record that is larger than a message may be, because it was compressed on its way here or sent in
@@ -36,7 +36,7 @@ HEAD_BYTES = 65_536
 
 
 class DeadLetter(NamedTuple):
-    """A record that was put aside: where it lay, why, and the message that keeps it."""
+    """A record that could not be used: where it was, why, and the message that keeps it."""
 
     topic: str
     partition: int

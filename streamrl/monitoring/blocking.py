@@ -30,7 +30,7 @@ def blocking_reason(
     lacking = [pool for pool in pools if pool not in ready]
     if lacking or view.ready_s is None:
         servers = _servers_of(run, view, lacking or pools, notes)
-        return f"{so_far} {servers or 'an inference server: the run starts none of its own'}"
+        return f"{so_far} {servers or 'an inference server: the run starts none itself'}"
     if view.batch < 0:
         waited_s = time_s - view.ready_s
         return f"waiting {waited_s:.0f} s for the first batch: {_shortage(run, view, time_s)}"

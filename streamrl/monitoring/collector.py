@@ -35,7 +35,7 @@ class MetricsCollector:
     def _new_family(
         self, family_name: str, name: str, spec: MetricSpec | None
     ) -> GaugeMetricFamily | CounterMetricFamily:
-        """A family without values. A metric without a spec is a gauge with no labels of its own."""
+        """A family without values. A metric without a spec is a gauge without labels."""
         if spec is None:
             return GaugeMetricFamily(family_name, name, labels=("run", "part"))
         kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily

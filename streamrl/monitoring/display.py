@@ -88,7 +88,7 @@ class LiveDisplay:
 
 
 def frame_line(frame: Frame) -> str:
-    """The frame in one line. Before the first batch, it says what the run waits for."""
+    """The frame in one line. Before the first batch, it has what the run waits for."""
     waits = [frame.waits_for] if frame.waits_for else []
     if frame.view.batch < 0 and waits:
         return " | ".join([*waits, *frame.troubles])

@@ -20,8 +20,8 @@ from streamrl.monitoring.run_view import (
 )
 
 FRESH_S = 5.0  # A rate that is older is not shown.
-REWARD_BATCHES = 20  # The reward is a mean over so many batches, unless the run's target says.
-# The share of an env's rollouts that must have failed, or were put aside, to be shown.
+REWARD_BATCHES = 20  # The reward is a mean over so many batches, or what the target sets.
+# The share of an env's rollouts that must have failed, or were dead-lettered, to be shown.
 LEAST_TROUBLES = 0.01
 
 
@@ -53,7 +53,7 @@ class Frame:
 
     @property
     def troubles(self) -> list[str]:
-        """A line for each env of which many rollouts have failed or were put aside."""
+        """A line for each env of which many rollouts have failed or were dead-lettered."""
         return troubles(self.view, LEAST_TROUBLES)
 
     @property
@@ -100,7 +100,7 @@ class Frame:
         return fmean(rewards) if rewards else None
 
     def rollout_rate(self, env: str) -> float | None:
-        """Rollouts per second that all replicas of the env publish, or None if none has said so
+        """Rollouts per second that all replicas of the env publish, or None if none has reported it
         lately.
 
         For an env whose rollouts others publish, they are those that the buffer reads.

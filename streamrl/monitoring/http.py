@@ -1,5 +1,5 @@
 """Serves the health and the metrics of a part over HTTP: `/livez`, `/readyz` and `/metrics`. The
-server runs in a thread beside the part and only reads.
+server runs in a thread next to the part and only reads.
 
 `pages.py` has the answers, which come from the part's log (`log/instrumented.py`), and `targets.py`
 the file with the address, where Prometheus finds it.
@@ -38,7 +38,7 @@ LEAVE_S = 0.5
 
 
 class ListenOverride(NamedTuple):
-    """The address from a part's command line. None leaves what the run file says."""
+    """The address from a part's command line. None leaves what the run file has."""
 
     host: str | None = None
     port: int | None = None
@@ -84,7 +84,7 @@ def serving(run: RunFile, log: Log, part: str, at: ListenOverride = NO_OVERRIDE)
 
 
 def resolve_address(run: RunFile, at: ListenOverride) -> Address:
-    """The address to listen at: the run file's, unless `at` says otherwise."""
+    """The address to listen at: the run file's, unless `at` has another."""
     return Address(
         run.metrics.host if at.host is None else at.host,
         run.metrics.port if at.port is None else at.port,

@@ -174,7 +174,7 @@ def parts_table(frame: Frame) -> Table:
     if others:
         name = Text(f"{others} others", style="cyan")
         rows.append([name, state_cell("running", MARK), "", "", ""])
-    return _table(("part", "state", ">for", ">restarts", "last said"), rows)
+    return _table(("part", "state", ">for", ">restarts", "last message"), rows)
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:

@@ -1,7 +1,7 @@
 """Lists all metrics with their names, units and meanings. The topic `metrics`, Prometheus, the
 sinks and docs/metrics.md use this one list.
 
-A piece of a name in braces stands for a name of the run, such as an env, a topic or a server. In
+A piece of a name in braces is a name of the run, such as an env, a topic or a server. In
 Prometheus it is a label. `replays/` and `batches/` are those of docs/design/overview.md. `python -m
 streamrl.monitoring.metric_names` prints the table of docs/metrics.md.
 """
@@ -245,7 +245,7 @@ METRICS = (
     MetricSpec(
         "learner/publish_s",
         "s",
-        "time that training stood still for the version",
+        "time that training was paused for the version",
     ),
     MetricSpec("learner/publish_wait_s", "s", "of that, the wait for the version before"),
     MetricSpec("learner/export_s", "s", "time to copy the weights and write them"),
@@ -321,7 +321,7 @@ METRICS = (
     MetricSpec("gateway/open_sessions", "sessions", "sessions that have not ended"),
     MetricSpec("gateway/calls_per_s", "calls/s", "answers sampled for agents and recorded"),
     MetricSpec("gateway/tokens_per_s", "tokens/s", "tokens of these answers"),
-    MetricSpec("gateway/added_s", "s", "mean time of a request beside sampling"),
+    MetricSpec("gateway/added_s", "s", "mean time of a request without sampling"),
     MetricSpec(
         "gateway/repeated",
         "requests",
@@ -361,7 +361,7 @@ METRICS = (
     ),
     MetricSpec("inference/start_s", "s", "time to start vLLM"),
     MetricSpec("inference/swap_s", "s", "time from pause to resume with new weights"),
-    MetricSpec("inference/pause_s", "s", "of that, until vLLM stood still"),
+    MetricSpec("inference/pause_s", "s", "of that, until vLLM was paused"),
     MetricSpec("inference/reload_s", "s", "of that, to load the weights"),
     MetricSpec("inference/resume_s", "s", "of that, to resume the requests"),
     MetricSpec(
@@ -431,7 +431,7 @@ METRICS = (
 
 
 def prometheus_name(name: str) -> str:
-    """The name in Prometheus of a gauge without labels of its own."""
+    """The name in Prometheus of a gauge without labels."""
     return f"{PREFIX}_{re.sub('[^a-zA-Z0-9]+', '_', name).strip('_')}"
 
 

@@ -1,4 +1,4 @@
-"""What a part answers at `/livez`, `/readyz` and `/metrics`, and at the pages of its own."""
+"""What a part answers at `/livez`, `/readyz` and `/metrics`, and at further pages that it has."""
 
 from __future__ import annotations
 

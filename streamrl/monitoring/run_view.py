@@ -2,7 +2,7 @@
 
 Every part may write `metrics`, so no decision is based on them. A run with a target also folds
 `batches` and takes its rewards from there. `verdict.py` decides whether the run is over, and
-`blocking.py` says what it waits for.
+`blocking.py` decides what it waits for.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     topology.POLICY_VERSIONS: ("policy-version",),
     topology.DEMAND: ("demand",),
     topology.FATES: ("fate",),
-    topology.EVALS: ("evaluation",),  # its answers lie there too, and are passed over
+    topology.EVALS: ("evaluation",),  # its answers are there too, and are skipped
 }
 """The topics that are folded, each with its schemas."""
 BATCHES: Mapping[str, tuple[str, ...]] = {topology.BATCHES: ("batch",)}
 """Topics that are folded too if the run's target depends on the rewards of batches."""
 REWARDS_KEPT = 2_000  # the batches of an env whose rewards are kept; a dashboard keeps more itself
 
-TROUBLES = {"failed": "failed", "invalid": "put aside"}
+TROUBLES = {"failed": "failed", "invalid": "dead-lettered"}
 """The fates that show that an env does something wrong, each with the word for it."""
 FILTERED = "filtered"  # The fate of rollouts of a group that trains nothing.
 ARRIVALS = "part/read_records/rollouts."  # the metric of the rollouts that the buffer has read
@@ -257,7 +257,7 @@ def buffer_total(run: RunFile, view: RunView, name: str) -> float | None:
 
 
 def arrival_rate(view: RunView, env: str, time_s: float) -> float | None:
-    """Rollouts per second that the buffer has lately read of the env, whoever published them.
+    """Rollouts per second that the buffer has lately read of the env, from all producers.
 
     None if nothing is known of the env.
     """
@@ -274,7 +274,7 @@ def arrival_rate(view: RunView, env: str, time_s: float) -> float | None:
 def troubles(view: RunView, least: float = 0.0) -> list[str]:
     """A line for each env with more than the share `least` of failed or unusable rollouts.
 
-    It says how many there are, and the cause of the last one.
+    It has how many there are, and the cause of the last one.
     """
     lines: list[str] = []
     for env, fates in view.fates.items():
@@ -289,7 +289,7 @@ def troubles(view: RunView, least: float = 0.0) -> list[str]:
 
 
 def server_state(server: Server, time_s: float) -> str:
-    """The state that a server says it is in, or silent if it has said nothing for long."""
+    """The state that a server reports, or silent if it has reported nothing for long."""
     return "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
 
 

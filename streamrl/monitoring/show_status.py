@@ -76,8 +76,8 @@ def tables(
     ]
     lines = troubles(view)
     renderables += [Text(f"  {line}", style="yellow") for line in lines]
-    if any("put aside" in line for line in lines):
-        hint = "  `streamrl dead-letters list RUN` shows what was put aside"
+    if any("dead-lettered" in line for line in lines):
+        hint = "  `streamrl dead-letters list RUN` shows these records"
         renderables.append(Text(hint, style="bright_black"))
     if view.evals:
         renderables += [Text(), _evals(view)]
@@ -141,7 +141,7 @@ def _envs(run: RunFile, view: RunView) -> Table:
         "rollouts ended",
         "expired",
         "failed",
-        "put aside",
+        "dead-lettered",
         "window tokens",
         "held tokens",
     )

@@ -87,7 +87,7 @@ def statuses(
 
 def _status(view: RunView, part: Part, lag: int | None, time_s: float) -> PartStatus:
     """The status of a part that the run starts. The part publishes metrics under its identity, and
-    the orchestrator says under the part's name whether it runs.
+    the orchestrator reports under the part's name whether it runs.
     """
     heard_s = [view.heard_s[name] for name in (part.name, part.identity) if name in view.heard_s]
     server = view.servers.get(part.name)
@@ -95,7 +95,7 @@ def _status(view: RunView, part: Part, lag: int | None, time_s: float) -> PartSt
         heard_s.append(server.heartbeat_s)
     ago = max(0.0, time_s - max(heard_s)) if heard_s else None
     running = _supervisors(view, f"running/{part.name}")
-    # What the orchestrator says of a part is newer than the part's own records, while it runs.
+    # What the orchestrator reports of a part is newer than the part's own records, while it runs.
     if running is None or time_s - running.time_s >= SILENT_S:
         state = _state(ago)
     else:
@@ -111,7 +111,7 @@ def _status(view: RunView, part: Part, lag: int | None, time_s: float) -> PartSt
 
 
 def _supervisors(view: RunView, name: str) -> Gauge | None:
-    """What the orchestrator has said of a part, or None if it has said nothing."""
+    """What the orchestrator has reported of a part, or None if it has reported nothing."""
     return gauge_of(view, "orchestrator", f"orchestrator/{name}")
 
 

@@ -14,13 +14,13 @@ from streamrl.system.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
-# The directory beside the runs with a file for each part. Prometheus's `file_sd_configs` finds the
+# The directory next to the runs with a file for each part. Prometheus's `file_sd_configs` finds the
 # files: its paths may have one * only, at the end.
 TARGETS = ".targets"
 
 
 class Address(NamedTuple):
-    """Where a part listens. Port 0 stands for any free port."""
+    """Where a part listens. Port 0 means any free port."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""Decides whether a run is over, and says how far it is from its target. Pure."""
+"""Decides whether a run is over, and how far it is from its target. Pure."""
 
 from __future__ import annotations
 

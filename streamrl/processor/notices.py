@@ -24,7 +24,7 @@ class Notices:
     def __init__(self) -> None:
         self._failed = Counter[str]()
         self._dead_lettered = Counter[str]()
-        # env or topic -> "failed" or "put aside" -> the last cause
+        # env or topic -> "failed" or "dead-lettered" -> the last cause
         self._causes: defaultdict[str, dict[str, str]] = defaultdict(dict[str, str])
         self._warned_s: float | None = None
 
@@ -35,7 +35,7 @@ class Notices:
         for letter in letters:
             name = letter.topic.removeprefix(topology.rollouts(""))
             self._dead_lettered[name] += 1
-            self._causes[name]["put aside"] = letter.cause
+            self._causes[name]["dead-lettered"] = letter.cause
 
     def due(self, now_s: float) -> list[str]:
         """The warnings that are due: the first at once, the next ones every `EVERY_S`. `now_s` is
@@ -51,10 +51,10 @@ class Notices:
         return warnings
 
     def _warning(self, name: str) -> str:
-        counts = {"failed": self._failed[name], "put aside": self._dead_lettered[name]}
+        counts = {"failed": self._failed[name], "dead-lettered": self._dead_lettered[name]}
         parts = [
             f"{counts[what]:,} {what} (last: {printable(cause) or 'no cause given'})"
             for what, cause in self._causes[name].items()
         ]
-        hint = ": `streamrl dead-letters list RUN`" if counts["put aside"] else ""
+        hint = ": `streamrl dead-letters list RUN`" if counts["dead-lettered"] else ""
         return f"{name}: {', '.join(parts)}{hint}"

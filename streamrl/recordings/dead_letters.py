@@ -128,7 +128,7 @@ def find(log: Log, place: str) -> DeadLetter:
         if (letter.partition, letter.offset) == (partition, offset):
             return letter
     raise ConfigError(
-        f"{place}: this record was not put aside; `streamrl dead-letters list RUN` shows what was"
+        f"{place}: this record is no dead letter; `streamrl dead-letters list RUN` shows those"
     )
 
 

@@ -20,11 +20,11 @@ HEX_BYTES = 512  # the bytes of a record that are shown
 
 def show_list(log: Log, console: Console) -> None:
     """Print how many letters there are for each topic and pattern of causes, and where and when the
-    first and the last were put aside. The pattern has lines of its own, as it may be long.
+    first and the last were dead-lettered. The pattern has separate lines, as it may be long.
     """
     summaries = dead_letters.summarize_causes(log)
     if not summaries:
-        console.print("nothing was put aside")
+        console.print("no dead letters")
         return
     for (topic, cause), summary in summaries.items():
         back = f", {summary.requeued:,} put back" if summary.requeued else ""
@@ -55,7 +55,7 @@ def show_letter(log: Log, place: str, console: Console) -> None:
     requeued = dead_letters.requeued_letters(log, letter.topic)
     back = ", put back since" if (message.partition, message.offset) in requeued else ""
     console.print(
-        Text.assemble((str(letter), "bold"), f"  put aside {_time(letter)}{back}"),
+        Text.assemble((str(letter), "bold"), f"  dead-lettered {_time(letter)}{back}"),
     )
     console.print(Text(printable(dead_letters.readable_cause(letter.cause)), style="red"))
     for fault in dead_letters.array_faults(value or b""):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file so that whoever reads it meanwhile sees all of the old or all of the new one.
+    """Write a file so that a reader meanwhile sees all of the old or all of the new one.
     `mode` and the process's umask give the permissions of a new file.
     """
     temporary = path.with_name(f"{path.name}.part")

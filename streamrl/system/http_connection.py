@@ -1,7 +1,7 @@
 """A connection of an HTTP server that costs little until its client has sent a whole request.
 
 uvicorn bounds neither the number of connections nor the time in which a request has to arrive. This
-adds both, and h11 bounds the head. So whoever has no key can hold neither memory nor descriptors.
+adds both, and h11 bounds the head. So a client without a key holds neither memory nor descriptors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_PIECES = 4_096  # of a chunked body: each costs as much as a request of its own
+MAX_PIECES = 4_096  # of a chunked body: each costs as much as another request
 
 
 class Limits(NamedTuple):

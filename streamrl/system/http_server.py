@@ -1,4 +1,4 @@
-"""An HTTP server in a thread of its own, and the socket that it listens on."""
+"""An HTTP server in a separate thread, and the socket that it listens on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_listener(host: str, port: int, who: str, setting: str, hint: str) -> so
     """A socket that listens at this address.
 
     Raises ConfigError, which names `setting`, if there is no such address, and PortTaken, which
-    says that `who` cannot listen and gives the `hint`.
+    states that `who` cannot listen and gives the `hint`.
     """
     try:
         socket.getaddrinfo(host or None, port)
@@ -45,7 +45,7 @@ def url_of(listener: socket.socket) -> str:
 class HttpServerThread:
     """Serves an ASGI application from a thread for as long as the `with` block lasts.
 
-    In the main thread uvicorn would install signal handlers of its own. Requests in flight have
+    In the main thread uvicorn would install its own signal handlers. Requests in flight have
     `stop_timeout_s` to end, and idle connections are kept for `keep_alive_s`. `limits` bounds what
     clients use up before they have sent a request.
     """

@@ -1,6 +1,6 @@
 """Processes that end with the one that started them, however that one ends.
 
-This file runs as a program before or beside them. It imports the standard library at its start, so
+This file runs as a program before or next to them. It imports the standard library at its start, so
 it is there in about 20 ms, and becomes or starts any command. Each of the three functions gives a
 command line:
 
@@ -170,7 +170,7 @@ def kill_group(group: int) -> bool:
     """Send SIGKILL to a process group. Returns whether there was still a process in it."""
     try:
         os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # nobody there; on macOS, only zombies
+    except (ProcessLookupError, PermissionError):  # none there; on macOS, only zombies
         return False
     return True
 

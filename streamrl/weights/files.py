@@ -67,7 +67,7 @@ def open_version(uri: str, store_root: str) -> tuple[fsspec.AbstractFileSystem, 
 
 
 def check_inside_store(uri: str, store_root: str) -> str:
-    """Return the URI if it lies in the store and has only plain names. Raises WeightError
+    """Return the URI if it is in the store and has only plain names. Raises WeightError
     otherwise.
     """
     root = store_root.rstrip("/") + "/"
@@ -114,7 +114,7 @@ def as_weight_error(ask: Callable[[], T], what: str) -> T:
     except WeightError:
         raise
     except Exception as error:
-        # each kind of store has errors of its own: botocore's, aiohttp's, google's
+        # each kind of store has its own errors: botocore's, aiohttp's, google's
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         cause = getattr(error, "strerror", None) or describe_error(error)
@@ -168,7 +168,7 @@ def differences_at(
     """The differences between the files at `path` and the manifest, by file. Each file is hashed
     and, with `copy_to`, copied in the same pass, several in parallel.
 
-    A file that is larger than the manifest says is read up to the first excess byte only. With
+    A file that is larger than the manifest's size is read up to the first excess byte only. With
     `link`, files are linked instead of copied where `_try_link` can.
     """
     files = parallel_map(
@@ -223,7 +223,7 @@ def _try_link(source: Path, destination: Path) -> bool:
     try:
         os.link(source, destination, follow_symlinks=False)
     except (OSError, NotImplementedError):
-        # another file system, or one that has no links, or somebody else's file
+        # another file system, or one that has no links, or another user's file
         return False
     status = destination.lstat()
     if (

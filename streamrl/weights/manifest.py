@@ -58,7 +58,7 @@ class Manifest(NamedTuple):
 
 
 class WeightRef(NamedTuple):
-    """The claim check: where a version lies, and what it must be."""
+    """The claim check: where a version is, and what it must be."""
 
     uri: str
     size_bytes: int
@@ -79,7 +79,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 def from_bytes(data: bytes, where: str) -> Manifest:
     """Read a manifest. Raises WeightError for anything but a list of plain file names with sizes
     and hashes, and for a file that is no safetensors, config or tokenizer file: vLLM would load a
-    pickle, and transformers would run a module, that lies next to them.
+    pickle, and transformers would run a module, that is next to them.
     """
     try:
         files = tuple(

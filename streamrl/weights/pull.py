@@ -17,7 +17,7 @@ from streamrl.weights.manifest import CONFIG, MANIFEST, StoredWeights, to_bytes
 
 
 def pull(version: StoredWeights, store_root: str, destination: Path, link: bool = False) -> Path:
-    """Copy an announced version, or what it stands on, to `destination`, and verify it on the way.
+    """Copy an announced version, or its base, to `destination`, and verify it on the way.
     If it is not what was announced, raises WeightError and leaves nothing.
 
     `store_root`: the configured store. A URI outside it is refused. `link`: for callers that only
@@ -30,7 +30,7 @@ def pull(version: StoredWeights, store_root: str, destination: Path, link: bool 
     if (manifest.size_bytes, manifest.sha256) != (version.size_bytes, version.sha256):
         actual = f"{manifest.size_bytes} bytes with sha256 {manifest.sha256}"
         raise WeightError(
-            f"{where}: its {MANIFEST} stands for {actual}, announced are {version.size_bytes} bytes"
+            f"{where}: its {MANIFEST} describes {actual}, announced are {version.size_bytes} bytes"
             f" with sha256 {version.sha256}"
         )
     shutil.rmtree(destination, ignore_errors=True)
@@ -42,7 +42,7 @@ def pull(version: StoredWeights, store_root: str, destination: Path, link: bool 
     except WeightError:
         shutil.rmtree(destination, ignore_errors=True)
         raise
-    except Exception as error:  # of this disk, or of the store: each kind has errors of its own
+    except Exception as error:  # of this disk, or of the store: each kind has its own errors
         shutil.rmtree(destination, ignore_errors=True)
         cause = getattr(error, "strerror", None) or describe_error(error)
         raise WeightError(
@@ -63,7 +63,7 @@ def _check_settings(directory: Path, where: str) -> None:
     """Refuse a config.json that makes transformers load Python code. Raises WeightError."""
     try:
         settings = json.loads((directory / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):  # then nobody can load it
+    except (OSError, ValueError, RecursionError):  # then no part can load it
         return
     if isinstance(settings, dict) and "auto_map" in settings:
         raise WeightError(

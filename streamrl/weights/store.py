@@ -159,7 +159,7 @@ class Store:
         try:
             yield
         finally:
-            with suppress(Exception):  # it is only room, and what went wrong before says more
+            with suppress(Exception):  # it is only room, and the earlier error tells more
                 self._remove(path)
 
     def _remove(self, path: str) -> None:
@@ -169,7 +169,7 @@ class Store:
     @contextmanager
     def _scratch(self, temporary: str) -> Generator[Path]:
         """The directory that a version is first written to. If the store is a directory of this
-        machine, it lies in the store itself.
+        machine, it is in the store itself.
         """
         if is_local(self._fs):
             Path(temporary).mkdir(parents=True)

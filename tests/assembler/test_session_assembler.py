@@ -1,4 +1,4 @@
-"""When a session becomes a rollout, and what is put aside: event by event."""
+"""When a session becomes a rollout, and what is dead-lettered: event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts that can be read and not be used, each with the words that it is put aside with."""
+"""Rollouts that can be read and not be used, each with the words that it is dead-lettered with."""
 
 from __future__ import annotations
 

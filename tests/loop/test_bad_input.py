@@ -1,8 +1,8 @@
 """10,000 malformed records of many kinds among good ones, through a real broker and real processes
 of buffer and batcher.
 
-Each is put aside with its cause, every good rollout is trained on, nobody dies, and no memory is
-kept of what was refused.
+Each is dead-lettered with its cause, every good rollout is trained on, no part ends, and no memory
+is kept of what was refused.
 """
 
 from __future__ import annotations

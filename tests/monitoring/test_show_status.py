@@ -113,5 +113,5 @@ def test_an_env_from_outside_is_a_part_and_what_went_wrong_is_shown():
     for renderable in tables(run, view, statuses(run, view, {}, 100.0), 101.0):
         console.print(renderable)
     shown = console.export_text()
-    assert "even: 3 failed (last: no server), 1 put aside (last: the record is empty)" in shown
+    assert "even: 3 failed (last: no server), 1 dead-lettered (last: the record is empty)" in shown
     assert "`streamrl dead-letters list RUN`" in shown

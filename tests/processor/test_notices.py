@@ -42,10 +42,10 @@ def test_counts_and_last_causes_are_told_every_ten_seconds():
     )
     assert notices.due(100.0) == [
         (
-            "even: 3 failed (last: it took\\nlonger), 1 put aside (last: the record is empty):"
+            "even: 3 failed (last: it took\\nlonger), 1 dead-lettered (last: the record is empty):"
             " `streamrl dead-letters list RUN`"
         ),
-        "groups.add: 1 put aside (last: nested): `streamrl dead-letters list RUN`",
+        "groups.add: 1 dead-lettered (last: nested): `streamrl dead-letters list RUN`",
     ]
     notices.count([fate()], [])
     assert notices.due(109.0) == []
@@ -73,7 +73,7 @@ def test_the_log_of_a_part_tells_it(caplog: pytest.LogCaptureFixture):
     try:
         until(
             lambda: any(
-                "buffer: copy: 2 failed (last: its server is gone), 1 put aside (last: rollout: "
+                "buffer: copy: 2 failed (last: its server is gone), 1 dead-lettered (last: rollout"
                 in line
                 for line in caplog.messages
             )

@@ -46,7 +46,7 @@ def recording() -> MemoryLog:
 
 
 def with_letters() -> MemoryLog:
-    """A run with five records that were put aside."""
+    """A run with five records that were dead-lettered."""
     log = MemoryLog(TOPICS)
     send(log, Message("rollouts.copy", b"x", b"\xc1", (("schema", b"rollout/1"),)), *ahead("early"))
     send(

@@ -32,7 +32,7 @@ def printed(show: object, *arguments: object) -> str:
 
 
 def test_nothing_put_aside_is_said():
-    assert printed(show_list, MemoryLog(TOPICS)) == "nothing was put aside\n"
+    assert printed(show_list, MemoryLog(TOPICS)) == "no dead letters\n"
 
 
 def test_the_list_is_legible_on_a_narrow_terminal():
@@ -92,12 +92,12 @@ def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):
     assert (
         "group_id: 'early'" in shown
         and "rollout_uid: 'early-0'" in shown
-        and "00000000  8" in shown
+        and "00000000  de" in shown
     )
     retry(recording, ["rollouts.copy"], lambda letter: True)
     assert "put back since" in printed(show_letter, recording, "rollouts.copy[0]@1")
     assert "no value" in printed(show_letter, recording, "rollouts.add[0]@1")
-    with pytest.raises(ConfigError, match="this record was not put aside"):
+    with pytest.raises(ConfigError, match="this record is no dead letter"):
         find(recording, "rollouts.copy[0]@9")
 
 

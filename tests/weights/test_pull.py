@@ -128,7 +128,7 @@ def name_another(name: str) -> Any:
         (
             agree_on_it,
             (
-                "its manifest.json stands for 7002 bytes with sha256 [0-9a-f]{64}, announced are"
+                "its manifest.json describes 7002 bytes with sha256 [0-9a-f]{64}, announced are"
                 " 7002 bytes with sha256 [0-9a-f]{64}"
             ),
         ),

@@ -46,7 +46,7 @@ class SinkContext(NamedTuple):
     """What a sink is given when it is made."""
 
     run: RunFile
-    say: Callable[[str], None]  # shows a line to whoever watches the run
+    say: Callable[[str], None]  # shows a line to the user who watches the run
     since_s: float  # when this session of the run began; older records are history
 
 

@@ -17,7 +17,7 @@ SHOWN = (
     "learner/idle_s",
     "batcher/batch_age_mean",
 )
-KEPT = 64  # steps kept until they are printed, as the learner is behind the batcher
+KEPT = 64  # steps kept until they are printed, as the learner is later than the batcher
 
 
 class Console:
@@ -27,7 +27,7 @@ class Console:
     """
 
     def __init__(self, context: SinkContext, show: Sequence[str] = SHOWN) -> None:
-        """`show` has the names of metrics to print, in that order. * stands for anything."""
+        """`show` has the names of metrics to print, in that order. * matches anything."""
         self._context = context
         self._show = tuple(show)
         self._lead = topology.learner_identity(context.run.learner.name)

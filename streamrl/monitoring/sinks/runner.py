@@ -1,10 +1,10 @@
-"""Runs the sinks of a run in a thread of their own, and notes how far each has come.
+"""Runs the sinks of a run in a separate thread, and notes how far each has come.
 
 A server that does not answer must not keep the orchestrator from its parts.
 
 Every record is written at least once. A sink may keep in memory for a while what it is given, so
 an offset is noted only when it is NOTE_AFTER_S old, or when the sink is closed. The next session
-goes on behind it. Notes are kept by the settings of a sink, so a sink that is to write to another
+continues after it. Notes are kept by the settings of a sink, so a sink that is to write to another
 place is given everything.
 """
 
@@ -125,7 +125,7 @@ def _make(kind: str) -> SinkFactory:
 class Sinks:
     """Hands metric records to all sinks, in the order of the topic.
 
-    A sink that fails is logged and gets no more records, and the run goes on.
+    A sink that fails is logged and gets no more records, and the run continues.
     """
 
     def __init__(self, sinks: Sequence[OpenSink], lead: str, notes: Path) -> None:
@@ -173,7 +173,7 @@ class Sinks:
         self._note()
 
     def _write(self, sink: OpenSink, entries: Sequence[MetricRecord]) -> bool:
-        """Give a sink the entries that it lacks. Returns whether the sink goes on."""
+        """Give a sink the entries that it lacks. Returns whether the sink still works."""
         new = [entry for entry in entries if entry.offset > sink.given]
         if not new:
             return True
@@ -181,7 +181,7 @@ class Sinks:
         return self._call(sink, lambda: sink.sink.write(new))
 
     def _call(self, sink: OpenSink, function: Callable[[], None]) -> bool:
-        """Call a function of a sink. Returns whether the sink goes on."""
+        """Call a function of a sink. Returns whether the sink still works."""
         try:
             function()
         except Exception as error:
