@@ -70,7 +70,9 @@ class SessionAssembler:
             return
         known = self._sessions.open.get(start.session)
         if known is not None:
-            known.last_s = self._awake_s
+            if known.end is None and self._may_be_held(event):
+                known.last_s = self._awake_s
+                known.restart = event
         elif self._may_be_held(event):
             self._sessions.open[start.session] = OpenSession(
                 start=event,
@@ -245,8 +247,7 @@ def expire_removed(env: str, sessions: EnvSessions, removed: Offsets) -> list[Ou
 
     for name, session in list(sessions.open.items()):
         events = [session.start, *session.calls, *reward_events(session)]
-        if session.end is not None:
-            events.append(session.end)
+        events += [event for event in (session.restart, session.end) if event is not None]
         if any(map(is_gone, events)):
             del sessions.open[name]
             start = SessionStart(session=name, environment=env, problem_id=session.problem_id)

@@ -42,6 +42,8 @@ class OpenSession(msgspec.Struct):
     rewards: dict[str, dict[str, Event]] = {}  # the last one of each name and call
     progress: RewardProgress = msgspec.field(default_factory=RewardProgress)
     end: Event | None = None
+    # The last start after the first one. It is held for the gateway, which reads what is held.
+    restart: Event | None = None
     is_closing: bool = False  # its last end has been written, and not yet read
 
 

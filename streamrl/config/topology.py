@@ -323,6 +323,7 @@ GATEWAY = Role(
     name="gateway",
     room="gateway",
     consumes=(TURNS, SERVERS, DEMAND),
+    reads_back=(JOURNAL,),  # the assembler's, for the sessions that are open
     produces=(TURNS, METRICS),
     parts=gateway_parts,
     is_needed=lambda run: bool(run.session_envs),

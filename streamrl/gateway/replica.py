@@ -16,6 +16,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.gateway.calls import ModelCallHandler
 from streamrl.gateway.flow_control import SessionLimit
 from streamrl.gateway.follower import Follower
+from streamrl.gateway.open_sessions import read_open_records
 from streamrl.gateway.recorder import Recorder
 from streamrl.gateway.sampling import CallSampler
 from streamrl.gateway.server import HttpApi
@@ -23,13 +24,14 @@ from streamrl.gateway.session_index import LiveSession, SessionIndex
 from streamrl.gateway.sessions_api import SessionsApi
 from streamrl.inference.client import apply_server_event, make_client
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
+from streamrl.log.protocol import Event, Log, Message, NonTransactionalProducer, partitions_of
 from streamrl.records import Demand, Record, SessionStart
 from streamrl.sessions.keys import keys_of
 
 logger = logging.getLogger(__name__)
 
-SCHEMAS = ("session-start", "model-call", "reward", "session-end", "server", "demand")
+TURN_SCHEMAS = ("session-start", "model-call", "reward", "session-end")
+SCHEMAS = (*TURN_SCHEMAS, "server", "demand")
 WAIT_S = 0.1
 
 
@@ -43,7 +45,7 @@ class GatewayReplica:
         self._log = log
         self._turns = partitions_of(log, [topology.turns(env) for env in run.session_envs])
         others = partitions_of(log, [topology.SERVERS, topology.DEMAND])
-        self._begins = log.beginning_offsets([*self._turns, *others])
+        self._others = log.beginning_offsets(others)
         # Where the topics end as this process begins.
         self._began = log.end_offsets([*self._turns, *others])
         self._limits = {env: make_limit(run, env) for env in run.session_envs}
@@ -93,7 +95,13 @@ class GatewayReplica:
                 mark_ready()
             return is_over()
 
-        with closing(self._log.reader(self._begins)) as reader:
+        open_records = read_open_records(self._log, self._turns, TURN_SCHEMAS)
+        try:
+            loop.call_soon_threadsafe(self._apply_events, open_records.events)
+        except RuntimeError:  # the loop has ended meanwhile
+            return
+        offsets = {**self._others, **open_records.offsets}
+        with closing(self._log.reader(offsets)) as reader:
             self._follower.follow(reader, loop, is_done)
 
     def metrics(self, seconds: float) -> dict[str, float]:
@@ -132,6 +140,12 @@ class GatewayReplica:
             elif event.record is not None:
                 place = f"{message.topic}[{message.partition}]@{message.offset}"
                 logger.warning("%s is not read: %s", place, event.record.cause)
+
+    def _apply_events(self, events: Sequence[Event]) -> None:
+        """Apply records of sessions that were open when the assembler wrote its last snapshot."""
+        for event in events:
+            if isinstance(event.record, Record):  # retention may have deleted it
+                self._apply_record(topology.subject_of(event.topic), event.key, event.record)
 
     def _apply_record(self, env: str, key: str, record: Record) -> None:
         """Apply a record of turns.<env>. The assembler puts a session's start aside where it has

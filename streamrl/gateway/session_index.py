@@ -216,6 +216,8 @@ class SessionIndex:
         if rewards is not None:
             rewards.is_complete = end.is_last
             self._close_if_complete(name, rewards)
+        elif name not in self.closed:  # its beginning has not been read, as its rollout was made
+            self._remember(name, frozenset())
 
     def _close_if_complete(self, name: SessionName, rewards: SessionRewards) -> None:
         """Forget all but a few rewards of a session whose rollout has been made."""
@@ -224,7 +226,11 @@ class SessionIndex:
         rewards.is_complete = True
         self.waiting.pop(name, None)
         hashes = [reward_hash(reward) for reward in rewards.counted]
-        self.closed[name] = frozenset(hashes[:MAX_REMEMBERED])
+        self._remember(name, frozenset(hashes[:MAX_REMEMBERED]))
+
+    def _remember(self, name: SessionName, rewards: frozenset[int]) -> None:
+        """Remember that the session's rollout was made, for some time."""
+        self.closed[name] = rewards
         while len(self.closed) > self._max_closed:
             del self.closed[next(iter(self.closed))]
 

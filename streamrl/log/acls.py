@@ -277,6 +277,9 @@ def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
         yield Rule("transactional-id", f"{prefix}{identity}", ("WRITE",), role.is_open)
         if role.has_offsets:
             yield Rule("group", f"{prefix}{identity}", ("READ",), role.is_open)
+    if role is topology.GATEWAY:  # which sessions are open: gateway/open_sessions.py
+        journal = topology.journal(topology.ASSEMBLER.name)
+        yield Rule("topic", f"{prefix}{journal}", ("READ",))
     # A scorer skips the batches on which the lead learner has trained already.
     if role is topology.SCORER:
         (lead,) = topology.LEARNER.parts(run)
