@@ -4,6 +4,7 @@ not.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -73,15 +74,15 @@ def test_a_version_is_pushed_to_the_hub_and_kept_where_it_is_asked_for(
     run: RunFile,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ):
     log = announced(run, 3)
+    printed = io.StringIO()
     with serving_hub() as hub:
         use_hub(monkeypatch, hub.url, str(tmp_path / "cache"))
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         for directory, version in ((None, 1), (tmp_path / "out", None)):
             destination = ModelDestination(directory, "me/trained")
-            export_model_command(run, log, version, destination, Console())
+            export_model_command(run, log, version, destination, Console(file=printed))
         repository = hub.models["me/trained"]
         assert [files.get("config.json") for files in repository.commits.values()] == [
             None,
@@ -89,4 +90,4 @@ def test_a_version_is_pushed_to_the_hub_and_kept_where_it_is_asked_for(
             b"lead 2",
         ]
         assert repository.private and (tmp_path / "out" / "config.json").read_text() == "lead 2"
-        assert capsys.readouterr().out.count(f"{hub.url}/me/trained/commit/") == 2
+        assert printed.getvalue().count(f"{hub.url}/me/trained/commit/") == 2
