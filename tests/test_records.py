@@ -126,6 +126,7 @@ def examples() -> dict[str, Record]:
             state="ready",
             heartbeat_s=2.0,
             max_model_len=64,
+            seed=7002,
         ),
         "fate": Fate(
             fate="batched",

@@ -33,7 +33,7 @@ def serve_own_model(
     while not stop.wait(POLL_S):
         if job is not None and job.done():
             job.result()
-            registration.update(url=host.url, model=name, state="ready")
+            registration.update(url=host.url, seed=host.seed, model=name, state="ready")
             logger.info("%s is served as %r", directory, name)
             job = None
         check_alive(host, registration.server.server_id, str(directory))

@@ -43,7 +43,7 @@ def main(
     open_log: OpenLog | None = None,
 ) -> None:
     """Serve until `stop` is set. `pool` and `index` identify the server within the run: they
-    determine its port, its random seed and its name on `servers`. `open_log` is needed for other
+    determine its port and its name on `servers`. `open_log` is needed for other
     runs that the server serves.
 
     A server beyond those of the run file may join at any time, under an index of its own.

@@ -77,6 +77,7 @@ class ServedRun:
         failure = served.probe_failure(self.tolerance)
         registration.update(
             url=host.url,
+            seed=host.seed,
             model=served.model,
             version=served.version,
             state="error" if failure else "ready",

@@ -87,6 +87,7 @@ class VllmHost:
     """
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
+        self.seed = -1  # of vLLM's random numbers; -1: no vLLM has been started
         self._run = run
         self._index = index
         self._stop = stop
@@ -248,6 +249,7 @@ class VllmHost:
             max_samples=self._run.max_samples,
             adapter_arguments=adapter_arguments,
         )
+        self.seed = launch.seed
         self._process = vllm_process.start(launch, self._stop)
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")

@@ -12,9 +12,10 @@ other processes get the cores (`inside_vllm/streamrl_waiting.py`).
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ MODEL = "policy"  # The model name that requests to any server have.
 GUARD = "streamrl_guard.Guard"
 INSIDE = Path(__file__).parent / "inside_vllm"
 NAP_S = "0.0001"
+SERVERS = 1_000  # Servers of a run whose seeds differ whatever has been drawn.
+LIVES = 2**31 // SERVERS  # vLLM's seeds are below 2**31.
 # With these, adapters can be loaded while vLLM runs, by its agent alone (`streamrl_guard.py`), and
 # version spans name an adapter's version (`streamrl_adapters.py`).
 ADAPTER_VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "STREAMRL_ADAPTERS": "1"}
@@ -63,6 +66,16 @@ class VllmLaunch:
     index: int = 0  # the number of the server within the run
     max_samples: int = 0  # the most answers that a client of the run asks for in one request
     adapter_arguments: Sequence[str] = ()  # of a vLLM that takes adapters (`adapters.py`)
+    # Random number of this start. With the same seed, a server that is started again would sample
+    # the same answers to the same prompts as before.
+    life: int = field(default_factory=lambda: secrets.randbelow(LIVES))
+
+    @property
+    def seed(self) -> int:
+        """Seed of vLLM's random numbers. Two servers of a run, and two lives of one, have different
+        ones.
+        """
+        return self.life * SERVERS + self.index % SERVERS
 
     def command(self, installation: Installation, host: str, port: int) -> list[str]:
         """The command line of the server. It contains no key, because every user can read it in
@@ -80,7 +93,7 @@ class VllmLaunch:
             "--max-num-seqs": str(settings.max_num_seqs),
             "--logprobs-mode": "processed_logprobs",
             "--generation-config": "vllm",
-            "--seed": str(self.index),  # Two servers must not sample the same answers.
+            "--seed": str(self.seed),
             "--uvicorn-log-level": "warning",  # Requests are not logged.
             "--middleware": GUARD,
         }

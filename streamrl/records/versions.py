@@ -100,6 +100,7 @@ class Server(Record, frozen=True, kw_only=True):
     mismatch_tokens: int = 0  # compared by the last probe
     # in state `error` because of its probe: asked only where no other server of the pool is ready
     doubted: bool = False
+    seed: int = -1  # of its random numbers, drawn at each start; -1: none has been drawn yet
 
     def __post_init__(self) -> None:
         if self.version != -1:

@@ -43,6 +43,7 @@ class Host:
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self.url = ""
+        self.seed = 7002
 
     def load_version(self, version: PolicyVersion, guest: str) -> LoadResult:
         if guest in Agent.waits:

@@ -27,6 +27,7 @@ class Host:
     """
 
     url = "http://127.0.0.1:1"
+    seed = 7002
 
     def __init__(self, stop: threading.Event, error: Exception | None, dies: bool) -> None:
         self.started: list[tuple[Path, str]] = []

@@ -50,6 +50,7 @@ class Host:
         self.models = list[tuple[Path, str]]()
         self.index = index
         self.url = ""
+        self.seed = 7002
         self.ended = False
         self.stopped = False
         Host.made = self
@@ -188,11 +189,11 @@ def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Ag
     assert agent.metrics().items() >= wanted.items()
 
 
-def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run():
+def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run(tmp_path: Path):
     inference = {
         "heartbeat_s": 0.05,
         "pools": {"judges": 2},
-        "engines": {"judges": {"model": "/models/judge", "max_model_len": 64}},
+        "engines": {"judges": {"model": str(tmp_path), "max_model_len": 64}},
     }
     run = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": inference})
     with an_agent(pool="judges", run=run) as agent:
@@ -201,10 +202,10 @@ def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run():
         served = agent.until(lambda s: s.state == "ready" and s.in_flight == 3)
         assert (served.server_id, served.model) == ("inference-judges-1", "judges")
         assert (served.version, served.max_model_len) == (-1, 64)
-        assert Host.made.models == [(Path("/models/judge"), "judges")] and not Host.made.served
+        assert Host.made.models == [(tmp_path, "judges")] and not Host.made.served
         Host.made.ended = True
         agent.thread.join(patience(30))
-        assert "died while serving /models/judge: RuntimeError: out of memory" in str(agent.error)
+        assert f"died while serving {tmp_path}: RuntimeError: out of memory" in str(agent.error)
 
 
 def test_it_beats_while_it_waits_for_the_first_version(agent: Agent):

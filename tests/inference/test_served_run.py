@@ -22,6 +22,7 @@ from tests.support.waiting import patience
 
 class Host:
     url = "http://127.0.0.1:1"
+    seed = 7002
 
 
 @pytest.fixture
@@ -94,6 +95,7 @@ def test_a_version_that_passes_its_probe_is_served(log: MemoryLog):
     run = served(log, version=3)
     server = after_load(run, 1e-6)
     assert (server.version, server.state, server.url) == (3, "ready", Host.url)
+    assert server.seed == Host.seed
     (metric,) = published(log, "metrics", Metric)
     assert metric.values["inference/pull_s"] == 0.5
     assert not will_be_loaded_again(run)

@@ -15,6 +15,7 @@ from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError
 from streamrl.inference.vllm_launch import (
     INSIDE,
+    LIVES,
     Installation,
     Keys,
     VllmLaunch,
@@ -36,7 +37,7 @@ def launch(settings: Inference, **more: Any) -> VllmLaunch:
 
 def test_the_command_line():
     settings = Inference(max_model_len=64, max_num_seqs=32, extra_args=["--block-size", "32"])
-    line = launch(settings, index=2).command(CPU, "127.0.0.1", 8000)
+    line = launch(settings, index=2, life=7).command(CPU, "127.0.0.1", 8000)
     text = " ".join(line)
     assert line[0] == "/env/bin/python"
     for part in (
@@ -45,7 +46,7 @@ def test_the_command_line():
             " 127.0.0.1 --port 8000"
         ),
         "--dtype float32 --max-model-len 64 --max-num-seqs 32",
-        "--logprobs-mode processed_logprobs --generation-config vllm --seed 2",
+        "--logprobs-mode processed_logprobs --generation-config vllm --seed 7002",
         "--enable-scale-out --enforce-eager --block-size 32",
     ):
         assert part in text
@@ -53,6 +54,15 @@ def test_the_command_line():
     adapters = launch(settings, adapter_arguments=["--enable-lora"])
     assert adapters.command(CPU, "127.0.0.1", 8000)[-1] == "--enable-lora"
     assert adapters.environment(CPU, NONE, {})["STREAMRL_ADAPTERS"] == "1"
+
+
+def test_each_life_of_each_server_has_a_seed_of_its_own():
+    lives = [launch(Inference(), index=index) for index in (0, 0, 0, 1, 2)]
+    assert len({life.seed for life in lives}) == 5
+    assert [life.seed % 1_000 for life in lives] == [0, 0, 0, 1, 2]
+    line = lives[0].command(CPU, "127.0.0.1", 8000)
+    assert line[line.index("--seed") + 1] == str(lives[0].seed)
+    assert launch(Inference(), index=999, life=LIVES - 1).seed < 2**31
 
 
 CHECKED = """

@@ -2,10 +2,11 @@
 them, as the learner's own has no torch.
 
 `make DIR`: a tiny directory of each family below DIR, for the tokenizer that lies in DIR/tokenizer.
-`logits OUT DIR...`: what each directory's model says to TOKENS, as OUT/<name>.npy, (len(TOKENS),
-vocabulary) float32; loaded as anybody would, without a word about types. `vllm OUT DIR...`: the
-same of vLLM, as OUT/vllm-<name>.npy, logprobs; then it is given the weights in <DIR>-next, as a
-live server is, for OUT/vllm-<name>-next.npy.
+`fill DIR...`: random weights for each config.json. `logits OUT DIR...`: what each directory's model
+says to TOKENS, as OUT/<name>.npy, (len(TOKENS), vocabulary) float32; loaded as anybody would,
+without a word about types. `float32 OUT DIR...`: the same in float32, whatever the config has.
+`vllm OUT DIR...`: the same of vLLM, as OUT/vllm-<name>.npy, logprobs; then it is given the weights
+in <DIR>-next, if there are any, as a live server is, for OUT/vllm-<name>-next.npy.
 """
 
 from __future__ import annotations
@@ -105,7 +106,29 @@ def make(directory: Path) -> None:
             shutil.copyfile(path, directory / name / path.name)
 
 
-def logits(out: Path, directories: list[Path]) -> None:
+def fill(directories: list[Path]) -> None:
+    """Give each directory with a config.json random weights, in shards with an index if it is a
+    mixture of experts. <DIR>-v5 has the same with the config as transformers 5 writes it.
+    """
+    import torch
+    import transformers
+
+    for directory in directories:
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.from_pretrained(directory)
+        config.dtype = "float32"
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        published = (directory / "config.json").read_bytes()
+        shard_size = "100KB" if "moe" in config.model_type else "1GB"
+        model.save_pretrained(directory, max_shard_size=shard_size)
+        shutil.copytree(directory, directory.with_name(f"{directory.name}-v5"))
+        (directory / "config.json").write_bytes(published)
+
+
+def logits(out: Path, directories: list[Path], **options: str) -> None:
     import numpy as np
     import torch
     import transformers
@@ -113,7 +136,7 @@ def logits(out: Path, directories: list[Path]) -> None:
     for directory in directories:
         # its default leaves out caps on attention
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, attn_implementation="eager"
+            directory, attn_implementation="eager", **options
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
         assert len(tokenizer) == 16 and tokenizer.chat_template, (
@@ -158,9 +181,10 @@ def vllm(out: Path, directories: list[Path]) -> None:
             disable_log_stats=True,
         )
         say(llm, directory.name)
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": f"{directory}-next"})
-        llm.reset_prefix_cache()
-        say(llm, f"{directory.name}-next")
+        if Path(f"{directory}-next").is_dir():
+            llm.collective_rpc("reload_weights", kwargs={"weights_path": f"{directory}-next"})
+            llm.reset_prefix_cache()
+            say(llm, f"{directory.name}-next")
         del llm
 
 
@@ -168,5 +192,9 @@ if __name__ == "__main__":
     what, first, *rest = sys.argv[1:]
     if what == "make":
         make(Path(first))
+    elif what == "fill":
+        fill([Path(name) for name in [first, *rest]])
+    elif what == "float32":
+        logits(Path(first), [Path(name) for name in rest], dtype="float32")
     else:
         {"logits": logits, "vllm": vllm}[what](Path(first), [Path(name) for name in rest])
