@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
+from streamrl.inference.end_of_turn import end_of_turn_problem
 from streamrl.local_kafka import broker, connect, distribution
 from streamrl.log import topic_changes
 from streamrl.log.codec import to_message
@@ -18,6 +20,9 @@ from streamrl.orchestrator.plan import BROKER, BROKER_PART
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.orchestrator.terminal import short_path
 from streamrl.records import RunConfig
+from streamrl.system import hub
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 WAITING_LINE_S = 5.0  # between two lines that say what is waited for
@@ -52,6 +57,16 @@ def ensure_broker(
             said_s = waited_s
             display.say(f"waiting {waited_s:.0f} s for the broker: {last_line or 'starting'}")
     return False
+
+
+def warn_of_end_of_turn(run: RunFile, display: Display) -> None:
+    """Show it if servers would not stop where the model's chat template ends an answer. Raises
+    ModelError for a model whose tokenizer cannot be read.
+    """
+    directory = hub.local_directory(run.model.path) if run.model.path else None
+    if directory is not None and (problem := end_of_turn_problem(directory)):
+        logger.warning("%s", problem)
+        display.say(f"warning: {problem}")
 
 
 def prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> None:

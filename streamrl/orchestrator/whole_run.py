@@ -16,7 +16,11 @@ from streamrl.orchestrator.conclusion import conclude
 from streamrl.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.orchestrator.parts import SupervisedParts, environment
 from streamrl.orchestrator.plan import BROKER
-from streamrl.orchestrator.preparation import ensure_broker, prepare_topics
+from streamrl.orchestrator.preparation import (
+    ensure_broker,
+    prepare_topics,
+    warn_of_end_of_turn,
+)
 from streamrl.orchestrator.process import INTERRUPTED, watch
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.orchestrator.terminal import logging_to, open_display
@@ -46,6 +50,7 @@ def up(
         supervisor = Supervisor(home / "logs", environment())
         remove_targets(run)
         try:
+            warn_of_end_of_turn(run, display)
             if not ensure_broker(run, supervisor, display, stop):
                 return INTERRUPTED
             kafka = KafkaLog(connect.client_settings(run), run.run)

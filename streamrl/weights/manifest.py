@@ -15,11 +15,12 @@ from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 TOKENIZER_FILES = (  # of the model that training begins with, as they are
-    "generation_config.json",
+    GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
