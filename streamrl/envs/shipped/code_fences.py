@@ -10,13 +10,15 @@ OPENING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 PREFIX = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?")
 CLOSING = re.compile(r"(?P<indent>[\s>]*)(?P<fence>`{3,}|~{3,})\s*")
 LONGEST_FENCE = 500  # characters of a line; a longer one is no fence
-PYTHON = ("python", "python3", "py", "py3", "python2", "ipython", "sage")
+PYTHON = re.compile(r"(?:i?python|py)[0-9.]*|sage")
+IN_LINE = re.compile(r"\s*```(?:python[ \t])?([^`\n]+)```\s*")  # a program of one line
 MARKDOWN = ("markdown", "md")
 # What a block defines at its top level: a function, a class, or a lambda with a name.
 DEFINITION = re.compile(
     r"(?m)^(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*(?::[^=\n]*)?=[ \t]*lambda\b"
 )
-IMPORT = re.compile(r"(?m)^(?:import|from)[ \t]+\w")
+# The lines of a block that only imports and sets constants: it calls nothing.
+SETUP_LINE = re.compile(r"(?:import|from)[ \t].*|\w+[ \t]*(?::[^=(]*)?=[^(]*|[#\s)\]}].*|")
 
 
 class Block(NamedTuple):
@@ -31,19 +33,20 @@ def program_in(text: str) -> str:
     Python.
 
     Blocks that define something belong to it, unless a later one defines the same again, and so do
-    blocks of imports before them. A block that uses what others define, or shows what they print,
-    does not. If none defines anything, it is the last block. A text whose blocks are all of other
-    languages has an empty program.
+    blocks of imports and constants before them. A block that uses what others define, or shows what
+    they print, does not. If none defines anything, it is the last block. A text whose blocks are
+    all of other languages has an empty program.
     """
     blocks = fenced_blocks(text)
     if not blocks:
-        return text
-    python = [block.text for block in blocks if block.tag in PYTHON]
+        in_line = IN_LINE.fullmatch(text)
+        return in_line[1] if in_line else text
+    python = [block.text for block in blocks if PYTHON.fullmatch(block.tag)]
     untagged = [block.text for block in blocks if not block.tag]
     code = [
         block.text
         for block in blocks
-        if block.tag in PYTHON or (not block.tag and _defined(block.text))
+        if PYTHON.fullmatch(block.tag) or (not block.tag and _defined(block.text))
     ]
     if any(map(_defined, code)):
         return _joined(code)
@@ -90,12 +93,12 @@ def _opening(line: str) -> tuple[str, str, int] | None:
     match = OPENING.fullmatch(line) if len(line) <= LONGEST_FENCE else None
     if not match:
         return None
-    words = match["info"].strip().strip("{}").split()
+    words = match["info"].strip().strip("{}[]").split()
     before = match["before"]
     prefix = PREFIX.match(before)
     if not (prefix and prefix.end() == len(before)):
         # A sentence before the fence: only what can be nothing else is one.
-        if len(words) != 1 or words[0].lower() not in PYTHON or match["fence"][0] == "~":
+        if len(words) != 1 or not PYTHON.fullmatch(words[0].lower()) or match["fence"][0] == "~":
             return None
         return match["fence"], "python", 0
     tag = re.split(r"[:,{]", words[0].lstrip("."))[0].lower() if words else ""
@@ -120,13 +123,20 @@ def _defined(block: str) -> set[str]:
     return {match[1] or match[2] for match in DEFINITION.finditer(block)}
 
 
+def _is_setup(block: str) -> bool:
+    """Whether a block only imports and sets constants."""
+    return all(map(SETUP_LINE.fullmatch, block.split("\n")))
+
+
 def _joined(blocks: list[str]) -> str:
-    """The blocks that define or import something, but for those that a later one defines again."""
+    """The blocks that define something, but for those that a later one defines again, with blocks
+    of imports and constants before them.
+    """
     kept: list[str] = []
     later: set[str] = set()
     for block in reversed(blocks):
         names = _defined(block)
-        if (names and not names & later) or (not names and IMPORT.match(block) and kept):
+        if (names and not names & later) or (not names and kept and _is_setup(block)):
             kept.append(block)
             later |= names
     return "\n".join(reversed(kept))

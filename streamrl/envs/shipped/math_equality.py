@@ -101,6 +101,16 @@ def equal(right: str, answer: str) -> bool:
     return _same_for_library(right, answer)
 
 
+def is_usable(right: str) -> bool:
+    """Whether a right answer is equal to itself, not only as a text: other spellings of it are
+    compared by the library.
+    """
+    right = respelled(right)
+    if is_text(right) or AS_WRITTEN.fullmatch(right):
+        return True
+    return bool(right) and _same_for_library(right, right)
+
+
 def respelled(text: str) -> str:
     """A text with signs and numbers as LaTeX writes them."""
     text = SIGN.sub(lambda match: SIGNS[match[0]], text)

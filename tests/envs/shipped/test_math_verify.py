@@ -82,6 +82,12 @@ async def test_pathological_latex_is_no_verdict_stalls_nobody_and_goes_on():
         await verify.close()
 
 
+async def test_a_right_answer_that_hangs_is_found_among_others():
+    causes = await unusable_golds(["x", PATHOLOGICAL, "y"])
+    assert [*causes] == [1]
+    assert causes[1].startswith("math-verify does not come to an end with it")
+
+
 async def test_answers_that_queue_for_a_process_are_not_late_for_it():
     """One process, twelve answers at once, and a limit that they keep one by one and not all
     together: nobody fails for the queue.
