@@ -28,14 +28,19 @@ class SessionLimit:
         weight = 1 / min(self.ended, MEMORY)
         self.mean_tokens += weight * (tokens - self.mean_tokens)
 
-    def refusal(self, open_sessions: int) -> str:
-        """Why no session may begin now, beside so many that are open; empty if one may."""
+    def refusal(self, open_sessions: int, outstanding: int = 0) -> str:
+        """Why no session may begin now, next to so many that are open; empty if one may.
+
+        `outstanding`: sessions whose tokens are still to come, the open ones among them
+        (`SessionIndex.count_outstanding`).
+        """
         if open_sessions >= self.max_open:
             return f"{self.max_open} sessions are open (sessions.max_open); end one first"
         wanted = self.demand.wanted_tokens if self.demand is not None else None
-        if wanted is not None and open_sessions * self.mean_tokens >= wanted:
+        counted = max(open_sessions, outstanding)
+        if wanted is not None and counted * self.mean_tokens >= wanted:
             return (
-                f"{open_sessions} sessions are open, and no more tokens are wanted than they will"
-                " have; begin this one later"
+                f"{counted} sessions are open, or wait for rewards or for their group, and no more"
+                " tokens are wanted than they will have; begin this one later"
             )
         return ""

@@ -50,7 +50,8 @@ class GatewayReplica:
         self._began = log.end_offsets([*self._turns, *others])
         self._limits = {env: make_limit(run, env) for env in run.session_envs}
         wanted = {env: rewards_of(run, env) for env in run.session_envs}
-        self._index = SessionIndex(wanted, self._on_session_end)
+        group_sizes = {env: run.buffer_of(env).group_size for env in run.session_envs}
+        self._index = SessionIndex(wanted, self._on_session_end, group_sizes=group_sizes)
         pools = {run.envs[env].pool for env in run.session_envs}
         self._clients = {pool: make_client(run, pool) for pool in pools}
         self._follower = Follower(log, self._turns, self._apply)

@@ -7,7 +7,9 @@ records, so any replica can handle any call.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -136,8 +138,12 @@ class SessionIndex:
         wanted: Mapping[str, Sequence[str]],
         on_session_end: Callable[[LiveSession], None] = lambda session: None,
         max_closed: int = MAX_CLOSED,
+        group_sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """`wanted`: by env, the names of the rewards that a session waits for."""
+        """`wanted`: by env, the names of the rewards that a session waits for. `group_sizes`: by
+        env, the sessions of a group.
+        """
+        self._groups = SessionGroups(group_sizes or {})
         self.sessions: dict[SessionName, LiveSession] = {}
         self.waiting: dict[SessionName, SessionRewards] = {}  # of sessions that have ended
         # Sessions whose rollout has been made, the oldest first, with hashes of their rewards, so
@@ -181,12 +187,19 @@ class SessionIndex:
         """The number of sessions of an env that have ended and wait for rewards."""
         return sum(name.env == env for name in self.waiting)
 
+    def count_outstanding(self, env: str) -> int:
+        """The number of sessions of an env whose rollout is not in a closed group, as far as it can
+        be known here: they are open, or wait for rewards or for the others of their group.
+        """
+        return self._groups.count(env)
+
     def _on_start(self, name: SessionName, start: SessionStart) -> None:
         if self.has_ended(name):
             return
         session = self.sessions.get(name)
         if session is None:
             self.sessions[name] = LiveSession(name.env, start)
+            self._groups.add(name, start.group_id or start.problem_id)
         else:
             session.start_again(start.time_s)
 
@@ -224,6 +237,7 @@ class SessionIndex:
         if not rewards.is_complete and not rewards.progress.is_complete(self._wanted[name.env]):
             return
         rewards.is_complete = True
+        self._groups.complete(name)
         self.waiting.pop(name, None)
         hashes = [reward_hash(reward) for reward in rewards.counted]
         self._remember(name, frozenset(hashes[:MAX_REMEMBERED]))
@@ -233,6 +247,44 @@ class SessionIndex:
         self.closed[name] = rewards
         while len(self.closed) > self._max_closed:
             del self.closed[next(iter(self.closed))]
+
+
+@dataclass
+class SessionGroups:
+    """Which sessions still count for their env: those without a rollout, and those whose group
+    waits for such a session. Groups of a task are told apart by their size alone.
+    """
+
+    sizes: Mapping[str, int]  # of a group, by env
+    _group_of: dict[SessionName, tuple[str, str]] = field(
+        default_factory=dict[SessionName, tuple[str, str]]
+    )
+    # by group: its sessions without a rollout, and those with one
+    _unfinished: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    _finished: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    def count(self, env: str) -> int:
+        groups = (*self._unfinished.items(), *self._finished.items())
+        return sum(sessions for (of, _), sessions in groups if of == env)
+
+    def add(self, name: SessionName, group: str) -> None:
+        """A session of the group has begun."""
+        self._group_of[name] = (name.env, group)
+        self._unfinished[name.env, group] += 1
+
+    def complete(self, name: SessionName) -> None:
+        """The rollout of the session is made. If its group is complete, or waits for no other
+        session, all of it is closed.
+        """
+        group = self._group_of.pop(name, None)
+        if group is None:
+            return
+        self._unfinished[group] -= 1
+        self._finished[group] += 1
+        if not self._unfinished[group] or self._finished[group] >= self.sizes.get(name.env, 0) > 0:
+            del self._finished[group]
+        if not self._unfinished[group]:
+            del self._unfinished[group]
 
 
 def reward_hash(reward: Reward) -> int:

@@ -261,7 +261,9 @@ class SessionsApi:
     def _check_admission(self, env: str) -> None:
         """Raises RequestRejected if a new session has to wait for others, or for a server."""
         starting = sum(name.env == env for name in self._starting)
-        cause = self._limits[env].refusal(self._index.count_open(env) + starting)
+        cause = self._limits[env].refusal(
+            self._index.count_open(env) + starting, self._index.count_outstanding(env) + starting
+        )
         if cause:
             raise RequestRejected(429, f"{env}: {cause}", retry_after_s=RETRY_AFTER_S)
         pool = self._run.envs[env].pool

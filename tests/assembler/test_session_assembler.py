@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.assembler.process import due, make_processor, reconcile, step
+from streamrl.assembler.process import due, make_processor, reconcile, report, step
 from streamrl.assembler.state import AssemblerState
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError
@@ -374,3 +374,28 @@ def test_a_rollout_has_the_number_of_sessions_that_its_group_waits_for():
     assert [each.open_sessions for each in rollouts(ended)] == [1]
     ended = fold.at(2, end("t", failure="the tool has gone"))
     assert [each.open_sessions for each in rollouts(ended)] == [0]
+
+
+def test_the_report_has_the_sessions_that_are_open_and_those_that_wait_for_rewards():
+    fold = Fold(rewards=[])
+    fold.at(0, start("s"), call("a", [1], [2]), end("s"), start("t"))
+    values, warnings = report(fold.config, fold.state, 1.0)
+    assert values == {
+        f"assembler/open_sessions/{ENV}": 2.0,
+        f"assembler/waiting_for_rewards/{ENV}": 1.0,
+    }
+    assert warnings == ()
+
+
+def test_limits_are_checked_while_a_group_waits_for_sessions_and_none_is_open():
+    fold = Fold(rewards=[])
+    fold.at(0, start("s"), call("a", [1], [2]), end("s"), reward("s"))
+    assert not fold.state.envs[ENV].open and fold.state.envs[ENV].groups
+    assert due(fold.config, fold.state, 1.0)
+
+
+def test_limits_are_checked_while_a_session_of_a_complete_group_is_open():
+    fold = Fold(rewards=[])
+    fold.at(0, start("s"), start("t"))
+    assert fold.state.envs[ENV].open and not fold.state.envs[ENV].groups
+    assert due(fold.config, fold.state, 1.0)

@@ -34,3 +34,11 @@ def test_the_size_of_a_session_is_learned_from_those_that_have_ended():
     for _ in range(1_000):
         limit.on_session_end(40)
     assert abs(limit.mean_tokens - 40) < 0.1
+
+
+def test_sessions_that_wait_for_rewards_or_their_group_count_as_tokens_and_not_as_open():
+    limit = SessionLimit(max_open=2, mean_tokens=10.0, demand=wanted(30))
+    assert not limit.refusal(open_sessions=1, outstanding=2)
+    assert "3 sessions are open, or wait" in limit.refusal(open_sessions=1, outstanding=3)
+    limit.demand = wanted(1_000)
+    assert not limit.refusal(open_sessions=1, outstanding=99)

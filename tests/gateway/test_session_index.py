@@ -175,3 +175,40 @@ def test_every_replica_has_the_same_tree(calls: Sequence[ModelCall], data: st.Da
 def test_a_number_that_is_too_long_to_be_one_counts_nothing():
     index = folded(START, call("a", request="x#" + "9" * 5_000))
     assert session(index).next_ordinal("x") == 0
+
+
+def counted(index: SessionIndex, *records: Record) -> list[int]:
+    """The outstanding sessions after each of these records."""
+    counts = list[int]()
+    for record in records:
+        index.apply("e", record)
+        counts.append(index.count_outstanding("e"))
+    return counts
+
+
+def begun(name: str, problem: str = "p") -> SessionStart:
+    return SessionStart(session=name, environment="e", problem_id=problem)
+
+
+def ended(name: str) -> SessionEnd:
+    return SessionEnd(session=name)
+
+
+def rewarded(name: str) -> Reward:
+    return Reward(rollout=name, name="reward", value=1.0)
+
+
+def test_a_session_counts_until_no_other_of_its_group_is_open_or_without_reward():
+    index = SessionIndex(WANTED, group_sizes={"e": 8})
+    assert counted(index, begun("a"), begun("b"), begun("other", "q")) == [1, 2, 3]
+    assert counted(index, ended("a"), rewarded("a")) == [3, 3]  # `b` is open
+    assert counted(index, ended("b"), rewarded("b")) == [3, 1]
+    assert counted(index, rewarded("other"), ended("other")) == [1, 0]
+
+
+def test_a_session_counts_until_its_group_is_complete():
+    index = SessionIndex(WANTED, group_sizes={"e": 2})
+    assert counted(index, *map(begun, "abc")) == [1, 2, 3]
+    assert counted(index, ended("a"), rewarded("a")) == [3, 3]
+    assert counted(index, ended("b"), rewarded("b")) == [3, 1]
+    assert counted(index, begun("a"), begun("c")) == [1, 1], "neither begins again"
