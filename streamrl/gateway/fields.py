@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from streamrl.gateway.requests import Body, RequestRejected
-from streamrl.text import one_line
+from streamrl.text import did_you_mean, one_line
 
 Outcome = Literal["honoured", "harmless", "left out", "refused"]
 LEFT_OUT_HEADER = "x-streamrl-left-out"
@@ -64,7 +64,6 @@ SAMPLING = left_out("the settings of the env count, which x-streamrl-sampling ha
 EFFORT = left_out("how much the policy thinks and writes is what it is trained for")
 STRICT = left_out("the policy writes the arguments without a constraint", False)
 TOOL = left_out("only the servers of the API have this tool")
-NO_FIELD = refused("this API of the gateway does not have this field; leave it out")
 UNKNOWN = left_out("the gateway does not know it")
 DISTRIBUTION = "the policy is trained on what it samples, so this cannot be kept; leave it out"
 CONSTRAINT = (
@@ -604,8 +603,15 @@ def _names_left_out(
     of them, and refused elsewhere.
     """
     for name, inner in value.items():
-        rule = fields.get(name, UNKNOWN if in_list else NO_FIELD)
+        rule = fields.get(name) or (UNKNOWN if in_list else _no_field(name, fields))
         yield from _apply(rule, inner, f"{path}.{name}" if path else name, in_list)
+
+
+def _no_field(name: str, fields: Mapping[str, Rule]) -> Rule:
+    """The rule of a field that is not in the list."""
+    honoured = [known for known, rule in fields.items() if rule.outcome == "honoured"]
+    hint = did_you_mean(name, honoured) or "leave it out"
+    return refused(f"this API of the gateway does not have this field; {hint}")
 
 
 def _apply(rule: Rule, value: Any, path: str, in_list: str) -> Iterator[str]:

@@ -209,6 +209,14 @@ def test_what_changes_the_distribution_the_prompt_or_the_answer_is_refused_by_it
     assert refused.value.field == name and name in str(refused.value)
 
 
+def test_a_field_of_another_api_is_refused_with_the_name_of_the_one_to_give():
+    with pytest.raises(RequestRejected, match="did you mean 'max_output_tokens'"):
+        check_fields(RESPONSES, {"max_tokens": 5})
+    with pytest.raises(RequestRejected, match="does not have this field; leave it out"):
+        check_fields(RESPONSES, {"wishes": 5})
+    check_fields(RESPONSES, {"wishes": None})
+
+
 @pytest.mark.parametrize(
     ("fields", "body"),
     [
