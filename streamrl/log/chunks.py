@@ -238,6 +238,8 @@ class JoiningReader:
         self._seen_from = dict(offsets)  # chunks from these offsets on have been looked at
         self._assemblers: dict[TopicPartition, ChunkAssembler] = {}
         self._starts_at_retention: dict[TopicPartition, bool] = {}
+        # by record: the offset of its first chunk, of those that this reader has come across
+        self._begun: dict[TopicPartition, dict[bytes, int]] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         """As `Reader.poll`. A poll that has found only chunks returns nothing, although its time is
@@ -266,6 +268,7 @@ class JoiningReader:
             self._seen_from[tp] = offset
             self._assemblers.pop(tp, None)
             self._starts_at_retention.pop(tp, None)
+            self._begun.pop(tp, None)
 
     def close(self) -> None:
         self._reader.close()
@@ -278,15 +281,22 @@ class JoiningReader:
         tp = message.topic, message.partition
         assembler = self._assemblers.setdefault(tp, ChunkAssembler())
         oldest = message.offset - SPAN_RECORDS  # its record cannot have begun before
+        begun = self._begun.setdefault(tp, {})
+        if chunk.number == 0:
+            begun.pop(chunk.name, None)
+            begun[chunk.name] = message.offset
+            while begun[first := next(iter(begun))] < oldest:
+                del begun[first]
         if not assembler.is_expected(chunk) and oldest < self._seen_from[tp]:
             assembler = self._read_back(chunk)
             self._assemblers[tp] = assembler
         if (
             not assembler.is_expected(chunk)
             and oldest < self._start_offsets[tp]
+            and chunk.name not in begun
             and self._begins_with_retention(tp)
         ):
-            # Retention has deleted the chunks before it, so this record is skipped.
+            # Retention has deleted the first chunk, so this record is skipped.
             return None
         return assembler.add(chunk)
 

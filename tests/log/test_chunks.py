@@ -193,3 +193,14 @@ def test_a_key_that_fits_in_no_message_is_cut(monkeypatch: pytest.MonkeyPatch):
     log = log_of(Message("in", b"k" * 5_000, b"v" * 20))
     (message,) = read(log, "in", 0, 0)
     assert (message.key, message.value) == (b"k" * 100, b"v" * 20)
+
+
+@pytest.mark.parametrize("deleted", [0, 2])
+def test_a_chunk_that_was_written_twice_spoils_its_record_wherever_a_reader_begins(deleted: int):
+    """Two small records come before it, of which retention deletes both or none."""
+    chunks_of_a = pieces("a")
+    log = log_of(*[Message("in", b"k", b"x")] * 2, *chunks_of_a[:2], *chunks_of_a[1:])
+    last = 2 + len(chunks_of_a)
+    log.delete_before({("in", 0): deleted})
+    (message,) = (m for m in read(log, "in", 0, 2))
+    assert message.offset == last and is_chunk(message)
