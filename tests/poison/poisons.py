@@ -12,6 +12,7 @@ from msgspec import structs
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
+from streamrl.log import protocol
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Message, Output
 from streamrl.records import Metric, ModelCall, PolicyVersion, Record, Reward, Rollout
@@ -242,7 +243,120 @@ LARGE = {
 INFINITE = {"buffer": {"advantage": "tests.poison.poisons:infinite"}}
 WIDE = {"batcher": {"row_count": 3, "total_token_budget": 24}}
 
+LONG = "x" * (20 * MIB)  # a name, which was compressed on its way
+
+
+def unfetchable(topic: str) -> Callable[[], list[Message]]:
+    """What a reader gives in place of a record that its client cannot fetch."""
+    return lambda: [protocol.unreadable(Message(topic, None, b""), "a client cannot fetch it")]
+
+
+def spans(fields: dict[str, Any]) -> None:
+    fields["turns"][1]["inference_metadata"]["version_spans"] = [[0, 0, 1]] * (2 * MIB)
+
+
+def many_turns(fields: dict[str, Any]) -> None:
+    fields["turns"] += [{"message": "", "role": ""}] * MIB
+
+
+def with_headers() -> list[Message]:
+    """A good rollout with 8 MB of headers, which are held with it."""
+    (message,) = rollouts(rollout("copy", "poison", 0))
+    return [message._replace(headers=(*message.headers, ("x", bytes(8 * MIB))))]
+
+
+def wrapped() -> Any:
+    """Lengths whose sum is that of the tokens, modulo 2**64."""
+    lengths = np.full(4, 2**62, "<i8")
+    lengths[0] += 6
+    return rubbish.array("<i8", [4], lengths.tobytes())
+
+
+HOSTILE = [
+    *(
+        Poison(
+            f"{name} of 20 MB, compressed",
+            "rollouts",
+            f"invalid: ...`str` of length <= 1000 - at `$.{name}`",
+            lambda name=name: changed(lambda fields: fields.update({name: LONG})),
+        )
+        for name in ("rollout_uid", "group_id", "problem_id", "producer", "environment")
+    ),
+    *(
+        Poison(
+            f"two million {what}, compressed",
+            "rollouts",
+            "invalid: ...more than 500,000 elements",
+            lambda change=change: changed(change),
+        )
+        for what, change in {
+            "version spans": spans,
+            "turns": many_turns,
+            "rewards": lambda fields: fields.update(
+                rewards={f"{number:x}": 0.5 for number in range(MIB)}
+            ),
+            "rewards of a turn": lambda fields: fields["turns"][1].update(
+                rewards={f"{number:x}": 0.5 for number in range(MIB)}
+            ),
+        }.items()
+    ),
+    Poison(
+        "8 MB of headers, compressed", "rollouts", "expired or filtered or batched", with_headers
+    ),
+    Poison(
+        "what cannot be fetched",
+        "rollouts",
+        "invalid: a client cannot fetch it",
+        unfetchable("rollouts.copy"),
+    ),
+    Poison(
+        "what cannot be fetched",
+        "groups",
+        "dead letter: a client cannot fetch it",
+        unfetchable("groups.copy"),
+    ),
+    Poison(
+        "what cannot be fetched",
+        "policy-versions",
+        "dead letter: a client cannot fetch it",
+        unfetchable("policy-versions"),
+    ),
+    Poison(
+        "what cannot be fetched",
+        "turns",
+        "dead letter: a client cannot fetch it",
+        unfetchable(topology.turns(sessions.ENV)),
+        AGENTS,
+    ),
+    Poison(
+        "lengths whose sum wraps",
+        "groups",
+        "dead letter: ...one is 4611686018427387910, not 0 to",
+        scored(lambda fields: fields.update(lengths=wrapped())),
+    ),
+    Poison(
+        "name of 20 MB, compressed",
+        "groups",
+        "dead letter: ...`str` of length <= 1000",
+        scored(lambda fields: fields.update(group_id=LONG)),
+    ),
+    Poison(
+        "name of 20 MB, compressed",
+        "policy-versions",
+        "dead letter: ...`str` of length <= 1000",
+        changed_version(lambda fields: fields.update(learner=LONG)),
+    ),
+    Poison(
+        "name of 20 MB, compressed",
+        "rewards",
+        "dead letter: ...`str` of length <= 1000",
+        lambda: in_rewards(sessions.reward(LONG)),
+        AGENTS,
+    ),
+]
+
 DATA_PATH = [
+    *HOSTILE,
     Poison(
         "token id of the padded embedding",
         "rollouts",

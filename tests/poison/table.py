@@ -11,6 +11,7 @@ from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.monitoring import run_view
 from streamrl.recordings.dead_letters import letters
+from tests.poison import readers
 from tests.poison.chain import given
 from tests.poison.poisons import DATA_PATH, METRICS, Poison, changed
 
@@ -30,6 +31,8 @@ def rows() -> Iterator[tuple[str, Callable[[], Row]]]:
     for name in METRICS:
         yield f"metrics: {name}", lambda name=name: metrics(name)
     yield "dead-letters: a forged letter", forged_letter
+    for topic in readers.topics():
+        yield f"{topic}: for every reader", lambda topic=topic: every_reader(topic)
 
 
 def data_path(poison: Poison) -> Row:
@@ -77,6 +80,17 @@ def metrics(name: str) -> Row:
         "orchestrator, dashboard",
         "not believed",
         f"believed: {believed}" if believed else "",
+    )
+
+
+def every_reader(topic: str) -> Row:
+    """Whoever reads the topic besides the processors, and the processors' next lives."""
+    return Row(
+        f"{len(readers.poisons_for(topic))} for every reader",
+        topic,
+        "status, audit, report, export, replay, dashboard",
+        "skipped",
+        readers.what_ends(topic),
     )
 
 
