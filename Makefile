@@ -80,8 +80,9 @@ agents: setup $(AGENTS_ENV)/.synced ## agents of the SDKs of openai, anthropic a
 clients: $(ENV)/.installed .streamrl/.kafka $(AGENTS_ENV)/.synced .streamrl/clients/.installed ## Claude Code, Codex and nine more through a live gateway, a loop with a tool each: docs/train-your-agent.md
 	@$(ENV)/bin/python -m tests.clients $(if $(CLIENTS_WRITE),--write) $(CLIENTS)
 
-attacks: $(ENV)/.installed ## attacks on streamrl's own defences, as this user and, from root, as a plain one: each must fail
+attacks: $(ENV)/.installed .streamrl/.kafka ## attacks on streamrl's own defences, as this user and, from root, as a plain one: each must fail
 	@$(ENV)/bin/python -m tests.attacks
+	@$(ENV)/bin/python -m tests.attacks.live
 
 bench: setup ## the data path against plain Kafka: bench/README.md
 	$(ENV)/bin/python -m bench.data_path

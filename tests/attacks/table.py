@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # Modules of this package, each with a tuple ATTACKS. A new one is added here.
-MODULES = ("sandbox", "scorers", "foreign", "servers")
+MODULES = ("sandbox", "scorers", "foreign", "servers", "gateway", "run_files")
 
 
 class Attack(NamedTuple):

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import topology
 from streamrl.envs.servers.process import INSIDE
 from streamrl.local_kafka.ports import free_port
 from streamrl.records import ModelCall, Reward
@@ -32,7 +31,7 @@ from tests.support.env_servers import (
     run_of,
     starts,
 )
-from tests.support.gateways import ENV, Gateways
+from tests.support.gateways import Gateways
 from tests.support.modules import module_of
 from tests.support.sampling_stub import tool_call
 from tests.support.waiting import until
@@ -133,7 +132,7 @@ def answers(url: str) -> bool:
 
 def earned(gateway: Gateways) -> dict[str, float]:
     """The reward of each session that has one."""
-    records = gateway.records(topology.rewards(ENV))
+    records = of_kind(gateway, Reward)
     return {each.rollout: each.value for each in records if isinstance(each, Reward)}
 
 

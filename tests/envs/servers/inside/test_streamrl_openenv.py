@@ -19,12 +19,11 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import topology
 from streamrl.envs.servers.process import INSIDE
 from streamrl.records import ModelCall, Reward
 from tests.envs.servers.answers import said
 from tests.support.env_servers import EnvServer, ends, gateway_of, of_kind, run_of, starts
-from tests.support.gateways import ENV, Gateways
+from tests.support.gateways import Gateways
 from tests.support.modules import module_of
 from tests.support.waiting import patience, until
 
@@ -97,7 +96,7 @@ def direct() -> list[float]:
 
 def earned(gateway: Gateways) -> dict[str, float]:
     """The reward of each session that has one."""
-    records = gateway.records(topology.rewards(ENV))
+    records = of_kind(gateway, Reward)
     return {each.rollout: each.value for each in records if isinstance(each, Reward)}
 
 

@@ -17,12 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.config import topology
 from streamrl.envs.servers.process import INSIDE
 from streamrl.errors import StreamrlError
 from streamrl.records import Reward
-from tests.support.env_servers import EnvServer, ends, gateway_of, problems_ended, run_of, starts
-from tests.support.gateways import ENV
+from tests.support.env_servers import (
+    EnvServer,
+    ends,
+    gateway_of,
+    of_kind,
+    problems_ended,
+    run_of,
+    starts,
+)
 from tests.support.modules import module_of
 from tests.support.waiting import until
 
@@ -51,7 +57,7 @@ def test_sessions_are_grouped_rewarded_and_ended_and_what_made_them_is_said(
         assert server.ended is None
         begun = starts(gateway)
         ended = ends(gateway)
-        rewards = gateway.records(topology.rewards(ENV))
+        rewards = of_kind(gateway, Reward)
     by_problem = {begun[name].problem_id: end for name, end in ended.items()}
     assert (by_problem["0"].failure, by_problem["0"].truncation) == ("", "turns")
     assert by_problem["1"].failure == "ValueError: no such number"
@@ -94,10 +100,10 @@ def test_the_pages_program_is_the_example_and_runs(tmp_path: Path):
     run = run_of(tmp_path, str(example), sys.executable)
     with gateway_of(run, lambda prompt, choice: "four") as gateway:
         server = EnvServer(run, gateway)
-        until(lambda: len(gateway.records(topology.rewards(ENV))) >= 20)
+        until(lambda: len(of_kind(gateway, Reward)) >= 20)
         server.stop()
         begun = starts(gateway)
-        given = gateway.records(topology.rewards(ENV))
+        given = of_kind(gateway, Reward)
     for reward in given:
         assert isinstance(reward, Reward) and reward.name == "reward"
         problem = int(begun[reward.rollout].problem_id)

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import topology
 from streamrl.envs.servers.process import INSIDE
 from streamrl.records import ModelCall, Reward
 from tests.envs.servers.answers import from_prompt
 from tests.support.env_servers import EnvServer, ends, gateway_of, of_kind, run_of, starts
-from tests.support.gateways import ENV
 from tests.support.modules import module_of
 from tests.support.waiting import patience, until
 
@@ -44,7 +42,7 @@ def test_rewards_are_those_of_the_library_itself(tmp_path: Path):
         begun = starts(gateway)
         ended = ends(gateway)
         calls = of_kind(gateway, ModelCall)
-        given = gateway.records(topology.rewards(ENV))
+        given = of_kind(gateway, Reward)
     earned = dict.fromkeys(ended, 0.0)
     for reward in given:
         if isinstance(reward, Reward) and reward.rollout in earned:
