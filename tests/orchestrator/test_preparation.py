@@ -9,6 +9,7 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import StreamrlError
+from streamrl.learner.initial import tiny_tokenizer
 from streamrl.local_kafka import broker
 from streamrl.log.memory import MemoryLog
 from streamrl.orchestrator import preparation
@@ -18,6 +19,7 @@ from streamrl.orchestrator.preparation import (
     has_data,
     prepare_topics,
     publish_config,
+    warn_of_end_of_turn,
 )
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.records import RunConfig
@@ -97,3 +99,22 @@ def test_the_run_file_is_published_as_resolved(run: RunFile):
     [record] = published(log, "config", RunConfig)
     assert (record.run, record.text) == ("r", run.to_json())
     assert has_data(log)
+
+
+def test_a_template_that_ends_with_a_token_that_servers_ignore_is_shown(tmp_path: Path):
+    tokenizer = tiny_tokenizer("0123456789")
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    named = {"run": "r", "envs": {"copy": {}}, "model": {"path": str(tmp_path)}}
+    display = Said()
+    warn_of_end_of_turn(parse({"run": "r", "envs": {"copy": {}}}), display)
+    warn_of_end_of_turn(parse(named), display)
+    assert display.lines == []
+    tokenizer.chat_template = "{{ messages[-1].content }}<bos>"
+    tokenizer.save_pretrained(tmp_path)
+    warn_of_end_of_turn(parse(named), display)
+    assert display.lines == [
+        f"warning: model directory {tmp_path}: its chat template ends an answer with '<bos>' (1),"
+        " and servers stop at 2 alone, so answers may run on to max_tokens; add 1 to eos_token_id"
+        " in generation_config.json"
+    ]

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from streamrl.learner.initial import tiny_tokenizer
 from streamrl.orchestrator.supervisor import last_line
 from tests.monitoring.sinks.readers import tensorboard_points
+from tests.support.hub import serving_hub
 from tests.support.processes import MARK, left_after, marked
 from tests.support.waiting import patience, until
 
@@ -104,6 +106,41 @@ def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
         and (archived / "report.json").exists()
         and (archived / "kafka" / "data").is_dir()
     )
+    assert left_after(mark) == []
+
+
+def test_a_run_of_a_model_on_the_hub_names_its_commit_in_both_lives(
+    run_file: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+):
+    home = run_file.parent / "runs" / "staged"
+    model = run_file.parent / "model"
+    tokenizer = tiny_tokenizer("0123456789")
+    tokenizer.chat_template = "{{ messages[-1].content }}<bos>"
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text('{"eos_token_id": 2}')
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    monkeypatch.setenv("HF_HOME", str(run_file.parent / "cache"))
+    chosen = ("--set", "model.path=me/small", "--set", "orchestrator.target.batches=2")
+    with serving_hub() as hub:
+        commit = hub.model("me/small", files)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        first = streamrl(mark, "up", run_file, *chosen)
+        assert first.returncode == 0, first.stdout + first.stderr
+        missing = streamrl(mark, "up", run_file, "--fresh", "--set", "model.path=me/none")
+        assert (missing.returncode, missing.stdout) == (15, "")
+        assert missing.stderr.endswith(
+            f"streamrl: model me/none: no such model on {hub.url}, and no such directory here;"
+            " check the name, and set HF_TOKEN if the repository is private\n"
+        )
+        hub.model("me/small", {**files, "config.json": b"{}"})
+    named = f"me/small@{commit}"
+    assert yaml.safe_load((home / "run.yaml").read_text())["model"]["path"] == named
+    assert (
+        "its chat template ends an answer with '<bos>' (1), and servers stop at 2" in first.stdout
+    )
+    resumed = streamrl(mark, "up", run_file, "--resume", *chosen)  # Without a hub.
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert yaml.safe_load((home / "run.yaml").read_text())["model"]["path"] == named
     assert left_after(mark) == []
 
 

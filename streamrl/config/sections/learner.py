@@ -83,7 +83,8 @@ class Reference(Section):
     # Who computes the reference's logprobs: none (there is no divergence), the learner before each
     # step, or the pool of `scorer`.
     by: Literal["none", "learner", "pool"] = "learner"
-    # Hugging Face directory with the policy's tokenizer. Empty: the model that the run began with.
+    # Model with the policy's tokenizer, named as for model.path. Empty: the one that the run began
+    # with.
     path: str = ""
     # Batch k is measured from policy version k - k % every. 0: the reference stays the same.
     every: int = Field(default=0, ge=0)
@@ -134,7 +135,7 @@ class Teacher(Section):
     batch (docs/reference.md).
     """
 
-    # Hugging Face directory with the policy's tokenizer. Empty: there is no teacher.
+    # Model with the policy's tokenizer, named as for model.path. Empty: there is no teacher.
     path: str = ""
     # Estimator of the divergence from the teacher: k1, k2, k3 (docs/losses.md), or MODULE:FUNCTION.
     kl: Annotated[str, one_of(*DIVERGENCES)] = "k2"
