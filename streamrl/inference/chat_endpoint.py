@@ -16,7 +16,7 @@ T = TypeVar("T")
 # Another attempt would be refused in the same way.
 REFUSED = (400, 401, 403, 404, 422)
 # An answer that is cut off has not come to its end, whatever is in it.
-CUT_OFF = "its answer was cut off; raise max_tokens"
+CUT_OFF = "its answer was cut off; raise max_tokens, unless its provider filters"
 
 
 class NoUsableAnswer(Exception):
@@ -85,7 +85,7 @@ class ChatEndpoint:
             text = choice.message.content
         except (AttributeError, IndexError, TypeError) as error:
             raise ValueError("its answer is no chat completion") from error
-        if choice.finish_reason == "length":
+        if choice.finish_reason in ("length", "content_filter"):
             raise ValueError(CUT_OFF)
         if not isinstance(text, str):
             raise ValueError("its answer has no text")
