@@ -13,12 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from streamrl.envs.catalog import make_env
 from streamrl.envs.shipped.hub_rows import hub_rows
 from streamrl.errors import ConfigError
 from tests.support.hub import Hub, serving_hub, use_hub
 
+ROOT = Path(__file__).parents[3]
 NAME = "openai/gsm8k"
 TRAIN = [
     {"question": "48 and half of it?", "answer": "48/2 = <<48/2=24>>24\n#### 72"},
@@ -101,6 +103,13 @@ def test_gsm8k_is_posed_by_its_template(hub: Hub):
     assert {*posed} == {"72", "1,001"}
     assert posed["72"].messages[0]["content"].startswith("48 and half of it?\nThink step by step")
     assert posed["72"].metadata == {"line": 1, "epoch": 0}
+
+
+def test_the_run_file_that_is_shipped_for_gsm8k_poses_its_problems(hub: Hub):
+    hub.dataset(NAME, FILES)
+    run = yaml.safe_load((ROOT / "deploy" / "templates" / "gsm8k" / "run.yaml").read_text())
+    env: Any = make_env("dataset", 0, run["envs"]["gsm8k"]["params"], "envs.gsm8k")
+    assert {env.problem(number).answer for number in range(2)} == {"72", "1,001"}
 
 
 def test_columns_and_instruction_of_the_run_file_come_before_those_of_the_template(hub: Hub):
