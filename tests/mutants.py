@@ -166,7 +166,7 @@ def main() -> None:
     sites = [site for path in files for site in sites_of(path)]
     chosen = random.Random(given.seed).sample(sites, min(given.count, len(sites)))
     survivors = 0
-    for number, site in enumerate(sorted(chosen), 1):
+    for number, site in enumerate(chosen, 1):
         if not is_killed(site):
             survivors += 1
             place = f"{site.path.relative_to(ROOT)}:{site.line}"
