@@ -399,3 +399,13 @@ def test_limits_are_checked_while_a_session_of_a_complete_group_is_open():
     fold.at(0, start("s"), start("t"))
     assert fold.state.envs[ENV].open and not fold.state.envs[ENV].groups
     assert due(fold.config, fold.state, 1.0)
+
+
+def test_limits_are_checked_once_a_second_of_the_clock():
+    fold = Fold()
+    fold.at(0.0, start("s"))
+    checked = list[float]()
+    for time_s in (0.4, 1.1, 1.6, 2.0, 2.2):
+        fold.at(time_s)
+        checked.append(fold.state.checked_s)
+    assert checked == [0.0, 1.1, 1.1, 1.1, 2.2]

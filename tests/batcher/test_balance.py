@@ -143,3 +143,18 @@ def test_the_run_file_chooses():
         ConfigError, match=r"batcher.balance: 'token' is not known; did you mean 'tokens'\?"
     ):
         process.make_processor(run_file.with_overrides(run, ["batcher.balance=token"]))
+
+
+def free(lengths: np.ndarray, hidden: int) -> np.ndarray:
+    return np.zeros(len(lengths))
+
+
+def refunded(lengths: np.ndarray, hidden: int) -> np.ndarray:
+    return np.array([1.0, -1e-9])
+
+
+def test_a_cost_may_be_0_and_not_below():
+    lengths = np.array([3, 4])
+    assert costs_of(lengths, f"{__name__}:free", 1).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match="expected 2 finite numbers of at least 0"):
+        costs_of(lengths, f"{__name__}:refunded", 1)

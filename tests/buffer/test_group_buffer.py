@@ -73,3 +73,10 @@ def test_two_envs_may_use_the_same_ids():
         ("copy", ["1-0", "1-1"]),
         ("add", ["1-0", "1-1"]),
     ] and fates(out) == []
+
+
+def test_a_group_without_members_is_looked_at_when_its_id_would_be_forgotten():
+    """It opened at version 3, and ids are remembered for 4 versions."""
+    failed = rollout_event(0, rollout(failure="the server has gone"))
+    state, _ = advance([*(version_event(version) for version in range(4)), failed])
+    assert state.windows["copy"].open["g0"].next_check_version == 8
