@@ -180,7 +180,7 @@ def _guess(directory: Path) -> tuple[Any, Judged]:
 
 
 class JudgeModel(ThreadingHTTPServer):
-    """A model behind HTTP that answers question N, asked of model N, as row N has it."""
+    """A model over HTTP that answers question N, asked of model N, as row N has it."""
 
     daemon_threads = True
     request_queue_size = 128  # all rows ask at once

@@ -19,7 +19,7 @@ PLACES: tuple[str, ...] = get_args(AnswerPlace)
 THOUGHT_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]")
 ANSWER_TAG = re.compile(r"<(/?)answer>")
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-# What may stand between two boxes, or two formulas, that are one answer together.
+# What may be between two boxes, or two formulas, that are one answer together.
 JOINT = re.compile(
     r"(?i)(?:\s|[-$,;.:*/&()\[\]•]|\n[ \t]*\d{1,2}[.)]|\\[()\[\],;: ]|\\q?quad\b"
     r"|\\text\s*\{\s*(?:and|or)\s*\}"

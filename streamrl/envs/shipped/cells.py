@@ -56,7 +56,7 @@ def text_in(cell: Any, column: str) -> str:
 
 def answer_in_cell(cell: Any, column: str) -> str:
     """The text of a right answer: a text, or a number in its shortest spelling. Raises ValueError
-    for what is none, such as a truth value, of which nobody knows how the policy is to write it.
+    for what is none, such as a truth value, which the policy may write in several ways.
     """
     value = value_of(cell)
     written = _scalar_text(value)

@@ -110,7 +110,7 @@ class Coding(MultiTurnEnv):
         return [{"role": "user", "content": feedback(outcome)}]
 
     async def rewards(self, problem: Problem, completion: Completion) -> RewardBreakdown:
-        # The programs run again here, because a conversation keeps nothing but what was said.
+        # The programs run again here, because a conversation keeps nothing but its messages.
         texts = [turn.text for turn in completion.turns] or [completion.text]
         outcomes = [await self._run(text, problem) for text in texts[:-1]]
         if completion.finished or completion.truncation == "turns":

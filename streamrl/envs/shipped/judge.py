@@ -1,4 +1,4 @@
-"""A reward that a model gives: a judge in a pool of the run, or behind any OpenAI endpoint.
+"""A reward that a model gives: a judge in a pool of the run, or at any OpenAI endpoint.
 
 The model is asked for a score in its own words, and the score is read from its answer. An answer
 without a score, with one outside the range, or that is cut off, is asked for again. There is no
@@ -146,7 +146,7 @@ class Judge:
             await self._endpoint.close()
 
     def question(self, problem: Problem, completion: Completion, marker: str = "") -> str:
-        """What the judge is asked. What the policy said is put in as it is, placeholders too, but
+        """What the judge is asked. What the policy wrote is put in as it is, placeholders too, but
         control tokens are broken up by a space.
         """
         values = {

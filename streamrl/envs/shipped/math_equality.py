@@ -1,6 +1,6 @@
 """Whether two answers are the same mathematics, by math-verify, with what it does not tell apart.
 
-This runs in a process of its own (`math_verify.py`), since it reads what a policy wrote.
+This runs in a separate process (`math_verify.py`), since it reads what a policy wrote.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def is_text(text: str) -> bool:
 
 
 def _is_left_to_do(answer: str) -> bool:
-    """Whether an answer is arithmetic that nobody has done, as 2+2."""
+    """Whether an answer is arithmetic that is left to do, as 2+2."""
     side = re.split(r"(?<![\\<>!])=", answer)[-1]
     return bool(ARITHMETIC.search(side)) and not SCIENTIFIC.fullmatch(side)
 

@@ -2,7 +2,7 @@
 
 What is compared is found by `math_text.py`, and given to the library in a box: outside of one it
 reads `3\\sqrt{13}` as 3. SymPy compares. On inputs such as 9^{9^{9^9}} it hangs or takes all
-memory, below any time-out of Python's own. It therefore works in a process of its own
+memory, below any time-out of Python's own. It therefore works in a separate process
 (`sandbox/subprocess_call.py`), and an answer with which it does not come to an end is a failed
 rollout.
 """

@@ -3,7 +3,7 @@
 `params: {task: chain_sum, ...}` names the task; the other parameters go to it.
 
 Some of the library's scorers run what they are given: nine evaluate the answer as Python. Each
-answer is therefore scored in a process of its own that can only compute
+answer is therefore scored in a separate process that can only compute
 (`sandbox/subprocess_call.py`), and in that process `eval` and SymPy's parser accept nothing but
 plain expressions. An answer cannot name its own score.
 

@@ -113,7 +113,7 @@ def _array(path: Path, data: bytes) -> list[Any]:
 
 
 def _parsed(data: bytes) -> Any:
-    """What JSON says, or a ValueError with the reason why it is none."""
+    """The value of a JSON text, or a ValueError with the reason why it is none."""
     try:
         return json.loads(data.decode(), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
