@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamrl.batcher.demand import spilled_tokens
+from streamrl.batcher.demand import absent_producers, spilled_tokens
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REMAINDER
-from streamrl.batcher.state import BatcherState
+from streamrl.batcher.state import BatcherState, EnvQueue
 from streamrl.log.protocol import Output
 from streamrl.records import Demand
 from tests.support.batcher import CONFIG, arrivals, step_once
@@ -117,3 +117,20 @@ def test_an_empty_group_counts_as_closed():
     empty = group(name="gone", sizes=())
     out = step_once([version_event(0), group_event(0, empty)])
     assert [o.record.closed_groups for o in out if isinstance(o.record, Demand)] == [{"copy-0": 1}]
+
+
+def test_grants_are_taken_back_only_while_another_producer_is_there():
+    """Both are late, from second 10 on for one and 20 for the other; a group takes 10 s at most."""
+    config = replace(CONFIG, producers={"copy": ["a", "b"]}, group_limits_s={"copy": 10.0})
+    queue = EnvQueue(closed={"a": 1, "b": 1}, busy_since_s={"a": 0.0, "b": 10.0})
+    assert absent_producers(config, "copy", queue, 9.9) == []
+    assert absent_producers(config, "copy", queue, 10.0) == ["a"]
+    assert absent_producers(config, "copy", queue, 19.9) == ["a"]
+    assert absent_producers(config, "copy", queue, 20.0) == []
+
+
+def test_a_producer_of_which_nothing_has_come_is_waited_for_a_minute():
+    config = replace(CONFIG, producers={"copy": ["a", "b"]}, group_limits_s={"copy": 600.0})
+    queue = EnvQueue(busy_since_s={"a": 0.0})
+    assert absent_producers(config, "copy", queue, 59.9) == []
+    assert absent_producers(config, "copy", queue, 60.0) == ["a"]

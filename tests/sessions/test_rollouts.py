@@ -91,3 +91,10 @@ def test_tokens_are_counted_without_being_copied(calls: list[ModelCall]):
 def test_a_failure_is_as_long_as_a_record_can_be(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rollouts, "MAX_CAUSE", 5)
     assert build_failed_rollout(NAME, "123456789", -3).failure == "12345"
+
+
+def test_calls_at_two_temperatures_make_a_rollout_that_is_not_trained_on():
+    first = call("a", [1], [2], temperature=0.5)
+    assert made([first]).misaligned == ""
+    both = [first, call("b", [3], [4], continues="a", temperature=1.0)]
+    assert made(both).misaligned == "its calls were sampled at the temperatures [0.5, 1.0]"
