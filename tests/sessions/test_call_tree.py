@@ -44,6 +44,10 @@ def test_a_conversation_goes_on_from_the_last_answer_that_it_has():
     assert tree.context("b").tolist() == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_first_request_of_a_session_continues_no_call():
+    assert CallTree().find_continuation([user("hi")]) == ("", [user("hi")])
+
+
 def test_a_prompt_of_tokens_goes_on_from_the_longest_context_that_it_begins_with():
     tree = tree_of(FIRST, SECOND)
     assert tree.find_call_by_tokens(np.array([1, 2, 3, 4, 5, 6, 7])) == "b"
