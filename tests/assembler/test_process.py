@@ -19,6 +19,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.log import topics
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
+from streamrl.log.reading import read
 from streamrl.recordings.processors import processors_of
 from streamrl.recordings.replay import replay
 from streamrl.recordings.show_replay import show_replay
@@ -84,3 +85,22 @@ def test_a_restart_in_the_middle_of_sessions_loses_and_doubles_nothing(changed: 
     assert result.events == 29
     # A replay up to a training step has no step at which an assembler would end.
     assert show_replay(RUN, log, "assembler", 0, Console(file=StringIO())) == 0
+
+
+def test_a_reward_that_comes_after_the_rollout_is_a_dead_letter_in_each_life():
+    log = MemoryLog({t.name.removeprefix("r."): t.partitions for t in topics.plan(RUN)})
+    letters = topology.dead_letters(topology.turns(ENV))
+
+    def letters_are(count: int) -> bool:
+        return len(list(read(log, letters, 0))) >= count
+
+    with running(log):
+        send(log, "s", start("s"), call("a", [1], [2]), reward("s"), end("s"))
+        made(log, 1)
+        send(log, "s", reward("s", 0.5))
+        until(lambda: letters_are(1), 20, "the letter")
+    for life in (2, 3):
+        with running(log):
+            send(log, "s", reward("s", 0.5))
+            until(lambda count=life: letters_are(count), 20, "the letter")
+    assert len(published(log, ROLLOUTS, Rollout)) == 1
