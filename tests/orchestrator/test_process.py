@@ -15,25 +15,9 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.orchestrator import process
-from streamrl.records import PolicyVersion, Server
+from streamrl.records import Server
 from tests.orchestrator.test_parts import Said
 from tests.support.waiting import patience
-
-
-def test_a_run_of_an_earlier_version_is_watched_without_the_topics_that_came_later(tmp_path: Path):
-    """It is over at once: no more than one step was asked for."""
-    run = parse(
-        {
-            "run": "r",
-            "runs_dir": str(tmp_path),
-            "envs": {"copy": {}},
-            "orchestrator": {"max_steps": 1},
-        }
-    )
-    log = MemoryLog(dict.fromkeys(set(topology.ORCHESTRATOR.consumes) - {topology.EVALS}, 1))
-    version = PolicyVersion(learner="lead", version=1, uri="x", size_bytes=1, sha256="0")
-    log.append([to_message(Output("policy-versions", "lead", version))], marker=False)
-    assert process.watch(run, log, threading.Event(), Said()).exit_code == 0
 
 
 def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
