@@ -129,3 +129,27 @@ def test_what_the_outside_env_sends_is_a_rollout():
 
 def outside() -> Any:
     return module_of(OUTSIDE)
+
+
+def test_sums_in_words_are_paid_for_the_last_number_and_for_nothing_else():
+    """0.8 for the number, 0.2 more where the answer is that number alone and ended by itself."""
+    made = module_of(ROOT / "examples" / "sums_in_words.py").SumsInWords(seed=3)
+    problems = [made.problem(number) for number in range(200)]
+    assert problems[7] == made.problem(7) and len({p.messages[0]["content"] for p in problems}) > 99
+    for problem in problems:
+        first, word, second = problem.messages[0]["content"].split()[2:5]
+        left, right = int(first), int(second.rstrip("?"))
+        assert 1 <= right < left <= 20
+        assert problem.answer == str(left + right if word == "plus" else left - right)
+
+    def paid(text: str, answer: str, finished: bool = True) -> float:
+        return sum(made.rewards(Problem([], answer=answer), Completion(text, finished)).values())
+
+    assert paid("12", "12") == 1.0
+    assert paid(" 12\n", "12") == 1.0
+    assert paid("12", "12", finished=False) == 0.8
+    assert paid("7 plus 5 is 12.", "12") == 0.8
+    assert paid("012", "12") == 0.8
+    assert (
+        paid("12 or 13", "12") == paid("112", "12") == paid("twelve", "12") == paid("", "12") == 0
+    )
