@@ -20,7 +20,7 @@ INLINE_BYTES = 100_000  # A longer body is decoded in another thread.
 BODIES = 64  # of the largest size that may arrive at a time
 BODIES_OF_OWNER = 4
 # Values and separators of a body whose prompt is empty, and more for each token of a prompt.
-FREE_VALUES = 50_000
+FREE_VALUES = 20_000
 VALUES_PER_TOKEN = 4
 
 

@@ -24,7 +24,13 @@ from streamrl.gateway.follower import Follower
 from streamrl.gateway.recorder import Recorder, log_timeout
 from streamrl.gateway.requests import Answer, ChatRequest, RequestRejected
 from streamrl.gateway.sampling import CallSampler, continuation_of
-from streamrl.gateway.session_index import LiveSession, SessionIndex, message_bytes
+from streamrl.gateway.session_index import (
+    BYTES_PER_TOKEN,
+    FREE_BYTES,
+    LiveSession,
+    SessionIndex,
+    message_bytes,
+)
 from streamrl.inference.client import ContextFull, SamplingFailed, SamplingRejected
 from streamrl.log.protocol import Output
 from streamrl.records import ModelCall
@@ -35,6 +41,7 @@ Sampling = asyncio.Task[list[ModelCall]]
 
 # Answers of a session that are sampled or recorded at a time. One agent must not use up a server.
 MAX_IN_FLIGHT = 256
+FREE_MESSAGES = 1_024  # of a conversation, and one more for each token of a context
 LEFT_POLL_S = 0.25  # How often a call in flight looks whether its agent is still there.
 LEFT_GRACE_S = 10.0  # A call whose agent has left waits so long for a retry, and is cancelled.
 
@@ -252,6 +259,7 @@ class ModelCallHandler:
         """
         session = self._open_session(incoming.session)
         chat = incoming.parse(session.tree)
+        self._check_length(session.env, chat)
         body = chat.digest()
         if incoming.idempotency_key:
             body = xxhash.xxh3_128_hexdigest(f"{body} {incoming.idempotency_key}".encode())
@@ -274,6 +282,24 @@ class ModelCallHandler:
         seen = [message for message in chat.messages[:-1] if message["role"] == "system"]
         texts = [message["content"] for message in (*seen, *chat.messages[-1:])]
         return any(mark in text for mark in marks for text in texts)
+
+    def _check_length(self, env: str, chat: ChatRequest) -> None:
+        """Raises RequestRejected for a conversation that is longer than any context, before a
+        server makes tokens of it: each message has a token, and each token bounds its text.
+        """
+        pool = self._run.envs[env].pool
+        context = self._run.inference.of_pool(pool).max_model_len
+        characters = sum(len(message["content"]) for message in chat.messages)
+        if characters <= FREE_BYTES + BYTES_PER_TOKEN * context and (
+            len(chat.messages) <= FREE_MESSAGES + context
+        ):
+            return
+        raise RequestRejected(
+            400,
+            f"{len(chat.messages):,} messages with {characters:,} characters have no room in a"
+            f" context of {context:,} tokens (inference.max_model_len)",
+            code="context_length_exceeded",
+        )
 
     def _open_session(self, name: SessionName) -> LiveSession:
         """The session, if calls of it are answered. Raises RequestRejected."""

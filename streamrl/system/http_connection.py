@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_PIECES = 4_096  # of a chunked body: each costs as much as another request
+MAX_PIECES = 1_024  # of a chunked body: each costs as much as another request
 
 
 class Limits(NamedTuple):

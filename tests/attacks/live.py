@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -35,8 +35,8 @@ from streamrl.log import topic_changes
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output
+from streamrl.records import Server
 from tests.support.beats import repeating
-from tests.support.sampling_stub import SamplingStub
 from tests.support.waiting import patience, until
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def bodies_of_values(target: Target) -> None:
 
 def bodies_at_the_limit(target: Target) -> None:
     """As many messages as are counted to be few enough."""
-    messages = [{"role": "user", "content": "z"}] * 12_000
+    messages = [{"role": "user", "content": "z"}] * 6_000
     body = json.dumps({"messages": messages}, separators=(",", ":")).encode()
     again_and_again(target, lambda: body)
 
@@ -198,8 +198,51 @@ ATTACKS = {
 # ---- the gateway, and its other client -----------------------------------------------------------
 
 
-def say(prompt: str, choice: int) -> str:
-    return "<tool_call>" * 6_000 if "tags" in prompt else "an answer"
+TAGS = 9  # the first token of a prompt that asks for 6,000 open tags
+
+
+def generated(text: str, tokens: int) -> bytes:
+    """The answer of a server, with this text in so many tokens."""
+    choice = {
+        "finish_reason": "stop",
+        "token_ids": list(range(tokens)),
+        "weight_versions": [{"version": "1", "start": 0, "end": tokens}],
+        "text": text,
+        "logprobs": {"content": [{"token": "?", "logprob": -0.5}] * tokens},
+    }
+    return json.dumps({"choices": [choice] * 8}).encode()
+
+
+ANSWERS = {
+    n: {
+        is_tags: json.dumps({"choices": json.loads(answer)["choices"][:n]}).encode()
+        for is_tags, answer in (
+            (True, generated("<tool_call>" * 6_000, 6_000)),
+            (False, generated("an answer", 3)),
+        )
+    }
+    for n in (1, 8)
+}
+
+
+async def server(scope: Any, receive: Any, send: Any) -> None:
+    """An ASGI application that answers as vLLM does, at no cost."""
+    if scope["type"] != "http":
+        return
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    if scope["path"].endswith("/render"):
+        answer = b'{"token_ids": [%d, 1, 2]}' % (TAGS if b"tags" in body else 0)
+    else:
+        asked = json.loads(body)
+        answer = ANSWERS[asked["sampling_params"]["n"]][asked["token_ids"][0] == TAGS]
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
 
 
 def few_descriptors() -> None:
@@ -229,11 +272,26 @@ def gateway(directory: Path) -> Iterator[tuple[RunFile, str]]:
     log = KafkaLog(kafka, run.run)
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "streamrl.cli", "gateway", str(file), "--index", "0"]
-    with SamplingStub(say=say) as stub, (directory / "gateway.log").open("wb") as output:
+    at = free_port()
+    samples = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "tests.attacks.live:server", "--port", str(at)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    record = Server(
+        server_id="inference-0",
+        url=f"http://127.0.0.1:{at}",
+        pool=topology.GENERATION,
+        model="policy",
+        version=1,
+        state="ready",
+    )
+    with (directory / "gateway.log").open("wb") as output:
         producer = log.producer()
 
         def beat() -> None:
-            producer.send(to_message(Output(topology.SERVERS, stub.name, stub.record())))
+            producer.send(to_message(Output(topology.SERVERS, record.server_id, record)))
 
         process = subprocess.Popen(
             command, stdout=output, stderr=output, cwd=ROOT, preexec_fn=few_descriptors
@@ -243,8 +301,9 @@ def gateway(directory: Path) -> Iterator[tuple[RunFile, str]]:
                 until(lambda: is_up(url), 60, (directory / "gateway.log").read_text()[-500:])
                 yield run, url
         finally:
-            process.kill()
-            process.wait()
+            for each in (process, samples):
+                each.kill()
+                each.wait()
             producer.close()
             log.close()
             started.stop()
