@@ -285,21 +285,21 @@ class ModelCallHandler:
 
     def _check_length(self, env: str, chat: ChatRequest) -> None:
         """Raises RequestRejected for a conversation that is longer than any context, before a
-        server makes tokens of it: each message has a token, and each token bounds its text.
+        server makes tokens of it: a token has only so many characters.
         """
         pool = self._run.envs[env].pool
         context = self._run.inference.of_pool(pool).max_model_len
         characters = sum(len(message["content"]) for message in chat.messages)
-        if characters <= FREE_BYTES + BYTES_PER_TOKEN * context and (
-            len(chat.messages) <= FREE_MESSAGES + context
-        ):
-            return
-        raise RequestRejected(
-            400,
-            f"{len(chat.messages):,} messages with {characters:,} characters have no room in a"
-            f" context of {context:,} tokens (inference.max_model_len)",
-            code="context_length_exceeded",
-        )
+        if characters > FREE_BYTES + BYTES_PER_TOKEN * context:
+            raise no_room(f"{characters:,} characters", context)
+
+    def check_message_count(self, env: str, count: int) -> None:
+        """Raises RequestRejected for more messages than a context has room for. That is known
+        before any of them is read.
+        """
+        context = self._run.inference.of_pool(self._run.envs[env].pool).max_model_len
+        if count > FREE_MESSAGES + context:
+            raise no_room(f"{count:,} messages", context)
 
     def _open_session(self, name: SessionName) -> LiveSession:
         """The session, if calls of it are answered. Raises RequestRejected."""
@@ -494,3 +494,11 @@ def _rejection_of(error: SamplingFailed) -> RequestRejected:
     if isinstance(error, SamplingRejected):
         return RequestRejected(400, str(error))
     return RequestRejected(503, str(error), retry_after_s=1)
+
+
+def no_room(what: str, context: int) -> RequestRejected:
+    return RequestRejected(
+        400,
+        f"{what} have no room in a context of {context:,} tokens (inference.max_model_len)",
+        code="context_length_exceeded",
+    )

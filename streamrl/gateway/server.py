@@ -167,6 +167,9 @@ class HttpApi:
             is_stream = body.get("stream") or False
             if not isinstance(is_stream, bool):
                 raise rejection("stream", "it is true or false")
+            for field in ("messages", "input"):
+                if isinstance(body.get(field), list):
+                    self._calls.check_message_count(name.env, len(body[field]))
             incoming = AgentRequest(
                 session=name,
                 parse=lambda tree: dialect.parse(body, tree),

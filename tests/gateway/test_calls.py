@@ -386,21 +386,16 @@ def test_calls_that_are_left_out_of_training_are_recorded_so(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [{"role": "user", "content": "x" * 1_032_769}],
-        [{"role": "user", "content": ""}] * 1_153,
-    ],
-)
-def test_a_conversation_longer_than_any_context_is_asked_of_no_server(
-    tmp_path: Path, messages: list[Any]
-):
+def test_a_conversation_longer_than_any_context_is_asked_of_no_server(tmp_path: Path):
     """The context has 128 tokens: 1,000,000 characters and 256 for each, 1,024 messages and one."""
     log = Slow()
     log.gate.set()
     calls = handler(log, tmp_path)
-    request = ChatRequest(messages=messages)
-    with pytest.raises(RequestRejected, match="no room in a context of 128") as refused:
-        asyncio.run(calls.answer(AgentRequest(NAME, lambda tree: request)))
-    assert refused.value.code == "context_length_exceeded" and log.asked == []
+    assert asyncio.run(calls.answer(asking("x" * 1_032_768)))
+    with pytest.raises(RequestRejected, match="characters have no room in a context of 128"):
+        asyncio.run(calls.answer(asking("x" * 1_032_769)))
+    assert len(log.asked) == 1
+    calls.check_message_count(ENV, 1_152)
+    with pytest.raises(RequestRejected, match="1,153 messages have no room") as refused:
+        calls.check_message_count(ENV, 1_153)
+    assert refused.value.code == "context_length_exceeded"
