@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+Layers = Annotated[int, Field(gt=0, le=10_000)]  # transformers makes a list of them.
 Positive = Annotated[float, Field(gt=0)]
 
 # What the supported families compute only with this value, or where the setting is missing or null.
@@ -53,7 +54,7 @@ class HfSettings(BaseModel):
     vocab_size: Count | None = None
     hidden_size: Count | None = None
     intermediate_size: Count | None = None
-    num_hidden_layers: Count | None = None
+    num_hidden_layers: Layers | None = None
     num_attention_heads: Count | None = None
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None

@@ -43,6 +43,10 @@ def test_what_is_published_is_accepted(changes: dict[str, Any]):
     [
         ({"hidden_size": "64"}, 'hidden_size is "64"; input should be a valid integer'),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; input should be greater than 0"),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers is 1000000000; input should be less than",
+        ),
         ({"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false"; input should be a val'),
         ({"tie_word_embeddings": None}, "tie_word_embeddings is null; input should be a valid boo"),
         ({"use_sliding_window": "no"}, 'use_sliding_window is "no"; input should be a valid bool'),
