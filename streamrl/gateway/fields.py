@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from streamrl.gateway.requests import Body, RequestRejected
-from streamrl.text import did_you_mean, one_line
+from streamrl.text import did_you_mean, printable
 
 Outcome = Literal["honoured", "harmless", "left out", "refused"]
 LEFT_OUT_HEADER = "x-streamrl-left-out"
@@ -659,7 +659,8 @@ def left_out_header(names: Sequence[str]) -> dict[str, str]:
     """The response header that has what was left out of a request."""
     if not names:
         return {}
-    text = one_line(", ".join(names), MAX_HEADER)
+    # Names of fields come from the agent, and a header with a control character is never sent.
+    text = printable(", ".join(names), MAX_HEADER)[:MAX_HEADER]
     return {LEFT_OUT_HEADER: text.encode("ascii", "replace").decode()}
 
 

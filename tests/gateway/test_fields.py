@@ -283,7 +283,7 @@ def test_tools_that_the_policy_cannot_have_and_hints_are_left_out_by_name():
 
 
 def test_the_header_is_one_line_of_ascii_whatever_a_tool_is_called():
-    body = {"tools": [{"type": "web_search", "name": f"é\r\nx: {n}"} for n in range(200)]}
+    body = {"tools": [{"type": "web_search", "name": f"é\r\nx: \0\x1b{n}"} for n in range(200)]}
     (text,) = left_out_header(check_fields(RESPONSES, body)).values()
     assert text.isascii() and text.isprintable() and len(text) <= 1_000
     assert left_out_header([]) == {}
