@@ -22,7 +22,7 @@ IT_IS = re.compile(
 SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?;](?=\s|$)")
 FORMULA = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$|\$(?P<dollars>[^$\n]+)\$"
-    r"|\\\((?P<round>.+?)\\\)|\\\[(?P<square>.+?)\\\]",
+    r"|\\\((?P<round>(?:(?!\\\().)+?)\\\)|\\\[(?P<square>(?:(?!\\\[).)+?)\\\]",
     re.DOTALL,
 )
 TOKEN = re.compile(
@@ -148,7 +148,7 @@ def _runs(text: str) -> list[str]:
 def _joint_off(run: str) -> str:
     """A run without "and", "or" and marks at its ends, and without a bracket that has no other."""
     run = re.sub(r"(?i)^(?:\s|[,;:.]|\band\b|\bor\b)+", "", run)
-    run = re.sub(r"(?i)(?:\band|\bor)?\s*$", "", run)
+    run = re.sub(r"(?i)\b(?:and|or)$", "", run.rstrip())
     run = trimmed(run)
     if run.count("(") + run.count("[") > run.count(")") + run.count("]"):
         run = run.rstrip("([ ")

@@ -47,6 +47,7 @@ MOST_MARKS = 12
 LIST = re.compile(
     r"(?i)[ \t)*_$.]*(?:,?[ \t]*\b(?:and|or)\b|[,/&;]|[ \t])(?:[ \t]*(?:and|or)\b)?[ \t(*_$]*"
 )
+LONGEST_LIST = 60  # characters between two letters: LIST takes their square in time
 SENTENCE = re.compile(r"[)*_]*\s+(?:is|was|has|would|cannot|can|does)\b")
 
 
@@ -208,8 +209,9 @@ def _is_listed(text: str, named: list[Letter], index: int) -> bool:
 
 def _joined(text: str, first: Letter, second: Letter) -> bool:
     """Whether two different letters that follow one another are a list."""
-    between = LIST.fullmatch(text, first.end, second.start)
-    return between is not None and first.letter != second.letter
+    if first.letter == second.letter or second.start - first.end > LONGEST_LIST:
+        return False
+    return LIST.fullmatch(text, first.end, second.start) is not None
 
 
 def _first_or_last(text: str, named: list[Letter], letters: str) -> str:

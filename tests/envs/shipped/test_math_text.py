@@ -35,6 +35,9 @@ from streamrl.envs.shipped.math_text import stated_math
         ("She has 42 apples.", "42"),
         ("She pays $5 for one and $7 for two, so $12.", "12"),
         (r"So the distance is 3\sqrt{13}.", r"3\sqrt{13}"),
+        (r"so \( it is \(7\)", "7"),
+        (r"so \[ it is \[7\]", "7"),
+        ("It costs 5 and ", "5"),
         ("Evelyn", "Evelyn"),
         ("", None),
     ],
@@ -42,3 +45,10 @@ from streamrl.envs.shipped.math_text import stated_math
 def test_what_a_text_states(text: str, answer: str | None):
     stated = stated_math(text)
     assert (stated and stated.removeprefix("$")) == answer
+
+
+@pytest.mark.parametrize("piece", [" ", "\t", r"\(", r"\[", r"\( ", "$", "answer ", "and "])
+def test_a_text_of_half_a_megabyte_is_read(piece: str):
+    """A search that is not linear would take minutes."""
+    stated = stated_math("1" + piece * (500_000 // len(piece)) + "x1")
+    assert stated is None or "1" in stated

@@ -52,6 +52,14 @@ def test_a_text_of_a_megabyte_is_read(piece: str):
     assert chosen_letter(piece * (1_000_000 // len(piece)), "ABCD") in ("", "A", "B")
 
 
+@pytest.mark.parametrize("piece", [" ", "\t", " *", ". "])
+def test_letters_with_half_a_megabyte_of_marks_between_them_are_no_list(piece: str):
+    """A search that is not linear would take hours."""
+    gap = piece * (500_000 // len(piece))
+    assert chosen_letter(f"A{gap}!B", "ABCD") == "A"
+    assert chosen_letter(f"The answer is A{gap}!B", "ABCD") == "A"
+
+
 def test_a_right_answer_may_be_a_letter_in_the_file(tmp_path: Path):
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"question": "q", "choices": [1, 2.0, "3"], "answer": "C"}))
