@@ -28,6 +28,5 @@ def test_an_installed_wheel_learns_from_a_new_run_file(
     assert "learner, inference-0" in call(streamrl, "check", "demo.yaml", cwd=work)
     call(streamrl, "up", "demo.yaml", "--set", vllm, "--set", REACHED, cwd=work, limit_s=600)
     report = json.loads((work / "runs" / "demo" / "report.json").read_text())
-    copying = report["envs"]["copy-digits"]
-    assert copying["reward_mean_last20"] >= 0.3
+    assert report["time_to_target_s"] is not None
     assert "balanced" in call(streamrl, "audit", "demo", cwd=work)

@@ -15,15 +15,8 @@ DIVERGENCES = ("k1", "k2", "k3")
 BATCH_NORMALIZERS = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
-# The shipped envs whose rollouts have one turn.
-SINGLE_TURN_ENVS = (
-    "copy-digits",
-    "add-digits",
-    "dataset",
-    "multiple-choice",
-    "demonstrations",
-    "reasoning-gym",
-)
+# The shipped envs whose rollouts have several turns.
+MULTI_TURN_ENVS = ("calculator", "guess-number", "coding")
 # What an env in a Python of its own may be: `kind: verifiers:NAME`, `openenv:URL` or
 # `nemo-gym:URL`.
 SERVERS = ("verifiers", "openenv", "nemo-gym")

@@ -17,8 +17,8 @@ import yaml
 from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
 
 from streamrl.config import checks, presets
-from streamrl.config.choices import NAME, SINGLE_TURN_ENVS
-from streamrl.config.plugins import imports_in
+from streamrl.config.choices import MULTI_TURN_ENVS, NAME
+from streamrl.config.plugins import imports_in, plugins
 from streamrl.config.sections.batches import Batcher, Buffer
 from streamrl.config.sections.envs import Env
 from streamrl.config.sections.learner import Learner, Model, Scorer
@@ -125,15 +125,16 @@ class RunFile(Section):
         )
 
     def records_turns(self, name: str) -> bool:
-        """Whether replicas of this env record their model calls. An env of the user's own counts as
-        one with several turns, because only its process knows whether it is.
+        """Whether replicas of this env record their model calls. An env that does not ship counts as
+        one with several turns, because only its process knows whether it has them.
         """
         env = self.envs[name]
         if env.record_turns is not None:
             return env.record_turns
+        if env.max_turns == 1 or not env.replicas or env.sessions:
+            return False
         kind = env.kind or name
-        has_several = env.max_turns > 1 and kind not in SINGLE_TURN_ENVS
-        return has_several and env.replicas > 0 and env.sessions is None
+        return ":" in kind or kind in MULTI_TURN_ENVS or kind in plugins("streamrl.envs")
 
     @property
     def imported(self) -> frozenset[str]:

@@ -28,6 +28,7 @@ NO_MODEL_FILES = [
     "*/*.txt",
     "*/*.model",
     "consolidated*.safetensors",
+    "*.bin.index.json",
 ]
 NO_DATASET_FILES = ["*.py"]
 # Weights of an earlier upload that were cut into other files.

@@ -83,12 +83,12 @@ def test_a_run_is_found_by_an_env_of_it(
         {
             **run.model_dump(mode="json"),
             "run": "s",
-            "envs": {"copy": {}, "quiz": {"kind": "verifiers:quiz"}},
+            "envs": {"copy": {}, "quiz": {"kind": "own.py:Quiz"}},
         }
     )
     with lock_run_dir(other):
         pass
-    assert with_env("verifiers:quiz") == with_env("quiz") == "s"
+    assert with_env("own.py:Quiz") == with_env("quiz") == "s"
     with pytest.raises(
         ConfigError,
         match=(
