@@ -125,8 +125,8 @@ class RunFile(Section):
         )
 
     def records_turns(self, name: str) -> bool:
-        """Whether replicas of this env record their model calls. An env that does not ship counts as
-        one with several turns, because only its process knows whether it has them.
+        """Whether replicas of this env record their model calls. An env that is not shipped counts
+        as one with several turns, because only its process knows whether it has them.
         """
         env = self.envs[name]
         if env.record_turns is not None:
