@@ -1,1 +1,1 @@
-"""What a run is: its run file, its settings, and what they stand for."""
+"""What a run is: its run file, its settings, and what they mean."""

@@ -12,7 +12,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")  # as a Host header 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody outside this machine can reach the address. A host that is a name or a
+    """Whether no other machine can reach the address. A host that is a name or a
     reference to a variable may be any address, so the answer is no.
     """
     try:

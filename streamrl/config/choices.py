@@ -17,7 +17,7 @@ ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 # The shipped envs whose rollouts have several turns.
 MULTI_TURN_ENVS = ("calculator", "guess-number", "coding")
-# What an env in a Python of its own may be: `kind: verifiers:NAME`, `openenv:URL` or
+# What an env with its own Python may be: `kind: verifiers:NAME`, `openenv:URL` or
 # `nemo-gym:URL`.
 SERVERS = ("verifiers", "openenv", "nemo-gym")
 SERVERS_AT_URLS = ("openenv", "nemo-gym")  # They run somewhere; `verifiers` is a library.

@@ -1,4 +1,4 @@
-"""Checks that nobody else could have written a program or library that is found by searching."""
+"""Checks that no other user could have written a program or library that is found by searching."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the file belongs to this user or to root, and nobody else may write to it. The user's
-    own group does not count as somebody else.
+    """Whether the file belongs to this user or to root, and no other user may write to it. The
+    user's own group may.
     """
     try:
         status = path.stat()

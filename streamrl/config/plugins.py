@@ -1,4 +1,4 @@
-"""Names in a run file that stand for Python objects: a shipped one, one that an installed package
+"""Names in a run file of Python objects: a shipped one, one that an installed package
 adds, or MODULE:NAME.
 
 A package adds names by entry points, as plugins of pytest do. In its pyproject.toml:

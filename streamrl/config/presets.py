@@ -1,8 +1,9 @@
 """Settings that belong together: what a paper or a design trains with, and what suits a pretrained
 model.
 
-They stand below what a run file says itself, and above the defaults of `sections/`. A run file is
-resolved once, when it is read: its run directory, the config topic and every part have the result.
+They override the defaults of `sections/`, and the run file's own settings override them. A run file
+is resolved once, when it is read: its run directory, the config topic and every part have the
+result.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(preset: str) -> list[str]:
-    """The settings of a preset as `--set` takes them, for a run file that says everything."""
+    """The settings of a preset as `--set` takes them, for a run file that contains all settings."""
     return [
         f"{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in PRESETS.get(preset, {}).items()
@@ -168,7 +169,7 @@ def _fill(data: dict[str, Any], name: str, value: Any) -> None:
     for section in sections:
         inner = data.get(section, {})
         if not isinstance(inner, Mapping):
-            return  # The section is of a wrong type, which the models say.
+            return  # The section is of a wrong type, which the models report.
         data[section] = dict(inner)
         data = data[section]
     data.setdefault(last, value)

@@ -1,5 +1,5 @@
 """The run file: every setting of a run, and how a run file is read. Each part gets its own frozen
-section, which stands in `sections/` with the unit and the default of its settings.
+section, which is in `sections/` with the unit and the default of its settings.
 
 Unknown keys, wrong types and settings that cannot work together (`checks/`) raise a ConfigError
 that names the key, and the nearest valid one.
@@ -39,8 +39,8 @@ class RunFile(Section):
     # the run's directory.
     kafka: dict[str, Any] = {}
     runs_dir: str = "runs"  # The run's directory is <runs_dir>/<run>.
-    # MODULE:NAME that the run's journals may name beside those in this file, such as one that it
-    # used before.
+    # MODULE:NAME that the run's journals may name, in addition to those in this file, such as one
+    # that it used before.
     imports: list[str] = []
     envs: dict[str, Env]
     buffer: Buffer = Buffer()
@@ -187,7 +187,7 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
 
 
 def with_overrides(run: RunFile, overrides: Sequence[str]) -> RunFile:
-    """The run with these settings instead of its own, as `load` takes them. Raises ConfigError."""
+    """The run with these settings replaced, as `load` takes them. Raises ConfigError."""
     data = run.model_dump(mode="json")
     for override in with_preset(overrides):
         _set(data, override)
@@ -195,8 +195,8 @@ def with_overrides(run: RunFile, overrides: Sequence[str]) -> RunFile:
 
 
 def with_preset(overrides: Sequence[str]) -> list[str]:
-    """The overrides of a run file that says everything. A preset among them comes with all of its
-    settings, before the others.
+    """The overrides of a run file that contains all settings. A preset among them comes with all of
+    its settings, before the others.
     """
     chosen = [o.partition("=")[2] for o in overrides if o.startswith("learner.preset=")]
     return [*(setting for name in chosen for setting in presets.settings_of(name)), *overrides]

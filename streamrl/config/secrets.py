@@ -1,6 +1,6 @@
 """Secrets stay out of run files, which are copied, archived and published. A setting names an
 environment variable, `env:NAME`, and the process that needs it looks there; so each part can be
-given credentials of its own, under the same names.
+given its own credentials, under the same names.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def is_reference(value: object) -> bool:
 
 
 def plaintext_secrets(value: object, where: str = "") -> Iterator[str]:
-    """A sentence for each secret that stands itself in settings that are to lie in a file, however
-    deep. It never quotes the secret.
+    """A sentence for each secret that these settings contain as plain text, at any depth. It never
+    quotes the secret.
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():

@@ -94,7 +94,7 @@ def subject_of(topic: str) -> str:
 def sole_partition(topic: str) -> tuple[str, int]:
     """The one partition of a topic that has one by design. Raises ValueError for another."""
     if kind_of(topic) in PARTITIONED:
-        raise ValueError(f"topic {topic} has as many partitions as topics.partitions says")
+        raise ValueError(f"topic {topic} has as many partitions as topics.partitions sets")
     return topic, 0
 
 
@@ -189,7 +189,7 @@ class Role:
     parts: Callable[[RunFile], tuple[Part, ...]]  # that the settings give it, by index
     is_needed: Callable[[RunFile], bool] = lambda run: True  # are its parts to run?
     index: str = ""  # the help of `--index`, its number among its like; empty: there is one part
-    is_per_env: bool = False  # each env has parts of its own, and a user of its own on the broker
+    is_per_env: bool = False  # each env has its own parts, and its own user on the broker
     is_transactional: bool = True  # its parts write transactions under their identities
     has_offsets: bool = False  # its parts commit the offsets that they have dealt with
     is_open: bool = False  # others may join under identities that begin with the role's name

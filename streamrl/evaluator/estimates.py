@@ -1,5 +1,5 @@
 """Estimates of pass@k and of mean rewards, with confidence intervals. The problems are the random
-sample, because the answers to one problem say little about another.
+sample, because the answers to one problem tell little about another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Z = 1.959964  # 95 % of a standard normal distribution lie within -Z and Z.
+Z = 1.959964  # 95 % of a standard normal distribution are within -Z and Z.
 
 
 class Interval(NamedTuple):

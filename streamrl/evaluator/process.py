@@ -106,7 +106,7 @@ async def _evaluate(runner: EvalRunner, version: PolicyVersion) -> None:
 
 
 async def _report(runner: EvalRunner, announced: Announcements) -> None:
-    """Publish regularly how far the evaluator is behind the newest version."""
+    """Publish regularly how many versions the evaluator has yet to reach."""
     while True:
         behind = announced.behind(runner.version)
         runner.meter.publish({"evals/behind_versions": float(behind)})

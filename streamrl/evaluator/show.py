@@ -41,7 +41,7 @@ def show_eval(
     console: Console,
 ) -> None:
     """Evaluate versions, and print the results. Problems that training has posed are left out,
-    whatever the run file says. `asked` and `everything`: as for `choose`; `names`: as for
+    regardless of the run file. `asked` and `everything`: as for `choose`; `names`: as for
     `with_evaluations`.
 
     Raises ConfigError, and InferenceError if a version cannot be served.

@@ -3,8 +3,8 @@
 The time of a step is the time of the machine, which runs on while the part is away and may be set.
 A limit on waiting that went by it would end what has only not been read yet. So the state of a part
 has a clock that counts the time in which the part was there: each step adds what has passed since
-the step before, and never more than MAX_STEP_S. It stands still until the part has read the records
-that were in the log when it started, and no limit is reached before.
+the step before, and never more than MAX_STEP_S. It does not advance until the part has read the
+records that were in the log when it started, and no limit is reached before.
 
 A part that uses it gives it to its `Processor` as `clock`, advances it first in every step, asks
 `is_due` in its `due` while anything waits, notes `awake_s` where a wait begins, and asks

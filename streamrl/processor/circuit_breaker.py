@@ -6,8 +6,9 @@ window were dead-lettered, the topic is not read for `PAUSE_S`; then the next wi
 This bounds the damage of a broken producer, a producer that has been repaired is read again without
 anybody's help, and valid records between invalid ones come through.
 
-The breaker is no part of the state. The journal says which records were taken and when, so a replay
-and a restart take the same ones whatever was decided here. After a restart the counts begin at 0.
+The breaker is no part of the state. The journal records which records were taken and when, so a
+replay and a restart take the same ones whatever was decided here. After a restart the counts begin
+at 0.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class CircuitBreaker:
 
     def end_window(self, topic: str, health: TopicHealth, time_s: float) -> list[str]:
         """Begin the topic's next window, and a pause if too much of this one was invalid. Returns
-        the warning that says so, if any.
+        the warning about it, if any.
         """
         taken = health.taken
         invalid = health.invalid

@@ -1,4 +1,4 @@
-"""What a processor is: its inputs, its configuration and its step function; and where it stands."""
+"""What a processor is: its inputs, its configuration and its step function; and its progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SNAPSHOT_S = 21 * 3600.0  # an eighth of a retention of seven days
 
 
 class ProcessorReport(NamedTuple):
-    """What a processor says of itself once a second: gauges, and warnings for its log."""
+    """What a processor reports once a second: gauges, and warnings for its log."""
 
     values: dict[str, float]
     warnings: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Processor(Generic[C, S]):
     clock: Callable[[S], AwakeClock | None] = lambda state: None
     snapshot_events: int = SNAPSHOT_EVENTS
     snapshot_s: float = SNAPSHOT_S
-    # Whether the processor goes on without what retention has deleted. Otherwise it ends with
+    # Whether the processor continues without what retention has deleted. Otherwise it ends with
     # InputGone at its start.
     expires_removed: bool = False
     # The MODULE:NAME that a configuration in its journal may have: those of the user's run file.
@@ -131,7 +131,7 @@ def run_settings(run: RunFile) -> RunSettings:
 
 @dataclass
 class ProcessorState(Generic[C, S]):
-    """Where a processor stands after entry `sequence` of its journal."""
+    """The progress of a processor after entry `sequence` of its journal."""
 
     state: S
     config: C | None = None  # the one last recorded
@@ -151,7 +151,7 @@ class ProcessorState(Generic[C, S]):
             self.unsaved_since_s = time_s
 
     def set_snapshot(self, offset: int, state_bytes: int) -> None:
-        """Note that a snapshot of the state as it is now lies at this offset of the journal."""
+        """Note that a snapshot of the current state is at this offset of the journal."""
         self.snapshot_offset = offset
         self.snapshot_bytes = state_bytes
         self.events_since_snapshot = 0

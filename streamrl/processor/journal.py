@@ -43,7 +43,7 @@ def record_slices(
     messages: Iterable[Message], offsets: dict[TopicPartition, int], slices: list[Slice]
 ) -> Iterator[Message]:
     """Pass the messages on, and append to `slices` in which order they were taken, run-length
-    encoded. Moves `offsets` behind them.
+    encoded. Moves `offsets` past them.
     """
     for tp, run in groupby(messages, attrgetter("topic", "partition")):
         topic, partition = tp
@@ -104,7 +104,7 @@ class SliceReader:
         self._partitions = PartitionsReader(self.log)
 
     def read_slice(self, piece: Slice) -> list[Message]:
-        """The messages of a slice, as they lie in the log. Raises InputGone if any is missing."""
+        """The messages of a slice, as they are in the log. Raises InputGone if any is missing."""
         messages = list(
             self._read_range((piece.topic, piece.partition), piece.start, piece.end - 1)
         )
@@ -112,7 +112,7 @@ class SliceReader:
             raise InputGone(
                 f"{piece.topic}[{piece.partition}] {piece.start} to {piece.end} held "
                 f"{piece.count} records, now {len(messages)}: "
-                "retention or somebody has removed them"
+                "retention or a user has removed them"
             )
         return messages
 
@@ -137,7 +137,7 @@ class SliceReader:
         if missing := set(references) - events.keys():
             raise InputGone(
                 f"{len(missing)} records that a snapshot refers to are gone, "
-                f"the first {min(missing)}: somebody has removed them"
+                f"the first {min(missing)}: a user has removed them"
             )
         return events
 
@@ -163,7 +163,7 @@ class SliceReader:
 
 
 def split_at_gaps(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Ascending offsets, split where more than SKIP_RECORDS lie between two of them."""
+    """Ascending offsets, split where more than SKIP_RECORDS are between two of them."""
     if not offsets:
         return
     start = 0

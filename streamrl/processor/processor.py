@@ -66,7 +66,7 @@ def run_processor(
         with closing(reader):
             offsets = InputOffsets(writer, current, inputs)
             # The process before this one may have ended before it could commit them. A processor
-            # that is not allowed to says so before it is ready.
+            # without that right fails here, before it is ready.
             offsets.commit(wait=True)
             # It may also have ended between its last transaction and these metrics.
             for message in current.metrics:
@@ -142,7 +142,7 @@ def start(
 
 
 def drain_available(reader: Reader, messages: list[Message]) -> Iterator[Message]:
-    """These messages and those available behind them, as many as a batch takes. The next ones are
+    """These messages and those available after them, as many as a batch takes. The next ones are
     fetched when the step has taken those before.
     """
     left = MAX_POLL_RECORDS

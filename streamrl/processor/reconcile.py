@@ -25,7 +25,7 @@ def reconcile(
     commit: Commit,
 ) -> list[str]:
     """Call `Processor.reconcile` if there is anything to bring in line, and commit what it gives in
-    an entry of its own.
+    a separate entry.
 
     `begin`: the first offsets of the inputs. Returns warnings. Raises InputGone if something is
     gone and the processor is not to continue without it.
@@ -48,9 +48,10 @@ def reconcile(
         )
         if not processor.expires_removed:
             raise InputGone(
-                f"{processor.name}: {what}; to go on without them: --set topics.on_removed=expire"
+                f"{processor.name}: {what}; to continue without them:"
+                " --set topics.on_removed=expire"
             )
-        warnings.append(f"{what}; it goes on without them (topics.on_removed: expire)")
+        warnings.append(f"{what}; it continues without them (topics.on_removed: expire)")
     current.state, outputs = processor.reconcile(processor.config, current.state, removed, time_s)
     current.skip_removed(removed)
     write_entry(

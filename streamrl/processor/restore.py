@@ -100,7 +100,7 @@ def load_snapshot(
     record: Snapshot,
     reader: SliceReader,
 ) -> None:
-    """Bring the processor to this snapshot, which lies at `offset` of its journal."""
+    """Bring the processor to this snapshot, which is at `offset` of its journal."""
     current.state = deserialize_state(record.state, type(current.state), reader.read_records)
     current.sequence = record.sequence
     current.config = from_json(record.config, processor)
@@ -152,7 +152,7 @@ def check_inputs(
     if gone:
         raise InputGone(
             f"{processor.name}: retention has deleted records that it took after its last "
-            f"snapshot: {listed(gone)}; go on from a version that was announced: `streamrl fork`"
+            f"snapshot: {listed(gone)}; continue from an announced version: `streamrl fork`"
         )
 
 
@@ -217,7 +217,7 @@ def _earliest_snapshot(
             base = offset, record
     if not is_whole and base is None:
         raise InputGone(
-            f"{processor.name}: retention has deleted inputs behind every snapshot of its "
+            f"{processor.name}: retention has deleted inputs after every snapshot of its "
             "journal; there is nothing to replay"
         )
     return base

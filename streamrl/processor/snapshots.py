@@ -57,7 +57,7 @@ def deserialize_state(data: bytes, state_type: type[S], read_records: ReadRecord
 
 
 def references(data: bytes) -> set[RecordRef]:
-    """Where the records lie that a serialized state holds."""
+    """The places of the records that a serialized state refers to."""
     wanted = set[RecordRef]()
 
     def collect(code: int, body: memoryview) -> Any:
@@ -114,7 +114,7 @@ def save_snapshot(
     positions: Offsets,
     commit: Commit,
 ) -> None:
-    """Write a snapshot in a transaction of its own, between two batches. `positions`: how far its
+    """Write a snapshot in a separate transaction, between two batches. `positions`: how far its
     inputs have been read.
     """
     current.advance(positions)

@@ -147,7 +147,7 @@ def write_entry(
     snapshot_at: Offsets | None = None,
     is_behind: bool = False,
 ) -> None:
-    """Commit the outputs together with the entry that says what they were made of. If `snapshot_at`
+    """Commit the outputs together with the entry that records their inputs. If `snapshot_at`
     is given, a snapshot goes with them, and these are the positions in the inputs.
     """
     config_changed = processor.config != current.config
@@ -174,6 +174,6 @@ def write_entry(
     ]
     offset = commit([*outputs, *journaled])
     if snapshot is not None:
-        # The snapshot lies right before the entry, which is never larger than a message. Only the
-        # commit says where, so the next entry is the first to name it.
+        # The snapshot is right before the entry, which is never larger than a message. Its
+        # offset is known after the commit, so the next entry is the first to name it.
         current.set_snapshot(offset - 1, len(snapshot.state))

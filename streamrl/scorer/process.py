@@ -1,9 +1,9 @@
 """Scorer: batches in, their logprobs under the reference and the teacher out. The scorer is a pool
 of n workers; worker i scores the batches i, i + n, i + 2 n, ...
 
-A worker has no state. Its work is the batches that the lead learner has not trained on and nobody
-has scored. So a worker may be killed at any time, and a run may continue with more workers or
-fewer. If two workers score the same batch, the second result is ignored.
+A worker has no state. Its work is the batches that the lead learner has not trained on and no
+worker has scored. So a worker may be killed at any time, and a run may continue with more workers
+or fewer. If two workers score the same batch, the second result is ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def score_batches(
     batches: Iterable[tuple[Batch, int]],
     stop: threading.Event,
 ) -> None:
-    """The loop: score one batch after the other. Each comes with the offset behind it."""
+    """The loop: score one batch after the other. Each comes with the offset after it."""
     models = None
     idle_since_s = time.monotonic()
     for batch, offset in batches:

@@ -1,5 +1,5 @@
 """Which batches a worker of the pool scores: those of its number that the lead learner has yet to
-train on and nobody has scored.
+train on and no worker has scored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_worker(run: RunFile, worker: int) -> None:
     """Check that the run has a pool and that this worker is one of it. Raises ConfigError."""
     if not run.learner.uses_scorer_pool:
         raise ConfigError(
-            f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set"
+            f"learner.reference.by is {run.learner.reference.by}: scores would not be used; set"
             " it to pool, or give learner.teacher.path"
         )
     if worker >= run.scorer.replicas:

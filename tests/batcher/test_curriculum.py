@@ -440,7 +440,7 @@ def test_the_recorded_run_went_through_its_stages():
         ),
         (
             "curriculum.stages=[{fractions: {copy: 1}}, {fractions: {add: 1}}]",
-            "stages.0: until_batch or until has to say when the next one begins",
+            "stages.0: give until_batch or until, where the next one begins",
         ),
         (
             "curriculum.stages=[{fractions: {copy: 1}, until_batch: 3}]",
@@ -473,6 +473,6 @@ def test_what_cannot_work_is_named(change: str, says: str):
 
 def test_fractions_are_said_once():
     with pytest.raises(
-        ConfigError, match="envs.add.fraction: batcher.curriculum says the fractions; leave it out"
+        ConfigError, match="envs.add.fraction: batcher.curriculum sets the fractions; leave it out"
     ):
         run_file.with_overrides(RUN, ["envs.add.fraction=0.2"])

@@ -80,12 +80,12 @@ def test_what_it_has_not_read_and_is_deleted_ends_it_unless_it_may_go_on_without
         InputGone,
         match=r"^adder: retention has deleted records that it holds or has not read, or"
         r" their topic was deleted and made again: a\[0\] below"
-        rf" offset {read_to + 2}; to go on without them: --set topics.on_removed=expire$",
+        rf" offset {read_to + 2}; to continue without them: --set topics.on_removed=expire$",
     ):
         reconciled(log, make_processor(), current, begin)
     may = replace(make_processor(), expires_removed=True)
     (warning,), (entry,) = reconciled(log, may, current, begin)
-    assert warning.endswith("it goes on without them (topics.on_removed: expire)")
+    assert warning.endswith("it continues without them (topics.on_removed: expire)")
     assert entry.removed == [("a", 0, read_to + 2)]
     assert current.offsets["a", 0] == read_to + 2
 

@@ -307,7 +307,7 @@ def test_another_instance_takes_over(made: Made, tmp_path: Path):
 def test_a_worker_without_work_is_refused(tiny: Path, tmp_path: Path):
     error = Worker(run_of(tmp_path, tiny, "learner"), a_log(), 0).end()
     assert isinstance(error, ConfigError) and str(error).startswith(
-        "learner.reference.by is learner: nobody would read the scores"
+        "learner.reference.by is learner: scores would not be used"
     )
     error = Worker(run_of(tmp_path, tiny, "pool"), a_log(), 2).end()
     assert (

@@ -1,5 +1,5 @@
 """Settings that cannot work together, a module for each of the run file's sections. A problem is a
-sentence that names the key and says what to change.
+sentence that names the key and what to change.
 """
 
 from __future__ import annotations

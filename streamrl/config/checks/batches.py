@@ -25,7 +25,7 @@ def curriculum_problems(run: RunFile) -> Iterator[str]:
         yield f"{where}: there are stages and kind is {chosen.kind}; set kind: stages"
     fixed = [name for name, env in run.envs.items() if env.fraction]
     if chosen.kind != "none" and fixed:
-        yield f"envs.{fixed[0]}.fraction: {where} says the fractions; leave it out"
+        yield f"envs.{fixed[0]}.fraction: {where} sets the fractions; leave it out"
     if chosen.kind == "learnability" and chosen.least * len(run.envs) > 1:
         yield f"{where}.least {chosen.least} of each of {len(run.envs)} envs is more than a batch"
     for index, stage in enumerate(chosen.stages):
@@ -50,7 +50,7 @@ def _stage_problems(run: RunFile, stage: Stage, last: bool) -> Iterator[str]:
         yield (
             ": nothing follows the last stage; leave its end out"
             if last
-            else ": until_batch or until has to say when the next one begins"
+            else ": give until_batch or until, where the next one begins"
         )
     if stage.until and not (
         stage.fractions.get(stage.until.env) or (stage.until.env in run.envs and total < 1 - 1e-9)
@@ -77,7 +77,7 @@ def size_problems(run: RunFile) -> Iterator[str]:
     if len(compared) > 1 and not batcher.advantage:
         yield (
             "batcher.advantage: of the envs' advantages some need normalize and some none"
-            f" ({', '.join(NORMALIZED_ADVANTAGES)} do); say which"
+            f" ({', '.join(NORMALIZED_ADVANTAGES)} do); choose one kind"
         )
     if batcher.eta >= 0 and batcher.admission == "demand":
         yield (

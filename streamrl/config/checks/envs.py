@@ -54,7 +54,7 @@ def env_problems(run: RunFile) -> Iterator[str]:
                 " give the path of its Python"
             )
         elif env.variables:
-            yield f"envs.{name}.variables are for an env with a Python of its own (python)"
+            yield f"envs.{name}.variables are for an env with its own Python (python)"
         elif env.sessions and env.replicas:
             yield (
                 f"envs.{name}: agents make its rollouts (sessions), so no process may pose its"
@@ -90,16 +90,16 @@ def _session_problems(name: str, sessions: Sessions, has_servers: bool) -> Itera
             )
     if sessions.api_key and not has_servers:
         yield (
-            f"envs.{name}.sessions.api_key is the key of servers in a Python of their own (python);"
+            f"envs.{name}.sessions.api_key is the key of servers with their own Python (python);"
             " who opens the sessions of this env has a key already"
         )
 
 
 def _server_problems(run: RunFile, name: str, env: Env) -> Iterator[str]:
-    """Problems of an env whose processes run in an environment of their own."""
+    """Problems of an env whose processes run in a separate environment."""
     if env.kind.partition(":")[0] not in SERVERS and not env.kind.endswith(".py"):
         yield (
-            f"envs.{name}.kind: an env with a Python of its own is {' or '.join(SERVERS)}:NAME, or"
+            f"envs.{name}.kind: an env with its own Python is {' or '.join(SERVERS)}:NAME, or"
             f" FILE.py; {env.kind!r} is neither"
         )
     server, _, target = env.kind.partition(":")
@@ -121,4 +121,4 @@ def _server_problems(run: RunFile, name: str, env: Env) -> Iterator[str]:
         )
     for evaluation, own in run.eval.envs.items():
         if (own.env or evaluation) == name:
-            yield f"eval.envs.{evaluation}: {name} has a Python of its own, so it cannot be asked"
+            yield f"eval.envs.{evaluation}: {name} has its own Python, so it cannot be asked"

@@ -89,12 +89,12 @@ def loss_problems(run: RunFile) -> Iterator[str]:
         )
     if reference.by == "none" and (reference.path or reference.every):
         yield (
-            "learner.reference.by is none: nobody would ask the reference that path or every names;"
+            "learner.reference.by is none, so path and every have no effect;"
             " set by to learner or pool"
         )
     if reference.by == "pool" and not learner.kl_coefficient:
         yield (
-            "learner.kl_coefficient is 0: nobody would read what the pool scores; raise it, or set"
+            "learner.kl_coefficient is 0: the pool's scores would not be used; raise it, or set"
             " learner.reference.by: none"
         )
     named = reference.path or reference.every

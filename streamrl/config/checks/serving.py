@@ -30,9 +30,9 @@ def pool_problems(run: RunFile) -> Iterator[str]:
             )
         if run.inference.own_model(env.pool):
             yield (
-                f"envs.{name}.pool: {env.pool} serves a model of its own"
+                f"envs.{name}.pool: {env.pool} serves its own model"
                 f" (inference.engines.{env.pool}.model), and the policy is not trained on what"
-                " another model says; choose another pool"
+                " another model answers; choose another pool"
             )
         for reward, judge in env.rewards.items():
             pool = judge.params.get("pool", "") if judge.kind == "judge" else ""
@@ -88,7 +88,7 @@ def eval_problems(run: RunFile) -> Iterator[str]:
         if (own.env or name) not in run.envs:
             yield (
                 f"eval.envs.{name}: {own.env or name!r} is not one of the envs:"
-                f" {', '.join(run.envs)}; say which with `env`"
+                f" {', '.join(run.envs)}; name one with `env`"
             )
         if not own.k or max(own.k) > own.samples:
             yield (

@@ -59,7 +59,7 @@ class Stage(Section):
 
 
 class Curriculum(Section):
-    """How much of a batch each env gets, as training goes on (docs/data.md)."""
+    """How much of a batch each env gets, as training continues (docs/data.md)."""
 
     # none (envs.<name>.fraction), stages, learnability (r (1 - r) of the mean reward r), or
     # MODULE:FUNCTION.
@@ -101,7 +101,7 @@ class Batcher(Section):
     # Normalisation of advantages over the batch: none, normalize, or MODULE:FUNCTION. Empty: what
     # buffer.advantage needs.
     advantage: Annotated[str, one_of("", *BATCH_NORMALIZERS)] = ""
-    curriculum: Curriculum = Curriculum()  # How the shares of the envs change as training goes on.
+    curriculum: Curriculum = Curriculum()  # How the envs' shares change as training continues.
     # A shortage that lasts longer than this is reported. What any env may supply is then asked of
     # those alone that have sent something for the batch.
     shortage_after_s: float = Field(default=2.0, gt=0)

@@ -82,7 +82,7 @@ class Sessions(Section):
 
 class EnvLoss(Section):
     """How much each loss counts at the sampled tokens of an env's rollouts (docs/losses.md). A turn
-    may say its own weights.
+    may have its own weights.
     """
 
     # Weight of the policy gradient, which is learner.loss.
@@ -127,7 +127,7 @@ class Env(Section):
     # fails it.
     env_timeout_s: float = Field(default=30.0, gt=0)
     pass_rate: PassRate | None = None  # Leaves problems out by how often they are solved.
-    # Reward functions beside the env's own, by the name of their reward.
+    # Reward functions in addition to the env's own, by the name of their reward.
     rewards: dict[str, RewardSetting] = {}
     # Weights of named rewards in the scalar that trains. A reward that is not named here has weight
     # 1.
@@ -142,7 +142,7 @@ class Env(Section):
     # Rules of the buffer for this env. What is not given is as in `buffer`.
     buffer: EnvBuffer = EnvBuffer()
     # Whether each model call is recorded as it ends, so that a replica that dies is followed by one
-    # that goes on with its conversations. Empty: it is, where rollouts may have several turns. A
+    # that continues its conversations. Empty: it is, where rollouts may have several turns. A
     # rollout of one turn is its own record.
     record_turns: bool | None = None
     loss: EnvLoss = EnvLoss()  # How much each loss counts at this env's tokens.
@@ -152,7 +152,7 @@ class Env(Section):
     # Path of the Python of an environment without streamrl, in which the env's processes run and
     # sample through the gateway (docs/env-servers.md). Empty: they run in this one.
     python: str = ""
-    # Environment variables that these processes are given, beside those of the system.
+    # Environment variables that these processes are given, in addition to those of the system.
     variables: list[str] = []
 
     def reward_range(self, name: str) -> tuple[float, float]:

@@ -36,8 +36,8 @@ class Model(Section):
     tiny: TinyModel = TinyModel()  # The tiny model.
     # Positions that the model is built for: the most tokens of one rollout.
     max_seq_len: int = Field(default=128, ge=2)
-    # What a conversation goes on from where the chat template writes earlier answers otherwise than
-    # they were sampled, such as without their reasoning: template (from its text, which begins
+    # What a conversation continues from where the chat template writes earlier answers otherwise
+    # than they were sampled, such as without their reasoning: template (from its text, which begins
     # another training sequence), or keep (from the tokens that were sampled).
     history: Literal["template", "keep"] = "template"
     # hidden_size of the model at `path`. It is needed where batcher.balance is flops.
@@ -91,7 +91,7 @@ class Reference(Section):
 
 
 class Lora(Section):
-    """Adapters: small matrices beside the linear layers of the model, which itself stays as it is
+    """Adapters: small matrices added to the linear layers of the model, which itself stays as it is
     (docs/models.md).
     """
 
@@ -155,7 +155,7 @@ class Learner(Section):
     # learner --name`.
     name: str = "lead"
     # The settings of a paper or a design as a whole: grpo, dr-grpo, dapo, gspo, rloo, reinforce++,
-    # document-000, document-003 (docs/losses.md). What the run file says itself stays.
+    # document-000, document-003 (docs/losses.md). The run file's own settings override them.
     preset: Annotated[str, AfterValidator(known_preset)] = ""
     # ppo, dapo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION.
     loss: Annotated[str, one_of(*LOSSES)] = "ppo"
@@ -228,7 +228,7 @@ class Learner(Section):
     normalize_advantages: bool = True
     checkpoint_every: int = Field(default=20, ge=1)  # Versions from one checkpoint to the next.
     keep_checkpoints: int = Field(default=2, ge=1)  # Number of newest checkpoints that are kept.
-    # fsspec URI below which each run has a copy of its checkpoints, from which a learner goes on
+    # fsspec URI below which each run has a copy of its checkpoints, from which a learner continues
     # where its own disk has none as new. Empty: there are no copies.
     checkpoint_copies: str = ""
     # Limit of consecutive steps that are skipped because loss or gradient is not finite. Then the

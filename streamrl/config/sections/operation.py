@@ -58,10 +58,10 @@ class Metrics(Section):
     serve: bool = True  # Whether parts serve pages of health and metrics.
     # Address that parts listen on. For one part: --metrics-host, or STREAMRL_METRICS_HOST.
     host: str = "127.0.0.1"
-    # Port that parts listen on. 0: any free port, noted in .targets/ beside the runs. For one part:
-    # --metrics-port, or STREAMRL_METRICS_PORT.
+    # Port that parts listen on. 0: any free port, noted in .targets/ next to the runs. For one
+    # part: --metrics-port, or STREAMRL_METRICS_PORT.
     port: int = Field(default=0, ge=0, le=65535)
-    # `streamrl up` restarts a part whose loop has stood still for longer than this.
+    # `streamrl up` restarts a part whose loop has made no progress for longer than this.
     live_within_s: float = Field(default=60.0, gt=0)
     # The same limit for learner and scorers, whose loop runs once a batch and compiles.
     step_within_s: float = Field(default=1_800.0, gt=0)
@@ -100,7 +100,7 @@ class Topics(Section):
 
 class Fork(Section):
     """The version of another run that this run begins with. `streamrl fork` writes this section;
-    nobody writes it by hand.
+    it is not written by hand.
     """
 
     run: str  # Name of the parent run.

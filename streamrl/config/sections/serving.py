@@ -71,7 +71,7 @@ class Inference(Section):
     replicas: int = Field(default=1, ge=0)  # Servers of the pool `generation`.
     # Further pools that envs can choose, with the number of their servers (docs/pools.md).
     pools: dict[str, Annotated[int, Field(ge=0)]] = {}
-    # Python of the environment with vllm. Empty: .venv-inference here or beside the environment
+    # Python of the environment with vllm. Empty: .venv-inference here or next to the environment
     # that this runs in, otherwise this Python.
     python: str = ""
     # Address that servers bind and envs reach, or env:NAME. Any address but loopback needs an
@@ -83,7 +83,7 @@ class Inference(Section):
     # alone in any case.
     api_key: str = ""
     dtype: str = "float32"  # Data type that vLLM computes in.
-    # How vLLM quantizes the weights that it loads, such as fp8. Empty: as the model says.
+    # How vLLM quantizes the weights that it loads, such as fp8. Empty: as in the model's files.
     quantization: EngineWord = ""
     # Number of devices that divide the model of a server.
     tensor_parallel: int = Field(default=1, ge=1)
@@ -102,7 +102,7 @@ class Inference(Section):
     # wait.
     max_adapters: int = Field(default=4, ge=1)
     # Names of other runs on the same Kafka, with the same model, whose adapters these servers serve
-    # beside those of this run (docs/models.md).
+    # as well as those of this run (docs/models.md).
     also_serves: list[str] = []
     # Names of runs whose servers serve this run's adapters (inference.also_serves of theirs). The
     # access rules let them read its versions and write its `servers`.
@@ -168,7 +168,7 @@ class Gateway(Section):
 
     replicas: int = Field(default=1, ge=1)  # Number of processes.
     host: str = "127.0.0.1"  # Address that replicas listen on.
-    # Port of replica 0; the others have the next ones. 0: any free port, which their logs say.
+    # Port of replica 0; the others have the next ones. 0: any free port, which is in their logs.
     port: int = Field(default=8700, ge=0, le=65535)
     # Address under which agents reach the gateway, such as https://gateway.example. Empty: the one
     # that they called, which is right without a proxy.
@@ -207,7 +207,7 @@ class EvalEnv(Section):
 
 
 class Eval(Section):
-    """Policy versions in, results on held-out problems out. The evaluator has a server of its own,
+    """Policy versions in, results on held-out problems out. The evaluator has its own server,
     which stays on a version until its evaluation is done.
     """
 

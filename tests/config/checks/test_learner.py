@@ -17,10 +17,13 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "learner.reference={by: pool, path: m, every: 2}",
             "path m is a fixed reference, every 2 one that follows",
         ),
-        ("learner.reference={by: none, every: 2}", "nobody would ask the reference"),
+        (
+            "learner.reference={by: none, every: 2}",
+            "learner.reference.by is none, so path and every have no effect",
+        ),
         (
             "learner={reference: {by: pool}, kl_coefficient: 0}",
-            "nobody would read what the pool scores",
+            "the pool's scores would not be used",
         ),
         (
             "learner={lora: {rank: 8}, reference: {every: 2}}",

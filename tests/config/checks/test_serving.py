@@ -51,7 +51,7 @@ def test_a_server_has_adapters_of_several_runs_and_no_whole_models():
         (
             "eval.envs.held={}",
             (
-                "eval.envs.held: 'held' is not one of the envs: copy-digits, add-digits; say which"
+                "eval.envs.held: 'held' is not one of the envs: copy-digits, add-digits; name one"
                 " with `env`"
             ),
         ),
@@ -85,7 +85,7 @@ def test_a_server_has_adapters_of_several_runs_and_no_whole_models():
         ),
         (
             "inference.engines={generation: {model: /models/judge}}",
-            "envs.copy-digits.pool: generation serves a model of its own",
+            "envs.copy-digits.pool: generation serves its own model",
         ),
         (
             "inference.engines={generation: {quantization: mine.Method}}",

@@ -111,7 +111,7 @@ def test_what_is_not_there_is_named(tmp_path: Path):
         ({"envs": {"a": ENV}, "gateway": {"port": 0}}, "give gateway.port a number"),
         ({"envs": {"a": {**ENV, "pass_rate": {}}}}, "pass_rate and rewards do not apply"),
         ({"envs": {"a": {**ENV, "record_turns": True}}}, "the gateway records its model calls"),
-        ({"envs": {"copy": {"variables": ["A"]}}}, "are for an env with a Python of its own"),
+        ({"envs": {"copy": {"variables": ["A"]}}}, "are for an env with its own Python"),
         ({"envs": {"a": ENV}, "eval": {"envs": {"a": {}}}}, "so it cannot be asked"),
     ],
 )
