@@ -146,7 +146,7 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def index_option(role: Role) -> Callable[..., Any]:
-    """The option that says which of a role's parts this is."""
+    """The option that chooses which of a role's parts this is."""
     return click.option("--index", type=click.IntRange(0), default=0, help=role.index)
 
 

@@ -151,7 +151,7 @@ def scorer(run: str, index: int) -> None:
     type=click.IntRange(0),
     help="A second learner: begin as the lead was at this version. Default: as the run began.",
 )
-@overrides_option("A second learner: a learner.* setting of its own")
+@overrides_option("A second learner: a learner.* setting of this learner only")
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",
@@ -175,7 +175,7 @@ def learner(
 ) -> None:
     """Train on batches, announce policy versions.
 
-    With a --name of its own it is a second learner: it follows the same batches, and nobody follows
+    With another --name it is a second learner: it follows the same batches, and no part follows
     its versions.
     """
     several = _one_of_several(coordinator, processes, index)

@@ -100,7 +100,7 @@ def rescore(run: str, reward: str, env: str, version: str, overrides: tuple[str,
     """Give the recorded rollouts of an env a new reward, as records on rewards.ENV.
 
     What the run trained on stays as it is. A rollout that has a reward of this scorer and version
-    is passed over, so an interrupted command goes on.
+    is skipped, so an interrupted command continues.
     """
     from streamrl.recordings.rescore_command import rescore_command
 
@@ -271,10 +271,10 @@ def show_letter(run: str, place: str) -> None:
 @click.option("--cause", default="", help="Only those whose cause contains this.")
 @click.option("--all", "everything", is_flag=True, help="Of every topic and cause.")
 def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> None:
-    """Put records back to the topic they came from, each once for ever.
+    """Put records back to the topic they came from, each at most once.
 
-    For when what was wrong with them is mended: a part that did not know a field, a version nobody
-    had announced yet. What is refused again is a new letter.
+    For records whose cause is repaired: a part that did not know a field, or a version that was not
+    announced yet. A record that is refused again is a new letter.
     """
     from streamrl.log.kafka import KafkaLog
     from streamrl.recordings.show_dead_letters import retry_command

@@ -229,7 +229,7 @@ def evaluate(
     """Have policy versions of a live or stopped run solve held-out problems: pass@k, with 95 %
     confidence intervals.
 
-    On a server of its own. What comes of it goes to the topic evals; nothing is trained on it.
+    It has its own server. Its results go to the topic evals; nothing is trained on it.
     """
     from streamrl.evaluator.show import show_eval, show_recorded
     from streamrl.log.kafka import KafkaLog

@@ -53,7 +53,7 @@ def serving(settings: RunFile, log: Log, part: str) -> contextlib.AbstractContex
 
 
 def listen_override() -> ListenOverride:
-    """Where to serve the pages, if the command line or the environment says so."""
+    """Where to serve the pages, if the command line or the environment gives it."""
     from streamrl.monitoring.http import ListenOverride
 
     meta = click.get_current_context().meta
@@ -147,7 +147,7 @@ def stop_on_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     def note(number: int) -> None:
         if number == signal.SIGINT and number in caught:
             raise KeyboardInterrupt
-        # nobody reads any more, and a write to a terminal that is gone is an error
+        # no process reads any more, and a write to a terminal that is gone is an error
         if number == signal.SIGHUP:
             nowhere = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):

@@ -156,8 +156,8 @@ def acls(
 ) -> None:
     """List what each role may do on the broker, or make it so.
 
-    --apply needs --kafka: the credentials of somebody who may change rules are not sent to where
-    a run file says that its cluster is.
+    --apply needs --kafka: the credentials of a user who may change rules are not sent to
+    the cluster that a run file names.
     """
     from streamrl.local_kafka.connect import properties_file
     from streamrl.log import acls as access

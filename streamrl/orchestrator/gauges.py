@@ -25,7 +25,7 @@ def gauges(view: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str,
             values[f"orchestrator/fates/{env}/{fate}"] = float(view.fates[env][fate])
     for name, server in view.servers.items():
         values[f"orchestrator/server_ready/{name}"] = float(server.state == "ready")
-        if server.version >= 0 or server.state != "ready":  # otherwise it has a model of its own
+        if server.version >= 0 or server.state != "ready":  # otherwise it has its own model
             behind = max(0, view.version - server.version)
             values[f"orchestrator/server_behind/{name}"] = float(behind)
         values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)

@@ -1,7 +1,7 @@
 """Asks every part of a run at `/livez` whether it is alive, at `/readyz` whether it is ready, and
 the broker whether it answers, in threads next to the loop.
 
-`plan.py` decides what follows from the answers. Each part writes its address to a file beside the
+`plan.py` decides what follows from the answers. Each part writes its address to a file next to the
 runs (`monitoring/targets.py`). A part that has not written it yet is still starting and is not
 judged.
 """
@@ -75,7 +75,7 @@ class Liveness:
             asked_s = time.monotonic()
             while not self._over.wait(PERIOD_S):
                 now_s = time.monotonic()
-                # this process may have stood still itself
+                # this process may have been suspended itself
                 since_s = min(now_s - asked_s, 2 * PERIOD_S)
                 asked_s = now_s
                 for name, part in self._names.items():
@@ -97,7 +97,8 @@ def ask(
 ) -> None:
     """Ask one part, `since_s` after the last question.
 
-    A part hangs if it answers that its loop stands still, or if it does not answer for `limit_s`.
+    A part hangs if it answers that its loop makes no progress, or if it does not answer for
+    `limit_s`.
     """
     try:
         answer = client.get(f"http://{address}/livez")

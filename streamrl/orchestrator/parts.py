@@ -30,7 +30,7 @@ from streamrl.orchestrator.plan import (
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.orchestrator.terminal import short_path
 
-NEWS_S = 30.0  # what a part logged longer ago says nothing of its state now
+NEWS_S = 30.0  # what a part logged longer ago tells nothing about its state now
 
 
 class SupervisedParts:
@@ -85,7 +85,9 @@ class SupervisedParts:
                 case Abort(name, reason):
                     log = short_path(self._supervisor.log_path(name))
                     last = self.last_line(name)
-                    return Verdict(1, f"{name} is given up: {reason}. It said: {last} (log: {log})")
+                    return Verdict(
+                        1, f"{name} is given up: {reason}. Last line: {last} (log: {log})"
+                    )
         return None
 
     def _coordinator_options(self, part: Part) -> list[str]:
@@ -99,7 +101,7 @@ class SupervisedParts:
         return ["--coordinator", self._coordinator]
 
     def lines(self) -> list[PartLine]:
-        """A line for each part: its state and since when, its restarts, what it said last."""
+        """A line for each part: its state and since when, its restarts, its last log line."""
         time_s = time.monotonic()
         lines: list[PartLine] = []
         for name, part in self._supervisor.observe().items():

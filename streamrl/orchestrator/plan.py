@@ -83,7 +83,7 @@ class Start(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """The run cannot go on without this part."""
+    """The run cannot continue without this part."""
 
     name: str
     reason: str

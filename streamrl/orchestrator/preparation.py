@@ -25,7 +25,7 @@ from streamrl.system import hub
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
-WAITING_LINE_S = 5.0  # between two lines that say what is waited for
+WAITING_LINE_S = 5.0  # between two lines about what is waited for
 BROKER_LIMIT_S = 600.0  # the first start downloads it
 
 
@@ -75,7 +75,7 @@ def prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> No
     """
     if not resume and has_data(log):
         raise StreamrlError(
-            f"the cluster already holds data of a run {run.run!r}: go on with it (--resume), take "
+            f"the cluster already holds data of a run {run.run!r}: continue it (--resume), take "
             "another name (--set run=NAME), or delete it (`streamrl topics delete RUN.yaml`)"
         )
     changes = topic_changes.apply(run, connect.client_settings(run))
@@ -94,7 +94,7 @@ def has_data(log: Log) -> bool:
 
 
 def publish_config(run: RunFile, log: Log) -> None:
-    """Publish the resolved run file. It says where secrets are to be found, and has none itself."""
+    """Publish the resolved run file. It names the places of secrets, and contains none itself."""
     record = RunConfig(run=run.run, text=run.to_json(), time_s=time.time())
     producer = log.producer()
     producer.send(to_message(Output(topology.CONFIG, run.run, record)))

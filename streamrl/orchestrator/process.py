@@ -1,5 +1,5 @@
-"""Orchestrator: keeps the parts of a run running, watches its topics, says how it goes, and ends it
-when its target is reached. `whole_run.py` has what `streamrl up` does before and after.
+"""Orchestrator: keeps the parts of a run running, watches its topics, reports its progress, and
+ends it when its target is reached. `whole_run.py` has what `streamrl up` does before and after.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INTERRUPTED = 130
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> int:
-    """Watch a run whose parts others start: say how it goes, and end with the report when its
+    """Watch a run whose parts others start: report its progress, and end with the report when its
     target is reached. Returns the exit code.
     """
     with logging_to(run.directory / "logs" / "orchestrator.log"), open_display() as display:

@@ -17,10 +17,10 @@ FIXED = {
     "run": "it names the run's topics and its directory",
     "model.path": f"every version is trained from that model; {ELSEWHERE}",
     "model.tiny": f"the model is made at the run's beginning; {ELSEWHERE}",
-    "buffer.shards": f"each shard has a journal of its own, for its partitions; {ELSEWHERE}",
+    "buffer.shards": f"each shard has its own journal, for its partitions; {ELSEWHERE}",
     "learner.name": (
-        "buffer, batcher and servers follow the versions of that learner; begin a second one beside"
-        " it (`streamrl learner --name`)"
+        "buffer, batcher and servers follow the versions of that learner; begin a second one with"
+        " `streamrl learner --name`"
     ),
     **dict.fromkeys(
         (f"learner.{name}" for name in OPTIMIZER_STATE),
@@ -28,7 +28,7 @@ FIXED = {
         " (`streamrl export-model`, then model.path)",
     ),
     "learner.lora": f"every version is an adapter of that shape, or a whole model; {ELSEWHERE}",
-    "fork": "it says what the run began with, and is written by `streamrl fork`",
+    "fork": "it records what the run began with, and is written by `streamrl fork`",
 }
 """Setting or section -> why it cannot change.
 
@@ -55,7 +55,7 @@ def refusals(before: RunFile, now: RunFile) -> Iterator[str]:
 
 
 def _stretched_schedule(before: RunFile, now: RunFile) -> Iterator[str]:
-    """A schedule that the run file gives no steps of its own follows `orchestrator.max_steps`. More
+    """A schedule without its own steps in the run file follows `orchestrator.max_steps`. More
     steps would then change the learning rates of the steps that are trained already.
     """
     was = before.learner.schedule_steps

@@ -44,7 +44,7 @@ def resolve_run(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "run
         )
     run = run_file.load(path, overrides)
     inside = path.absolute().parent
-    # The directory of a run that has been moved is the one in which its file lies.
+    # The directory of a run that has been moved is the one in which its file is.
     if path.name == RUN_FILE and inside.name == run.run:
         run = run.model_copy(update={"runs_dir": str(inside.parent)})
     return run
@@ -85,7 +85,7 @@ def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Ite
     directory = run.directory
     if resume and fresh:
         raise ConfigError(
-            "--resume and --fresh exclude each other: go on with the run, or archive it and begin"
+            "--resume and --fresh exclude each other: continue the run, or archive it and begin"
             " anew"
         )
     if fresh and run.fork:
@@ -95,12 +95,12 @@ def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Ite
         )
     if (directory / RUN_FILE).exists() and not (resume or fresh):
         raise StreamrlError(
-            f"run {run.run!r} exists in {directory}; go on with it (--resume), or archive it and"
+            f"run {run.run!r} exists in {directory}; continue it (--resume), or archive it and"
             " begin anew (--fresh)"
         )
     if resume and not directory.exists():
         raise StreamrlError(
-            f"there is no run {run.run!r} in {directory} to go on with; start it without --resume"
+            f"there is no run {run.run!r} in {directory} to continue; start it without --resume"
         )
     with contextlib.ExitStack() as held:
         if fresh and directory.exists():
@@ -130,7 +130,7 @@ def resolved_run(run: RunFile) -> RunFile | None:
 
 
 def archive(directory: Path) -> Path:
-    """Move a run, its Kafka data included, to `archive/<run>-<time>` beside it."""
+    """Move a run, its Kafka data included, to `archive/<run>-<time>` next to it."""
     to = directory.parent / ARCHIVE / f"{directory.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     to.parent.mkdir(parents=True, exist_ok=True)
     return directory.rename(to)

@@ -49,7 +49,7 @@ class RunWatch:
 
     def measure_due(self, now: float) -> bool:
         """Whether the run is to be measured now, which counts as done then. Before all history is
-        read, the counts are not those of what is going on now.
+        read, the counts are not the current ones.
         """
         if self._history or now - self._measured_s < MEASURE_EVERY_S:
             return False

@@ -1,6 +1,6 @@
 """Starts the processes of a run, notices their exits and stops them. `plan.py` decides what to do.
 
-Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the
+Each part is a separate session, so that Ctrl-C reaches only the orchestrator, which stops the
 parts in order. No part outlives the orchestrator, however that ends, and neither does what the
 parts have started (`system/process_group.py`).
 """
@@ -69,7 +69,7 @@ class Supervisor:
     def start(
         self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start a process, with environment variables of its own on top of those of all."""
+        """Start a process, with its own environment variables on top of those of all."""
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
                 process_group.with_parent(command),

@@ -45,7 +45,7 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 def short_path(path: Path) -> str:
-    """The path relative to the working directory, if it lies below."""
+    """The path relative to the working directory, if it is below."""
     with suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)

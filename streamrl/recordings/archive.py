@@ -72,7 +72,7 @@ def _write_topics(log: Log, run: RunFile, directory: Path, progress: OnProgress)
 def ends(log: Log) -> dict[TopicPartition, int]:
     """The end offset of each partition.
 
-    The run may go on meanwhile. So journals are asked first, then their outputs, then rollouts:
+    The run may continue meanwhile. So journals are asked first, then their outputs, then rollouts:
     whatever an exported record refers to is older than it, and is exported too.
     """
 

@@ -26,7 +26,7 @@ def export_command(run: RunFile, log: Log, directory: Path, console: Console) ->
 def import_command(directory: Path, name: str, console: Console) -> None:
     """Import an export as run `name`, or under its own name if `name` is empty.
 
-    The run gets a directory in runs/. Its topics lie on the cluster of STREAMRL_KAFKA, or on its
+    The run gets a directory in runs/. Its topics are on the cluster of STREAMRL_KAFKA, or on its
     own local broker. Raises ConfigError if there is a run of that name.
     """
     files = FileLog(directory)

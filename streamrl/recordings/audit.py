@@ -52,14 +52,14 @@ class PartitionLedger:
     """What is known of the rollouts in one partition. The arrays are indexed by offset."""
 
     start: int  # the first offset that retention has not deleted
-    exists: np.ndarray  # (end,) bool: whether a record lies there
+    exists: np.ndarray  # (end,) bool: whether a record is there
     versions: np.ndarray  # (end,) int32: policy version of the oldest token; -1 if unreadable
     fates: np.ndarray  # (end,) uint8: number of fates that point there
     kind: np.ndarray  # (end,) int8: index of the last fate in KINDS; -1 if there is none
     batch: np.ndarray  # (end,) int32: number of the batch that has it; -1 if there is none
     held: np.ndarray  # (end,) bool: whether a part holds it or has not read it yet
     # (end,) bool: whether it is older than the oldest fate that retention has left, so that its own
-    # fate may be deleted; or than the last time that the batcher went on without groups that
+    # fate may be deleted; or than the last time that the batcher continued without groups that
     # retention had deleted, so that its group may be one of them
     early: np.ndarray
 
@@ -168,7 +168,7 @@ def audit(log: Log, run: RunFile, progress: OnProgress = no_progress) -> Audit:
     auditor.read_rollouts()
     for processor in processors_of(run).values():
         auditor.mark_held(processor)
-    # The run may go on meanwhile. What the processors no longer hold by now has a fate, so fates
+    # The run may continue meanwhile. What the processors no longer hold by now has a fate, so fates
     # are read after their states.
     auditor.reader.add([topology.POLICY_VERSIONS, topology.FATES, topology.BATCHES])
     auditor.read_training()
@@ -179,8 +179,8 @@ def audit(log: Log, run: RunFile, progress: OnProgress = no_progress) -> Audit:
 
 
 class Auditor:
-    """Makes a ledger of each partition of rollouts, enters what the other topics say of them, and
-    counts.
+    """Makes a ledger of each partition of rollouts, enters what the other topics contain about
+    them, and counts.
 
     Rollouts published after the ledgers were made are not part of the audit.
     """
@@ -201,7 +201,7 @@ class Auditor:
     # ---- ledgers -----------------------------------------------------------------------------
 
     def read_rollouts(self) -> None:
-        """Enter the rollouts that lie in each partition."""
+        """Enter the rollouts of each partition."""
         fates_from_s = oldest_s(self.log, topology.FATES)
         cut_s = groups_cut_s(self.log)
         for message in chain.from_iterable(self.reader.messages(topic) for topic in self.topics):
@@ -254,7 +254,7 @@ class Auditor:
             if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
                 self.result.dangling += 1
                 self.result.add_problem(
-                    f"fate {fate.fate} of {uid} points at {place}, where no rollout lies"
+                    f"fate {fate.fate} of {uid} points at {place}, where no rollout is"
                 )
                 continue
             ledger.fates[offset] += 1
@@ -338,7 +338,7 @@ def oldest_s(log: Log, topic: str) -> float:
 
 
 def groups_cut_s(log: Log) -> dict[str, float]:
-    """By topic of rollouts: when the batcher last went on without groups of theirs that retention
+    """By topic of rollouts: when the batcher last continued without groups of theirs that retention
     had deleted, in seconds since the epoch.
     """
     cut_s = dict[str, float]()

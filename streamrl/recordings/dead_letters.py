@@ -113,7 +113,7 @@ def summarize_causes(log: Log) -> dict[tuple[str, str], CauseSummary]:
 
 
 def find(log: Log, place: str) -> DeadLetter:
-    """The letter of the record that lay at `place`, written as `rollouts.copy[0]@17`.
+    """The letter of the record that was at `place`, written as `rollouts.copy[0]@17`.
 
     It is the first one if two parts have put the record aside. Raises ConfigError if there is none.
     """
@@ -178,7 +178,7 @@ def _size_of(letter: DeadLetter) -> int:
 def fields(value: bytes) -> Iterator[tuple[str, str]]:
     """The (name, value) of each field of a record, which should be a MessagePack map.
 
-    Bytes that cannot be read end the iteration with a pair that has no name and says where they
+    Bytes that cannot be read end the iteration with a pair that has no name and tells where they
     begin.
     """
     unpacker: Any = msgpack.Unpacker(
@@ -192,7 +192,7 @@ def fields(value: bytes) -> Iterator[tuple[str, str]]:
         for _ in range(unpacker.read_map_header()):
             yield str(unpacker.unpack()), _abbreviate(repr(unpacker.unpack()))
         if unpacker.tell() < len(value):
-            yield "", f"{len(value) - unpacker.tell()} more bytes behind the map"
+            yield "", f"{len(value) - unpacker.tell()} more bytes after the map"
     except Exception as error:  # Broken bytes may raise anything.
         reason = _abbreviate(str(error)) or type(error).__name__
         yield "", f"cannot be read from byte {unpacker.tell()} on ({reason})"

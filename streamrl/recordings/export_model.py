@@ -83,7 +83,7 @@ def export_model(
 ) -> ExportedModel:
     """Write `version` of the lead learner to `directory`, which appears only when it is complete.
 
-    None stands for the newest version. A version that is an adapter is merged with its base, unless
+    None means the newest version. A version that is an adapter is merged with its base, unless
     `adapter` asks for the adapter alone.
 
     Raises ExportError if `directory` exists and is not an empty directory, ConfigError for a

@@ -57,7 +57,7 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
     if (cut.batch and encode(cut.batch)) != (recorded and encode(recorded)):
         raise StreamrlError(
             f"the journal of {processor.name} of run {parent.run} does not lead to its batch"
-            f" {version}: the code has changed since (`streamrl replay {parent.run}` says where);"
+            f" {version}: the code has changed since (`streamrl replay {parent.run}` shows where);"
             " fork without --rollouts"
         )
     return cut
@@ -136,7 +136,7 @@ def _copies_in_order(
 
     `versions` has the announcements in the fork's topic, by version.
     """
-    # Messages with the same key lie in one partition, so they have kept their order.
+    # Messages with the same key are in one partition, so they have kept their order.
     copies: dict[tuple[str, bytes | None], deque[Message]] = {}
     for topic in (topology.rollouts(env) for env in run.envs):
         for _, message in records_of(new, topic, Rollout):

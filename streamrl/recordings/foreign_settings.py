@@ -1,5 +1,5 @@
-"""Which settings of somebody else's run file are taken. It comes with an export, and whoever reads,
-imports or continues the run does not know what its author has put there.
+"""Which settings of another user's run file are taken. It comes with an export, and a user who
+reads, imports or continues the run does not know what its author has put there.
 
 Names, sizes, weights, losses and limits are kept. Whatever reaches out of the run is left out: the
 cluster, directories, addresses, programs, code, variables, secrets, other runs and the machine's
@@ -104,7 +104,7 @@ REWARDS = ("math-verify",)  # of the shipped ones: a judge sends what it reads t
 
 
 def harmless_settings(run_file: dict[str, Any], trusted: frozenset[str]) -> dict[str, Any]:
-    """The settings of somebody else's run file that are taken. MODULE:NAME is taken where it is
+    """The settings of another user's run file that are taken. MODULE:NAME is taken where it is
     `trusted`.
     """
     settings = dict(_kept("", run_file, trusted))

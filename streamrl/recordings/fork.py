@@ -82,7 +82,7 @@ def fork_command(request: ForkRequest, time_s: float, console: Console) -> None:
             batch = "they do not make a batch yet"
         console.print(f"{counts}; {batch}", highlight=False)
     console.print(
-        f"go on with it: streamrl up {request.name} --resume", highlight=False, soft_wrap=True
+        f"continue it: streamrl up {request.name} --resume", highlight=False, soft_wrap=True
     )
 
 
@@ -90,7 +90,7 @@ def fork(request: ForkRequest, time_s: float, progress: OnProgress) -> ForkResul
     """Make the run that is asked for.
 
     This makes the run's directory, and its topics on the parent's cluster or on a local broker.
-    `time_s` is now, in seconds since the epoch. If it fails, it leaves nothing behind. Raises
+    `time_s` is now, in seconds since the epoch. If it fails, it removes all of it. Raises
     ConfigError for a version or a setting that cannot be forked, InputGone if retention has deleted
     what is needed, and VersionMismatch if the weights do not come out as announced.
     """
@@ -135,14 +135,14 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
     """
     for override in overrides:
         if override.startswith(("fork", "run=")):
-            raise ConfigError(f"--set {override}: --as and --at say that")
+            raise ConfigError(f"--set {override}: give --as and --at instead")
     if not NAME.fullmatch(name):
         raise ConfigError(f"--as {name}: not a name of lowercase letters, digits and '-'")
     run = with_overrides(parent, overrides).model_copy(update={"run": name})
     if run.model.model_copy(update={"history": parent.model.history}) != parent.model:
         raise ConfigError(
-            f"--set model...: a fork goes on with the weights of {parent.run}, so model, vocabulary"
-            " and tokenizer stay what they are"
+            f"--set model...: a fork continues with the weights of {parent.run}, so model,"
+            " vocabulary and tokenizer stay what they are"
         )
     for name in OPTIMIZER_STATE:
         if getattr(run.learner, name) != getattr(parent.learner, name):
@@ -153,7 +153,7 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
             )
     if run.learner.lora != parent.learner.lora:
         raise ConfigError(
-            f"--set learner.lora...: a fork goes on with the weights of {parent.run}, which are"
+            f"--set learner.lora...: a fork continues with the weights of {parent.run}, which are"
             " those of its adapters, or of a whole model; begin a new run from an export instead"
             " (`streamrl export-model`, then model.path)"
         )

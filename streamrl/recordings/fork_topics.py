@@ -45,7 +45,7 @@ def copy_inherited(
 ) -> ForkResult:
     """Write the first records of a fork to its topics.
 
-    The fork's first version is `run.fork.version`, and its weights lie at `uri`. The run file that
+    The fork's first version is `run.fork.version`, and its weights are at `uri`. The run file that
     is returned also has the states of the curriculum and of the batcher's balance.
     """
     run = with_curriculum_state(old, parent, run)

@@ -20,7 +20,7 @@ from streamrl.weights.bases import copy_base
 
 
 def inherited_versions(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:
-    """The parent's announcements up to the fork's first version, whose weights lie at `uri`. If it
+    """The parent's announcements up to the fork's first version, whose weights are at `uri`. If it
     is an adapter, its base is copied to the fork's store.
     """
     assert run.fork is not None

@@ -1,5 +1,5 @@
 """The rewards that scorers have given to the recorded rollouts of a run, and the rollouts with them
-in the place of their own.
+instead of the recorded ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamrl.recordings.rescore import rewards_of_scorer
 from streamrl.records import Reward, Rollout
 from streamrl.sessions.rewards import RewardBreakdown, apply_weights, with_rewards
 
-STOP_FIRST = "stop the run, let `streamrl rescore` go on, and fork it again"
+STOP_FIRST = "stop the run, let `streamrl rescore` finish, and fork it again"
 RewardsByUid = Mapping[str, Sequence[Reward]]
 
 
@@ -37,7 +37,7 @@ def parse_scorers(text: str) -> list[ScorerVersion]:
     for scorer in text.split(","):
         name, _, version = scorer.strip().partition("@")
         if not (name and version):
-            raise ConfigError(f"{text}: give NAME@VERSION, as `streamrl rescore` says it")
+            raise ConfigError(f"{text}: give NAME@VERSION, as `streamrl rescore` prints it")
         scorers.append(ScorerVersion(name, version))
     return scorers
 
@@ -82,14 +82,14 @@ def _check_complete(old: Log, env: str, scorer: ScorerVersion, rewards: RewardsB
     if missing:
         raise ConfigError(
             f"--rewards {scorer}: {missing:,} rollouts of env {env} have no reward of it; let"
-            " `streamrl rescore` go on (stop the run first if it still samples)"
+            " `streamrl rescore` finish (stop the run first if it still samples)"
         )
 
 
 def with_new_rewards(
     rollout: Rollout, rewards: Sequence[Reward], weights: Mapping[str, float]
 ) -> Rollout:
-    """The rollout with these rewards in the place of its own, weighted as in a live run. It is a
+    """The rollout with these rewards instead of its rewards, weighted as in a live run. It is a
     failed one if a reward has failed. A rollout that has failed itself stays as it is.
 
     Raises ConfigError if two scorers give a reward of the same name, and StreamrlError if there is

@@ -61,7 +61,7 @@ class RecordedVersions:
         if not isinstance(record, PolicyVersion) or record.version <= self.newest:
             return None
         lead = self.parent.learner.name
-        # a parent that is such a fork itself has followed the versions of its own parent at first
+        # a parent that is such a fork itself has at first followed the versions of its parent
         if record.learner != lead and not record.learner.startswith(f"{lead}@"):
             return None
         self.newest = record.version

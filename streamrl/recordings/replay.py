@@ -27,7 +27,7 @@ S = TypeVar("S")
 # topic. The outputs to other topics are compared by the digest of their journal entry.
 COMPARED = (topology.GROUPS, topology.BATCHES)
 
-LOOK_AHEAD = 1_000  # the records of other writers that may lie between two of a part's own
+LOOK_AHEAD = 1_000  # the records of other writers that may be between two of a part
 
 
 @dataclass
@@ -83,7 +83,7 @@ class RecordedOutputs:
         retention has deleted it: the topic does not have all outputs any more.
 
         A part writes in the order of its journal entries. So messages before it in its partition
-        were written by somebody else, and are counted as strays.
+        were written by another writer, and are counted as strays.
         """
         try:
             return self._next(message)

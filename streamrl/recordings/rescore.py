@@ -4,7 +4,7 @@ with the new rewards (`streamrl fork --rewards`).
 
 A rollout is judged as in a live run: the env poses its problem again, and the reward function gets
 the policy's completion. A function that raises, takes too long or returns no finite number is
-called again. After ATTEMPTS calls the record has no reward, and says why.
+called again. After ATTEMPTS calls the record has the cause instead of a reward.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ class RewardScorer:
     name: str
     version: str
     function: RewardFunction
-    # None: nobody can pose the problems again, for instance those of an agent.
+    # None: the problems cannot be posed again, for instance those of an agent.
     env: BaseEnv | None
     limit_s: float  # of one call of the function
     threads: asyncio.Semaphore = field(default_factory=reward_threads)
 
     async def rewards(self, rollout: Rollout, time_s: float) -> list[Reward]:
-        """The records for a rollout: its rewards by name, or one that says why there are none."""
+        """The records for a rollout: its rewards by name, or one with the cause of having none."""
         cause = ""
         for _ in range(ATTEMPTS):
             try:
                 values = await self._judge(rollout)
             except UnsupportedRewardLevel:
                 raise
-            except Exception as error:  # it is somebody else's code
+            except Exception as error:  # it is another author's code
                 cause = describe_error(error)
                 continue
             return [
@@ -225,9 +225,9 @@ async def rescore(
 ) -> RescoreResult:
     """Give the recorded rollouts of `env` the rewards of a scorer.
 
-    What has one of this scorer and version is passed over, so that a second call goes on where the
-    first was interrupted. It judges again what the first could not, for instance because the judge
-    was away. `weights` are those of the run file, for the means.
+    A rollout with a reward of this scorer and version is skipped, so that a second call continues
+    where the first was interrupted. It judges again what the first could not, for instance because
+    the judge was away. `weights` are those of the run file, for the means.
     """
     # A new writer ends its predecessor's transaction, whose records a reader may not see before.
     writer = log.writer(topology.RESCORER)
@@ -297,7 +297,7 @@ def rewards_of_scorer(log: Log, env: str, name: str, version: str) -> dict[str, 
 def scorer_of(run: RunFile, env: str, reward: str, version: str) -> RewardScorer:
     """The scorer for `NAME=KIND`, or for `NAME`, a reward function that the run file gives the env.
 
-    An empty `version` stands for a hash of its source. Raises ConfigError.
+    An empty `version` means a hash of its source. Raises ConfigError.
     """
     name, _, kind = reward.partition("=")
     settings = run.envs[env]
@@ -345,7 +345,7 @@ def source_version(function: RewardFunction, params: Mapping[str, Any]) -> str:
     module = sys.modules.get(getattr(owner, "__module__", ""))
     path = getattr(module, "__file__", None)
     if path is None:
-        raise ConfigError("--version: the reward function has no source file; say which version")
+        raise ConfigError("--version: the reward function has no source file; give its version")
     digest = hashlib.sha256(Path(path).read_bytes())
     digest.update(repr(sorted(params.items())).encode())
     return digest.hexdigest()[:12]

@@ -37,7 +37,7 @@ def rescore_command(
 
     `kafka` has librdkafka's settings. Raises ConfigError for an env or a reward that is not there.
     """
-    hide_memory()  # This process has the run's credentials and runs somebody else's code.
+    hide_memory()  # This process has the run's credentials and runs another author's code.
     name = resolve_env_option(run, env)
     scorer = scorer_of(run, name, reward, version)
     topic_changes.add(run, kafka, topology.rewards(name))

@@ -3,11 +3,11 @@ under other settings or with other rewards, and samples nothing.
 
 The buffer and the batcher of the fork do here what they would have done in the parent, had it had
 these settings and rewards: they read the same records, in the same order and at the same times, as
-the parent's journals say. So the batches are those of a run with both from the start, bit for bit.
-They lie in the fork's log before it is started, and its learner takes them at its own pace.
+the parent's journals record. So the batches are those of a run with both from the start, bit for
+bit. They are in the fork's log before it is started, and its learner takes them at its own pace.
 
 The versions that they read meanwhile are the parent's. They are in the fork's log under the name
-of another learner (`recorded_learner`), which nobody else follows. Once started, they follow the
+of another learner (`recorded_learner`), which no other part follows. Once started, they follow the
 fork's own learner, from the version on that comes after the parent's newest.
 """
 
@@ -104,7 +104,7 @@ class RetrainingFork:
                 yield to_message(Output(topology.POLICY_VERSIONS, learner, copied))
 
     def _version_offsets(self) -> dict[int, int]:
-        """Where the copies of the announcements lie, by version."""
+        """The places of the copies of the announcements, by version."""
         learner = recorded_learner(self.parent)
         return {
             record.version: message.offset
@@ -147,7 +147,7 @@ class RetrainingFork:
 
     def _copy_of(self, message: Message) -> Message | None:
         """The fork's copy of a message with a rollout; None if it has none, or has no key: the
-        parent's buffer put it aside, and no key says in which partition the copy lies.
+        parent's buffer dead-lettered it, and no key tells in which partition the copy is.
         """
         env = topology.subject_of(message.topic)
         record = to_event(message, ("rollout",)).record

@@ -81,7 +81,7 @@ def show_letter(log: Log, place: str, console: Console) -> None:
 def retry_command(log: Log, which: str | None, cause: str, console: Console) -> None:
     """Requeue the letters whose cause contains `cause`, and print how many there were.
 
-    `which` is a topic, or the place of one record; None stands for all topics. Raises ConfigError
+    `which` is a topic, or the place of one record; None means all topics. Raises ConfigError
     for a topic that has no dead letters.
     """
     known = dead_letters.topics(log)

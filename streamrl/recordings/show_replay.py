@@ -67,7 +67,7 @@ def _print_replay(name: str, result: ReplayResult, console: Console) -> None:
     console.print(line, highlight=False)
     if result.strays:
         console.print(
-            f"{result.strays:,} records lie among its outputs that {name} did not write",
+            f"{result.strays:,} records among its outputs were not written by {name}",
             highlight=False,
         )
     if result.difference:

@@ -256,7 +256,7 @@ def test_a_part_that_cannot_run_ends_the_run_with_its_last_words(run_file: Path,
     )
     assert failed.returncode == 1
     assert "batcher is given up: ended 2 times within 300 s, last with exit code 1" in failed.stdout
-    assert "It said: out of cues (log: " in failed.stdout
+    assert "Last line: out of cues (log: " in failed.stdout
     assert left_after(mark) == []
 
 

@@ -105,7 +105,7 @@ def test_a_fate_that_points_nowhere_is_named(recording: MemoryLog):
     result = account(recording)
     assert (
         result.dangling == 1
-        and "ghost points at rollouts.copy[0]@10000, where no rollout lies" in result.problems[0]
+        and "ghost points at rollouts.copy[0]@10000, where no rollout is" in result.problems[0]
     )
 
 

@@ -242,7 +242,7 @@ def test_fields_as_far_as_they_go():
         and "cannot be read from byte" in cut[-1][1]
     )
     assert list(fields(b"\xc1"))[-1][1].startswith("cannot be read from byte 0 on")
-    assert list(fields(b"\x81\xa1a\x01\x02")) == [("a", "1"), ("", "1 more bytes behind the map")]
+    assert list(fields(b"\x81\xa1a\x01\x02")) == [("a", "1"), ("", "1 more bytes after the map")]
     assert "cannot be read" in list(fields(b"\x81\xa1a" + b"\x91" * 100_000))[-1][1]
     assert "cannot be read" in list(fields(b"\x81\xa1a\xdd\xff\xff\xff\xff"))[-1][1]
     array = msgpack.ExtType(1, msgpack.packb(["<f4", [9]]) + np.zeros(2, np.float32).tobytes())
