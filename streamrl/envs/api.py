@@ -5,10 +5,10 @@
         def problem(self, number: int) -> Problem: ...
         def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]: ...
 
-An env derives from the class that says how it talks with the policy:
+An env derives from the class for the way in which it talks with the policy:
 
 - `SingleTurnEnv` asks once and gives rewards for the completion.
-- `MultiTurnEnv` also has `reply`: what the world answers to what the policy said.
+- `MultiTurnEnv` also has `reply`: what the world answers to the policy's completion.
 - `AgentLoopEnv` asks the policy as often as it likes (`converse`), and gives the rewards of a group
   together (`judge`). Environments of other libraries are of this kind.
 
@@ -50,14 +50,14 @@ class Problem(NamedTuple):
 
 
 class PolicyTurn(NamedTuple):
-    """What the policy said in one turn."""
+    """The policy's answer in one turn."""
 
     text: str  # without the closing end-of-sequence token; other special tokens are shown
     tokens: np.ndarray  # (n,) unsigned: as sampled, the closing end-of-sequence token included
 
 
 class Completion(NamedTuple):
-    """Everything that the policy said to a problem."""
+    """All answers of the policy to a problem."""
 
     text: str  # its last turn
     finished: bool  # True if it ended by itself, False if a limit cut it off
@@ -90,7 +90,7 @@ class BaseEnv(ABC):
         """
 
     def dataset_index(self, number: int, /) -> DatasetIndex | None:
-        """Which problem of a finite set `number` stands for, and in which epoch; each problem is
+        """The problem of a finite set that `number` poses, and its epoch; each problem is
         posed once an epoch (`dataset_order.py`).
 
         None means that the env poses no problem twice. Problems of an env that has such a set can
@@ -103,7 +103,7 @@ class BaseEnv(ABC):
 
 
 class SingleTurnEnv(BaseEnv):
-    """An env that asks once and gives rewards for what the policy says."""
+    """An env that asks once and gives rewards for the policy's answer."""
 
     @abstractmethod
     def rewards(
@@ -112,13 +112,13 @@ class SingleTurnEnv(BaseEnv):
         """Named rewards of one rollout. Their sum, weighted by `reward_weights` of the run file, is
         the scalar that trains.
 
-        Unless it is a coroutine function, it is called in a thread of its own, several at a time.
+        Unless it is a coroutine function, it is called in a separate thread, several at a time.
         A rollout fails if this raises, or takes longer than `env_timeout_s`.
         """
 
 
 class MultiTurnEnv(SingleTurnEnv):
-    """An env that answers what the policy says, until the conversation is over."""
+    """An env that answers the policy, until the conversation is over."""
 
     @abstractmethod
     def reply(
@@ -127,7 +127,7 @@ class MultiTurnEnv(SingleTurnEnv):
         """The messages that follow the policy's last one: results of tools, or a user's next turn.
         None, or no message, means that the conversation is over.
 
-        Unless it is a coroutine function, it is called in a thread of its own, several at a time.
+        Unless it is a coroutine function, it is called in a separate thread, several at a time.
         If this raises, or takes longer than `env_timeout_s`, the rollout ends truncated.
         """
 
@@ -141,8 +141,8 @@ class PolicyClient(Protocol):
         tools: Sequence[Tool] = (),
         demonstration: Message | None = None,
     ) -> SampledCompletion:
-        """What the policy says to this conversation. A conversation that goes on from what was said
-        before goes on from the exact tokens of it.
+        """The policy's answer to this conversation. A conversation that continues an earlier one
+        continues from its exact tokens.
 
         `demonstration`: a message of the assistant that answers in place of the policy, for losses
         that imitate (`envs.<name>.loss`). It is recorded with the logprobs that the policy gives
@@ -180,7 +180,7 @@ class AgentLoopEnv(BaseEnv):
         """
 
     def save_state(self, notes: dict[str, Any], /) -> Any:
-        """What `converse` would need beside the messages to go on with this rollout, as plain
+        """What `converse` needs besides the messages to continue this rollout, as plain
         values of at most 64 KiB. Called at each request, where model calls are recorded.
 
         None: there is no such state. A process that follows this one then runs `converse` again
@@ -198,5 +198,5 @@ class AgentLoopEnv(BaseEnv):
         self, problem: Problem, notes: Sequence[Mapping[str, Any]]
     ) -> Sequence[RewardResult | Exception]:
         """The rewards of each rollout, by its notes, or the reason why there are none. Rollouts in
-        which the policy said nothing are not among them.
+        which the policy gave no answer are not among them.
         """

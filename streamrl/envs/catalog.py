@@ -124,7 +124,7 @@ def env_class(kind: str, where: str) -> type[BaseEnv]:
     if not issubclass(env, KINDS):
         kinds = ", ".join(kind.__name__ for kind in KINDS)
         raise ConfigError(
-            f"{where}: class {name!r} of {source} does not say what kind of env it is; derive it "
+            f"{where}: class {name!r} of {source} does not derive from a kind of env; derive it "
             f"from one of {kinds} (streamrl.envs.api)"
         )
     wrong = _wrong_method(env)

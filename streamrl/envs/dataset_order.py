@@ -15,7 +15,7 @@ import numpy as np
 
 
 class DatasetIndex(NamedTuple):
-    """The problem of a finite set that a problem number stands for."""
+    """The problem of a finite set that a problem number poses."""
 
     epoch: int
     problem: int  # its index in the set, from 0

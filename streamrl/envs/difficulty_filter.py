@@ -4,8 +4,8 @@ it last met them are left out for a while.
 Their groups would have no advantages, or only a few by luck (arXiv:2504.03380; DAPO,
 arXiv:2503.14476, filters after generation instead). What is known of a problem is its visits. The
 replicas of an env publish them with their rollouts to `visits.<env>`, and every replica reads all
-of them, so that topic is the state. It is compacted, and a visit that may still count has a key of
-its own. A restart therefore finds all of those, and no two replicas write the same one.
+of them, so that topic is the state. It is compacted, and a visit that may still count has its
+own key. A restart therefore finds all of those, and no two replicas write the same one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_filtered(rules: PassRate, visits: Iterable[Visit], epoch: int) -> bool:
     """Whether a problem is left out of an epoch, judged by its visits in earlier epochs.
 
     It is left out for the `rest_epochs` epochs after its last visit if the pass rate over its last
-    `visits` visits lies outside `low` to `high`. A problem with fewer visits is not left out.
+    `visits` visits is outside `low` to `high`. A problem with fewer visits is not left out.
     """
     earlier = [visit for visit in visits if visit.epoch < epoch]
     earlier.sort(key=lambda visit: visit.epoch)
@@ -59,7 +59,7 @@ def to_visit(
 class ProblemStats:
     """What is known of an env's problems: a fold over their visits, which may come in any order.
 
-    `dataset_index` says which problem a number poses, and in which epoch.
+    `dataset_index` gives the problem that a number poses, and its epoch.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ProblemStats:
 
     def _slot(self, visit: Visit) -> int:
         """Two visits that follow each other are at most `rest_epochs` + 1 epochs apart, so the last
-        `visits` of them have slots of their own.
+        `visits` of them have different slots.
         """
         return visit.epoch % (self.rules.visits * (self.rules.rest_epochs + 1))
 

@@ -76,7 +76,7 @@ class OutstandingLimit:
 
     def record_group(self, tokens: float) -> None:
         """Count a complete group of this size, prompts included. Groups that failed are not
-        counted, since they say nothing about the size of the others.
+        counted, since they tell nothing about the size of the others.
 
         The mean is over about the last RECENT_GROUPS, because answers grow while a policy learns.
         """

@@ -1,8 +1,8 @@
-"""Problems that are kept for evaluation. Training poses none of them, nor any that says the same
+"""Problems that are kept for evaluation. Training poses none of them, nor any with the same text
 under another number.
 
 Comparing numbers would not do. An env may pose one problem under many numbers: there are a hundred
-pairs of digits, and a file is read again each epoch. A problem is therefore known by what it says,
+pairs of digits, and a file is read again each epoch. A problem is therefore known by its text,
 and has the same fingerprint in an env and in its evaluation, which may be constructed with another
 seed or other parameters.
 """

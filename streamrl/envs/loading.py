@@ -58,7 +58,7 @@ def construct(factory: Any, kind: str, params: Mapping[str, Any], where: str, **
             raise ConfigError(f"{where}.params: {kind} takes no {name!r}; {hint}")
     try:
         return factory(**given, **params)
-    except Exception as error:  # somebody else's code; much of it checks settings by `assert`
+    except Exception as error:  # another author's code; much of it checks settings by `assert`
         raise ConfigError(
             f"{where}.params: {kind} refuses them: {describe_error(error)}"
         ) from error

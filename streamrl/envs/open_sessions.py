@@ -26,7 +26,7 @@ MARK_S = 60.0  # between two looks at the end of turns.<env>
 
 class ResumeOffsets:
     """The offsets in turns.<env> from which the next process of a replica has to read. All records
-    of the replica's open problems lie behind them.
+    of the replica's open problems are after them.
     """
 
     def __init__(self, offsets: Offsets, ends: Offsets, open_problems: Collection[int]) -> None:
@@ -46,7 +46,7 @@ class ResumeOffsets:
 
     def on_ends(self, ends: Offsets, open_problems: Collection[int]) -> None:
         """Advance to the last end that was noted, if all problems that were open then are closed:
-        the records of all others lie behind it. Then note `ends`, the end of the log now.
+        the records of all others are after it. Then note `ends`, the end of the log now.
         """
         if self._open_before.isdisjoint(open_problems):
             self.offsets = self._next

@@ -22,7 +22,7 @@ READY_S = 15.0  # A server that lives has been heard of by then.
 
 @runtime_checkable
 class AsksPool(Protocol):
-    """A reward function that asks a pool of the run. An empty `pool` stands for none."""
+    """A reward function that asks a pool of the run. An empty `pool` means none."""
 
     pool: str
 

@@ -58,7 +58,7 @@ def resume_progress(
     """Where a replica begins. No problem is posed twice, whichever replica starts first.
 
     It begins at its own last position. If the number of replicas has changed since, it begins
-    behind the highest number that any replica has posed. `known` is the last progress of every
+    after the highest number that any replica has posed. `known` is the last progress of every
     replica that the env has ever had.
     """
     begins = 0

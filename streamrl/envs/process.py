@@ -2,7 +2,7 @@
 goes at its own rate.
 
 An env is a source: what it samples cannot be sampled again. Its progress is therefore in the same
-transaction as its rollouts, and a restart goes on from there.
+transaction as its rollouts, and a restart continues from there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     """
     name = resolve_env(run, env)
     settings = run.envs[name]
-    hide_memory()  # the process holds the run's credentials, and runs somebody else's code
+    hide_memory()  # the process holds the run's credentials, and runs another author's code
     if replica >= max(settings.replicas, 1):
         raise ConfigError(
             f"envs.{name}.replicas is {settings.replicas}: there is no replica {replica}"

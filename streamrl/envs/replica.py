@@ -98,7 +98,7 @@ class Replica:
                     apply_server_event(event, [self.client], self.began)
                 case Undecodable(cause=cause):
                     logger.warning(
-                        "%s: %s[%d]@%d is passed over: %s",
+                        "%s: %s[%d]@%d is skipped: %s",
                         self.producer,
                         event.topic,
                         event.partition,

@@ -14,7 +14,7 @@ from streamrl.text import nearest_or_all
 
 logger = logging.getLogger(__name__)
 
-# After so long without a demand the log says so, and again after as much.
+# Seconds without a demand after which the log has a warning, and again after as many.
 NO_DEMAND_S = 5.0
 
 

@@ -1,4 +1,4 @@
-"""Where a replica of an env goes on: what its last process, and the other replicas, have left in
+"""Where a replica of an env continues: what its last process, and the other replicas, have left in
 the log.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def resume_replica(
     run: RunFile, log: Log, name: str, number: int, runner: RolloutRunner, client: Client
 ) -> Replica:
-    """Replica `number` of env `name`. It goes on where its last process was. Raises ConfigError."""
+    """Replica `number` of env `name`. It continues its last process. Raises ConfigError."""
     settings = run.envs[name]
     producer = topology.producer(name, number)
     replicas = max(settings.replicas, 1)

@@ -133,8 +133,8 @@ def test_a_class_whose_methods_fit_its_kind_is_accepted(kind: str):
             "refuses them: AssertionError: min_terms must be positive",
         ),
         ("reasoning-gym", {"task": "chain_sum", "size": 10}, "refuses them.*size"),
-        ("streamrl.envs.api:Problem", {}, "does not say what kind of env it is; derive it from"),
-        ("streamrl.envs.api:BaseEnv", {}, "does not say what kind of env it is"),
+        ("streamrl.envs.api:Problem", {}, "does not derive from a kind of env; derive it from"),
+        ("streamrl.envs.api:BaseEnv", {}, "does not derive from a kind of env"),
         ("streamrl.envs.catalog:make_env", {}, "has no class 'make_env'"),
     ],
 )

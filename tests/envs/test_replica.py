@@ -122,7 +122,7 @@ def test_demand_of_its_env_and_servers_are_noted(caplog: pytest.LogCaptureFixtur
     )
     assert made.limit.demand == wanted(7) and made.version == 4
     assert made.client.heard == [("s", True), ("s", False), ("s is gone", False)]  # type: ignore[attr-defined]
-    assert "copy-0: servers[0]@7 is passed over" in caplog.text
+    assert "copy-0: servers[0]@7 is skipped" in caplog.text
 
 
 def test_open_problems_are_begun_again_but_for_those_held_out_since(

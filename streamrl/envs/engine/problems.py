@@ -7,7 +7,7 @@ from streamrl.errors import describe_error
 
 
 class ProblemError(Exception):
-    """The env failed to pose a problem; the message says how."""
+    """The env failed to pose a problem; the message has the cause."""
 
 
 def make_problem(env: BaseEnv, number: int) -> Problem:
@@ -16,9 +16,9 @@ def make_problem(env: BaseEnv, number: int) -> Problem:
         problem = env.problem(number)
         if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"not a Problem but {type(problem).__name__}")
-        # the next prompt would have to be rendered from messages that say the same
+        # the next prompt would have to be rendered from messages with the same text
         if len(problem.tokens) and isinstance(env, MultiTurnEnv | AgentLoopEnv):
             raise ValueError("a prompt of token ids is for one turn, and this env has several")
-    except Exception as error:  # an env is somebody else's code
+    except Exception as error:  # an env is another author's code
         raise ProblemError(f"problem {number}: {describe_error(error)}") from error
     return problem

@@ -1,13 +1,13 @@
 """Records the model calls of rollouts under way in turns.<env>, so that a replica that follows one
-that died goes on with its conversations.
+that died continues its conversations.
 
 A call is written with the replica's next transaction. A conversation asks for its next answer only
 once the last one is in the log, so at most one answer of each is sampled again.
 
 The process that follows runs the env's code again. A request that was asked before gets the
 recorded answer; from the first request that is not recorded on, the policy is asked. So an env that
-asks something else than before goes on from there. Failing its rollout would leave out of training
-just what an env does by chance.
+asks something else than before continues from there. Failing its rollout would leave out of
+training just what an env does by chance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
 from streamrl.sessions.call_tree import CallTree
 
 RecordedCalls = dict[str, ModelCall]
-"""The calls of a session that lie in the log, by the request that they answer."""
+"""The calls of a session that are in the log, by the request that they answer."""
 
 
 class TurnRecorder:
@@ -41,7 +41,7 @@ class TurnRecorder:
         self._drained = asyncio.Event()  # the same for those that are being committed
 
     def session(self, start: SessionStart) -> SessionRecording:
-        """Begin to record a session, or go on with it."""
+        """Begin to record a session, or continue it."""
         self.add(start.session, start)
         earlier = self._recorded.pop(start.session, None)
         return SessionRecording(start.session, earlier, self)

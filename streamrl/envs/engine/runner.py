@@ -1,6 +1,6 @@
 """Makes the rollouts of a problem: the conversations of a group, their rewards, and the records.
 
-Every turn goes on from the exact tokens before it. Where the chat template rewrites an earlier
+Every turn continues from the exact tokens before it. Where the chat template rewrites an earlier
 answer, the rollout forks (`inference/prefix.py`).
 """
 
@@ -152,7 +152,7 @@ class RolloutRunner:
         oldest_version: int,
     ) -> Rollout:
         """The record of a rollout. It is a failed one if there are no rewards, or if no reader
-        would accept it: an env is somebody else's code, and may give anything.
+        would accept it: an env is another author's code, and may give anything.
         """
         try:
             if isinstance(result, Exception):

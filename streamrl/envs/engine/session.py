@@ -72,7 +72,7 @@ class RolloutSession:
                     await self._take_turns(self.env)
         except Truncated as cause:
             self._end(cause.limit, cause.note)
-        except Exception as error:  # an env is somebody else's code
+        except Exception as error:  # an env is another author's code
             if limit.expired():
                 self._end("time")
             else:
@@ -89,7 +89,7 @@ class RolloutSession:
         demonstration: Message | None = None,
     ) -> SampledCompletion:
         """Ask the policy (`api.PolicyClient`). Requests of one rollout follow one another, so that
-        each goes on from the one before.
+        each continues the one before.
         """
         async with self._asking:
             if not self._over and len(self.transcript.calls) >= self.settings.max_turns:
@@ -165,8 +165,8 @@ class RolloutSession:
         request = self._name_request(conversation, tools)
         if self._resumes_with not in ("", request):
             raise SamplingFailed(
-                "the env did not go on from its saved state with the request that is recorded; save"
-                " all that converse goes by (save_state)"
+                "the env did not continue from its saved state with the request that is recorded;"
+                " save all that converse goes by (save_state)"
             )
         self._resumes_with = ""
         call = self.recording.answer_to(request, tree)
@@ -178,7 +178,7 @@ class RolloutSession:
         continuation = tree.find_continuation(conversation)
         hint = continuation
         if tree.calls and not continuation.call:
-            # The server finds out whether the text goes on from the last answer all the same.
+            # The server finds out whether the text continues from the last answer all the same.
             hint = Continuation(self.transcript.calls[-1].call, conversation)
         sampled = await self._sample(messages, tools, hint, demonstration)
         if sampled.prefix_tokens:
@@ -248,7 +248,7 @@ class RolloutSession:
 
     def _end(self, limit: str, note: str = "") -> None:
         """End the rollout as truncated by `limit`. The first call decides. It replaces `length`,
-        which `Transcript.append` has set if an answer was cut off and the conversation went on.
+        which `Transcript.append` has set if an answer was cut off and the conversation continued.
         """
         if not self._over:
             self._over = True

@@ -1,4 +1,4 @@
-"""Time limits on somebody else's code, which do not count the time that it waits in a queue.
+"""Time limits on an env's code, which do not count the time that it waits in a queue.
 
 `with_time_limit` bounds a call. The call may have to wait for something scarce: a process, or a
 thread. With `acquired` and `borrowed` the limit begins only once the wait is over, so no call fails
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # How many reward functions run at once in threads. More would only wait for Python's lock. A thread
-# that is late is left behind and makes room for another.
+# that is late is abandoned and makes room for another.
 REWARD_THREADS = 16
 
 
@@ -96,8 +96,8 @@ async def call(
     threads: asyncio.Semaphore,
     what: str,
 ) -> Any:
-    """The result of somebody else's function. It is awaited, or called in a thread if it is no
-    coroutine function, so that everything else goes on meanwhile.
+    """The result of an env's function. It is awaited, or called in a thread if it is no
+    coroutine function, so that everything else continues meanwhile.
 
     Only as many threads as `threads` allows work at once, and the time limit begins when a thread
     does. Raises TimeLimitExceeded, which names `what`.
@@ -120,7 +120,7 @@ def is_coroutine(function: Callable[..., Any]) -> bool:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """The result of the function, called in a thread of its own.
+    """The result of the function, called in a separate thread.
 
     The thread is not one of a pool, because calls that hang would fill it. The process does not
     wait for the thread when it ends.
@@ -143,7 +143,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any, **keywords: A
             value = function(*arguments, **keywords)
         except Exception as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits any more
             loop.call_soon_threadsafe(finish, value, error)
 
     threading.Thread(target=work, daemon=True).start()

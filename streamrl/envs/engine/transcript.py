@@ -68,7 +68,7 @@ class Transcript:
 
     @property
     def completion(self) -> Completion:
-        """Everything that the policy said, as reward functions are given it."""
+        """All answers of the policy, as reward functions are given them."""
         calls = self.calls
         return Completion(
             text=calls[-1].text,

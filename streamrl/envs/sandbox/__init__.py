@@ -1,1 +1,1 @@
-"""Runs code and text of the policy, which nobody has read, where it can do no harm."""
+"""Runs unreviewed code and text of the policy where it can do no harm."""

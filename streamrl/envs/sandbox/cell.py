@@ -1,12 +1,12 @@
 """The inside of the sandbox (`programs.py`): a process that is first confined and only then given
-text that nobody has read.
+unreviewed text.
 
     python -I -S -B -c START DIRECTORY ROLE LIMITS
 
 LIMITS is what `SandboxLimits.dump` gives. Questions and answers are lines of JSON. What the process
 prints goes to the error output. It has one of two roles:
 
-- A `program` runs the source that it is given, and then says what its functions return. It never
+- A `program` runs the source that it is given, and then reports what its functions return. It never
   sees a test.
 - An `examiner` runs the tests. The names that they use are the program's: each value and each
   result of a call is asked for and comes as plain data. Nothing of the program's process but plain
@@ -33,7 +33,7 @@ START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from streamrl.envs.sandbox import cell; "
     "del sys.path[0]; cell.main(*sys.argv[2:])"
 )
-# The key of an object that stands for a type that JSON does not have; its value names the type.
+# The key of an object of a type that JSON does not have; its value names the type.
 TYPE_KEY = "\0"
 FILE = "program.py"  # the name of the program in tracebacks
 
@@ -49,7 +49,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def main(role: str, limits: str) -> None:
-    """Confine this process, say so, and take its role."""
+    """Confine this process, report it, and take its role."""
     questions = os.fdopen(os.dup(0))
     answers = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -113,7 +113,7 @@ def print_traceback(error: Exception) -> None:
 
 
 def examine(questions: TextIO, say: Say) -> None:
-    """Run each test, and say which of them raised nothing."""
+    """Run each test, and report which of them raised nothing."""
 
     def ask(question: dict[str, Any]) -> Any:
         say({"ask": question})

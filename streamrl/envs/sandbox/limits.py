@@ -1,9 +1,9 @@
-"""Confines a process before it handles text that nobody has read. This works on Linux only, and
+"""Confines a process before it handles unreviewed text. This works on Linux only, and
 needs the standard library only.
 
 `confine` applies an allow-list of system calls (seccomp), an allow-list of files (Landlock), no
 capabilities, and limits on memory, processor time and file sizes. None of it can be undone. Every
-step that fails raises, so a process that goes on is confined. The process must have a single
+step that fails raises, so a process that continues is confined. The process must have a single
 thread.
 """
 
@@ -177,7 +177,7 @@ Line = tuple[int, int, int, int]  # code, how many lines to skip if so, if not, 
 
 
 def confine(limits: SandboxLimits, paths: Sequence[str]) -> None:
-    """Confine this process: from now on it can only compute, and read what lies beneath `paths` and
+    """Confine this process: from now on it can only compute, and read what is beneath `paths` and
     in Python's own libraries.
 
     With `allow_reading` a kernel without Landlock is accepted, where every file of this user can be
@@ -239,7 +239,7 @@ def landlock_abi() -> int:
 
 
 def landlock_read_only(*paths: str) -> None:
-    """Let this process open only these files and what lies in these directories, and only to read.
+    """Let this process open only these files and the files in these directories, and only to read.
 
     Landlock handles every right that the kernel knows: nothing is written, made, removed, renamed,
     truncated or executed, no TCP port is bound or connected to, and no process outside is
@@ -321,7 +321,7 @@ def seccomp_program(architecture: int, column: int) -> bytes:
     """The seccomp filter, as an array of struct sock_filter. Calls of another machine (those of 32
     bits on 64, x32) end the process.
 
-    `column` says which number of each call in the tables is this machine's.
+    `column` is the index of this machine's number of each call in the tables.
     """
     lines: list[Line] = [
         (LOAD, 0, 0, ARCHITECTURE),

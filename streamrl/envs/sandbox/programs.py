@@ -1,4 +1,4 @@
-"""Runs Python that nobody has read, in a process of its own that can only compute (`limits.py`,
+"""Runs unreviewed Python in a separate process that can only compute (`limits.py`,
 `cell.py`).
 
 The process has no network, starts and signals no other process, writes no file and reads none but
@@ -150,8 +150,8 @@ async def _ask(process: Process, question: dict[str, Any]) -> bytes | None:
 
 
 async def _send_line(process: Process, line: bytes) -> bytes | None:
-    """Send a line. Returns the one that the process answers with; None if it has ended, or says too
-    much.
+    """Send a line. Returns the one that the process answers with; None if it has ended, or answers
+    too much.
     """
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):
@@ -161,7 +161,7 @@ async def _send_line(process: Process, line: bytes) -> bytes | None:
 
 
 async def _read_line(process: Process) -> bytes | None:
-    """The next line that the process says; None if it has ended, or was ended for its length."""
+    """The next line that the process writes; None if it has ended, or was ended for its length."""
     assert process.stdout is not None
     try:
         return await process.stdout.readline() or None
@@ -183,8 +183,8 @@ async def _read_output(process: Process) -> bytes:
 
 
 def _kill(process: Process) -> None:
-    """Kill the process and its group. asyncio's own `kill` may take the exit code away from whoever
-    waits for it.
+    """Kill the process and its group. asyncio's own `kill` may take the exit code away from the
+    caller that waits for it.
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Calls somebody else's function on text that nobody has read. The function may hang, take all
-memory, or run what the text says.
+"""Calls a library's function on unreviewed text. The function may hang, take all
+memory, or run code in the text.
 
-Each call has a process of its own. It is forked from a parent that has imported what the function
+Each call has its own process. It is forked from a parent that has imported what the function
 needs, it is confined (`limits.py`) before it is given the text, and it is ended when its time is
 over. It has an environment without secrets and no open files, and no other call sees what a call
 does to its process. Arguments and results are lines of JSON. The parent starts with the first call,
@@ -86,7 +86,7 @@ class SubprocessCall:
         if process is not None:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    # asyncio's own `kill` may take the exit code away from whoever waits for it
+                    # asyncio's own `kill` may take the exit code away from the caller that waits
                     os.kill(process.pid, signal.SIGKILL)
             assert process.stdout is not None
             with contextlib.suppress(ValueError):
@@ -122,7 +122,7 @@ class SubprocessCall:
     ) -> dict[str, Any]:
         assert process.stdin is not None
         process.stdin.write(json.dumps(arguments).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it died, and the answer will say so
+        with contextlib.suppress(ConnectionError):  # it died, and the answer will report it
             await process.stdin.drain()
         return await self._read_line(process)
 

@@ -1,3 +1,3 @@
-"""Envs in an environment of their own. `process.py` keeps a server of one running; what runs in
-that environment lies in `inside/`, and knows the gateway and nothing of streamrl.
+"""Envs in a separate environment. `process.py` keeps a server of one running; what runs in
+that environment is in `inside/`, and knows the gateway and nothing of streamrl.
 """

@@ -50,7 +50,7 @@ def run_server(run: RunFile, log: Log, stop: threading.Event, env: str, index: i
                 if process.poll() is not None:
                     raise StreamrlError(
                         f"envs.{env}: its server has ended with exit code {process.returncode};"
-                        " what it said stands above in this log"
+                        " its output is above in this log"
                     )
         finally:
             process.communicate()  # The end of its input is the end of the server.
@@ -75,8 +75,8 @@ def start(command: list[str], variables: dict[str, str], key: str) -> subprocess
 
 
 def key_of(run: RunFile, env: str) -> str:
-    """The key with which a server opens sessions of its env: the one that it is given, or one of
-    its own. Raises ConfigError if there is no secret to make it of.
+    """The key with which a server opens sessions of its env: the one that it is given, or one
+    that is made from a secret of the run. Raises ConfigError if there is none.
     """
     sessions = run.envs[env].sessions
     if sessions is not None and sessions.api_key:

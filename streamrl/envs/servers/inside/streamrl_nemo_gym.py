@@ -80,7 +80,7 @@ class NemoGym:
 
 
 def outcome(result: Any, named: bool) -> Outcome:
-    """What `/run` says of an episode. `named`: with the components of its reward by their names,
+    """What `/run` reports of an episode. `named`: with the components of its reward by their names,
     where the server gives any. Raises Failed for an episode that was not judged.
     """
     if not isinstance(result, dict):
@@ -91,7 +91,7 @@ def outcome(result: Any, named: bool) -> Outcome:
     if result.get("verification_skipped"):
         raise Failed("the agent skips verification (skip_verification), so there is no reward")
     if result.get("mask_sample"):
-        raise Failed("the agent server says that this sample is not to be trained on (mask_sample)")
+        raise Failed("the agent server excludes this sample from training (mask_sample)")
     given: dict[str, Any] = {"reward": result.get("reward")}
     if named:
         given = {**(result.get("reward_components") or {}), **given}
@@ -154,8 +154,8 @@ def installed_version() -> str:
         return importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         raise SystemExit(
-            f"params.version: this Python has no {PACKAGE}, and its servers do not say their"
-            " version; say which one they run"
+            f"params.version: this Python has no {PACKAGE}, and its servers do not report"
+            " their version; give the one that they run"
         ) from None
 
 

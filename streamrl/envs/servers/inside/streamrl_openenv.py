@@ -26,10 +26,10 @@ from streamrl_sessions import (
     serve,
 )
 
-ABOUT_S = 60.0  # The server says within so long what it is.
+ABOUT_S = 60.0  # The server describes itself within so long.
 MAX_ABOUT = 1 << 20  # bytes of it
 TIMEOUT_S = 300.0  # of one answer of the policy
-CONTEXT = "context_length_exceeded"  # The gateway says this of a prompt that is too long.
+CONTEXT = "context_length_exceeded"  # The gateway's code for a prompt that is too long.
 
 
 class OpenEnv:
@@ -110,7 +110,7 @@ def action_of(answer: str, schema: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         action = json.loads(answer)
-    except (ValueError, RecursionError):  # a policy may say anything
+    except (ValueError, RecursionError):  # a policy may answer anything
         action = answer
     if isinstance(action, dict):
         return action

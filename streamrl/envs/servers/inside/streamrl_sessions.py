@@ -1,7 +1,7 @@
 """Poses the problems of an env, and plays each of them as sessions of the gateway.
 
 This runs in the env's own Python, which does not have streamrl: it uses the standard library, and
-is found by PYTHONPATH, which is why its name is long. A program of your own that is the `kind` of
+is found by PYTHONPATH, which is why its name is long. Your program that is the `kind` of
 an env ends with
 
     serve(make_env)
@@ -42,7 +42,7 @@ MAX_CAUSE = 500  # characters
 
 @dataclass(frozen=True)
 class Settings:
-    """What the run file says of this server."""
+    """What the run file sets for this server."""
 
     env: str
     server: str  # its name, which no other server of the run has
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Failed(Exception):
-    """There is nothing to train on. The message says why."""
+    """There is nothing to train on. The message has the cause."""
 
 
 class SessionEnv(Protocol):
@@ -124,7 +124,7 @@ def hide_memory() -> None:
 
 
 class GatewayRefused(Exception):
-    """The gateway does not do what it is asked for, or is gone. The message says why."""
+    """The gateway does not do what it is asked for, or is gone. The message has the cause."""
 
 
 @dataclass
@@ -135,8 +135,8 @@ class GatewayClient:
     key: str
 
     async def post(self, path: str, body: dict[str, Any], key: str = "") -> Any:
-        """As `ask`, for a request without which the server cannot go on. Raises SystemExit if it is
-        refused.
+        """As `ask`, for a request without which the server cannot continue. Raises SystemExit if it
+        is refused.
         """
         try:
             return await self.ask(path, body, key or self.key)
@@ -234,7 +234,7 @@ class SessionServer:
             await self._fail(session, grading_key, cause)
         except Failed as error:
             await self._fail(session, grading_key, str(error))
-        except Exception as error:  # the env is somebody else's code
+        except Exception as error:  # the env is another author's code
             await self._fail(session, grading_key, f"{type(error).__name__}: {error}")
         else:
             await self._grade(session, grading_key, rewards, truncation)

@@ -30,7 +30,7 @@ LIMITS = {
 
 
 class SessionClient(EvalClient):
-    """Calls the gateway for all episodes, each with the key of its own session."""
+    """Calls the gateway for all episodes, each with the key of its session."""
 
     def __init__(self, config: EvalClientConfig) -> None:
         super().__init__(config)
