@@ -1,6 +1,6 @@
-"""The adapters that one vLLM has beside its base: loaded while it answers, without a pause.
+"""The adapters that one vLLM has on its base: loaded while it answers, without a pause.
 
-Each version is an adapter of its own name. A request names the adapter that it wants, so it is
+Each version is an adapter with its own name. A request names the adapter that it wants, so it is
 answered by one version from its first token to its last, and vLLM's prefix cache holds the versions
 apart. An adapter is unloaded once a newer one of its run has replaced it and no request uses it.
 """
@@ -49,13 +49,13 @@ def refuse_other_base(version: PolicyVersion, own: AdapterBase) -> None:
     if version.base is None:
         raise InferenceError(
             "its versions are whole models, and a server has adapters of several runs only: give"
-            " the run learner.lora, or servers of its own"
+            " the run learner.lora, or its own servers"
         )
     if version.base.sha256 != own.sha256:
         raise InferenceError(
-            f"its adapters stand on another base (sha256 {version.base.sha256[:12]}) than this"
+            f"its adapters have another base (sha256 {version.base.sha256[:12]}) than this"
             f" server ({own.sha256[:12]}): give both runs the same model and tokenizer, or the run"
-            " servers of its own"
+            " its own servers"
         )
 
 
@@ -83,9 +83,9 @@ def refuse_other_shape(directory: Path, served: Lora) -> None:
     more = [name for name in config.target_modules if name not in served.targets]
     if more:
         raise InferenceError(
-            f"its adapters stand beside {', '.join(more)}, and this server applies those beside"
-            f" {', '.join(served.targets)}: give the run such learner.lora.targets, or servers of"
-            " its own"
+            f"its adapters change {', '.join(more)}, and this server applies adapters of"
+            f" {', '.join(served.targets)}: give the run such learner.lora.targets, or its own"
+            " servers"
         )
 
 
@@ -117,7 +117,7 @@ class LoadedAdapters:
             )
 
     def load(self, version: int, directory: Path, run: str = "") -> str:
-        """Load the adapter in `directory` beside the others. Returns the name that requests give
+        """Load the adapter in `directory` next to the others. Returns the name that requests give
         for it. It is another one each time, because vLLM caches by name. `run`: whose version it
         is.
         """

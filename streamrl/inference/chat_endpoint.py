@@ -1,4 +1,4 @@
-"""Asks a model behind any OpenAI endpoint one question at a time, and asks again if it fails."""
+"""Asks a model at any OpenAI endpoint one question at a time, and asks again if it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CUT_OFF = "its answer was cut off; raise max_tokens, unless its provider filters
 
 
 class NoUsableAnswer(Exception):
-    """The model has not answered, or with nothing that can be used; the message says how."""
+    """The model has not answered, or its answer cannot be used; the message has the cause."""
 
 
 async def spaced(attempts: int, pause_s: float) -> AsyncIterator[int]:

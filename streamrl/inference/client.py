@@ -3,8 +3,8 @@ answers to a prompt, with everything that the learner has to know about each tok
 
 A call makes two requests: `/v1/chat/completions/render` turns messages into the server's own prompt
 tokens, and vLLM's token-in token-out `/inference/v1/generate` samples. A plain chat completion has
-token ids and logprobs too, but does not say which policy version made which token. A conversation
-goes on from the tokens that it has (`prefix.py`).
+token ids and logprobs too, but does not report which policy version made which token. A
+conversation continues from the tokens that it has (`prefix.py`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ REGISTRY_POLL_S = 0.05  # The interval of looking for a server while there is no
 REPORT_S = 10.0
 # The errors of reading an answer that is not as expected.
 UNUSABLE = (TypeError, ValueError, OverflowError)
-CONTEXT = "maximum context length"  # A server says this of a prompt that is too long.
+CONTEXT = "maximum context length"  # in a server's error for a prompt that is too long
 
 
 class SamplingFailed(Exception):
-    """Nothing was sampled, and the message says why. An env publishes it as the failure of its
+    """Nothing was sampled, and the message has the cause. An env publishes it as the failure of its
     rollouts.
     """
 
@@ -107,7 +107,7 @@ class SampledCompletion(NamedTuple):
     # rewrote it.
     prefix_tokens: int = 0
     # (p + n, layers, k) uint8 or uint16: where the server sent the tokens of the prompt and then
-    # its own, as in a Turn; None: it does not say
+    # its own, as in a Turn; None: it does not report them
     routed_experts: np.ndarray | None = None
 
     def metadata(self) -> InferenceMetadata:
@@ -187,7 +187,7 @@ class Client:
         demonstration: Mapping[str, Any] | None = None,
     ) -> list[SampledCompletion]:
         """`n` answers to a conversation, in one request to one server, another one if that fails.
-        `tools`: as its chat template is told of them. `prefix`: what its prompt goes on from.
+        `tools`: as its chat template is told of them. `prefix`: what its prompt continues from.
         `demonstration`: a message of the assistant, which is then the only answer.
 
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x
@@ -378,8 +378,8 @@ class Client:
 def apply_server_event(
     event: Event, clients: Iterable[Client], began: Mapping[TopicPartition, int]
 ) -> None:
-    """Apply an event of the `servers` topic to these clients. One that cannot be read is passed
-    over. `began`: where the topic ended when this process began.
+    """Apply an event of the `servers` topic to these clients. One that cannot be read is
+    skipped. `began`: where the topic ended when this process began.
     """
     if event.record is None or isinstance(event.record, Server):
         is_old = event.offset < began.get((event.topic, event.partition), 0)

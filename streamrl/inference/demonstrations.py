@@ -80,7 +80,7 @@ async def demonstrated_tokens(
     behind = common_suffix(one, other)
     end = await _end_of_turn(connection, model, behind)
     if not end:
-        raise UnusableDemonstration("the chat template writes nothing behind an answer to close it")
+        raise UnusableDemonstration("the chat template writes nothing after an answer to close it")
     is_after_prompt = whole[: len(prompt)] == prompt
     is_closed = whole[len(whole) - len(behind) :] == behind
     content = whole[len(prompt) : len(whole) - len(behind)]
@@ -94,7 +94,7 @@ async def demonstrated_tokens(
 async def _end_of_turn(
     connection: ServerConnection, model: str, behind: Sequence[int]
 ) -> list[int]:
-    """The tokens behind an answer up to the one that closes it, which is the first that is more
+    """The tokens after an answer up to the one that closes it, which is the first that is more
     than white space: some templates write a space or a new line before it. Empty if none is.
     """
     for count in range(1, len(behind) + 1):

@@ -80,7 +80,7 @@ def stop_tokens(directory: Path) -> set[int]:
 
 
 def _first_added_token(tokenizer: Any, text: str) -> int | None:
-    """The first token of the text that stands for no text of its own, or None."""
+    """The first token of the text that was added to the vocabulary, or None."""
     added = tokenizer.added_tokens_decoder.keys() | set(tokenizer.all_special_ids)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return next((token for token in ids if token in added - {tokenizer.unk_token_id}), None)

@@ -30,7 +30,7 @@ from streamrl.text import one_line
 
 SWAP_TIMEOUT_S = 600.0
 METRICS_TIMEOUT_S = 5.0
-# The same paths stand in inside_vllm/streamrl_guard.py. It runs in vLLM's environment, so this
+# The same paths are in inside_vllm/streamrl_guard.py. It runs in vLLM's environment, so this
 # module does not import it.
 PAUSE = "/streamrl/pause"
 ADMIT_PROBES = "/streamrl/admit-probes"
@@ -113,7 +113,7 @@ class Engine:
         return int(name) if str(name).isdecimal() else -1
 
     def load_adapter(self, name: str, directory: Path) -> None:
-        """Load the adapter in `directory` beside the base and the other adapters. Requests with
+        """Load the adapter in `directory` next to the base and the other adapters. Requests with
         this model name get it.
         """
         body = {"lora_name": name, "lora_path": str(directory)}

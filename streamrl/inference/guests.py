@@ -1,6 +1,6 @@
 """The guests of a server: other runs on the same base and the same Kafka, whose adapters it serves
-beside those of its own run (inference.also_serves). It reads their versions and registers itself on
-their `servers`, under a name with this run's before it.
+in addition to those of its run (inference.also_serves). It reads their versions and registers
+itself on their `servers`, under a name with this run's before it.
 
 What goes wrong with a guest concerns that guest alone. If a run is not there yet, or its topics are
 gone, it is looked for again.

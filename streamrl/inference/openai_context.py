@@ -6,7 +6,7 @@ for `logprobs=True` and `return_token_ids=True`, because the ids that a server s
 them the prompt is tokenised here, with the template that the server applies, and the answer's BPE
 tokens are looked up (`Ġhello`, not ` hello`; vLLM prints decoded text, so it has to send ids).
 
-The gateway's answers say which policy version sampled each token, and at which temperature. vLLM's
+The gateway's answers name the policy version and the temperature of each token. vLLM's
 chat completions do not, so the context is told both: the temperature that the env asks for, and the
 version that `servers` had before it asked. Without either a rollout is not trained on. Envs that
 sample through `client.py` need none of this: it handles ids only.
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 FEW_TOKENS = 5  # an answer of fewer is worth a warning
 LEAST_LOGPROB = -100.0  # of a token that was sampled; servers write -9999 for what they do not know
 ID_PREFIX = "token_id:"  # how vLLM prints tokens under `return_tokens_as_token_ids`
-NO_VERSION = "nobody says which policy version sampled it; give the context its policy_version"
-NO_TEMPERATURE = "nobody says at which temperature it was sampled; give the context its temperature"
+NO_VERSION = "its policy version is unknown; give the context its policy_version"
+NO_TEMPERATURE = "its temperature is unknown; give the context its temperature"
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -55,7 +55,7 @@ class InferenceContext:
     since it was made.
 
     `temperature` is what the env samples at, and `policy_version` what `servers` has told it of.
-    They count where the answer does not say.
+    They count where the answer does not have them.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class InferenceContext:
         how: InferenceMetadata | None = None,
         # counts where neither `how` nor the choice has version spans; by default the context's
         policy_version: int | None = None,
-        group_id: str = "",  # of its own where the same example is posed again
+        group_id: str = "",  # another one where the same example is posed again
         sample: int | None = None,  # otherwise the choice's index
         producer: str = "",
     ) -> Rollout:
@@ -277,14 +277,14 @@ def suspicious(logprobs: np.ndarray) -> str:
         return f"token {above[0]} has {logprobs[above[0]]:g}, above 0"
     below = np.flatnonzero(~(logprobs > LEAST_LOGPROB))
     if below.size:
-        return f"token {below[0]} has {logprobs[below[0]]:g}, which nobody samples"
+        return f"token {below[0]} has {logprobs[below[0]]:g}, which no server samples"
     return ""
 
 
 def _how_sampled(choice: Any, temperature: float | None) -> tuple[InferenceMetadata, str]:
-    """How an answer was sampled, as far as the server says it; and, in a line, what is missing.
+    """How an answer was sampled, as far as the server reports it; and, in a line, what is missing.
 
-    `temperature`: that of the answer if the server does not say it.
+    `temperature`: that of the answer if the server does not report it.
     """
     spans = [
         VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])

@@ -1,4 +1,4 @@
-"""Serves a pool that has a model of its own, such as a judge: no version of the run's policy."""
+"""Serves a pool that has its own model, such as a judge: no version of the run's policy."""
 
 from __future__ import annotations
 

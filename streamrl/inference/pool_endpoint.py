@@ -49,7 +49,7 @@ class PoolEndpoint:
         raise NoUsableAnswer(f"pool {self.pool}: {cause}")
 
     async def _answer(self, question: str) -> str:
-        assert self.client is not None, "whoever asks a pool is connected with it"
+        assert self.client is not None, "a pool is asked only when connected"
         messages = [{"role": "user", "content": question}]
         (sampled,) = await self.client.sample(messages, 1, self._settings())
         if sampled.finish_reason == "length":

@@ -7,7 +7,7 @@ or it may change the text (some templates drop earlier thoughts). In the first c
 is the history, followed by the rendered tokens after the last answer, so no answer is tokenized
 again. In the second case the rendering is used as it is, and begins another training sequence; or,
 under `model.history: keep`, the history stays all the same, followed by what the template writes
-behind an answer (`after_answer`).
+after an answer (`after_answer`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Prefix:
-    """What a prompt goes on from: the last prompt of its conversation and the answer to it."""
+    """What a prompt continues from: the last prompt of its conversation and the answer to it."""
 
-    # Their ids. The prompt begins with them unless the template rewrites what they say; a request
+    # Their ids. The prompt begins with them unless the template rewrites their text; a request
     # without messages has nothing else.
     tokens: Sequence[int] = ()
     # Gave that answer, and is asked again while it is hardly busier than the others.

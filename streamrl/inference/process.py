@@ -46,7 +46,7 @@ def main(
     determine its port and its name on `servers`. `open_log` is needed for other
     runs that the server serves.
 
-    A server beyond those of the run file may join at any time, under an index of its own.
+    A server beyond those of the run file may join at any time, under its own index.
 
     Raises InferenceError if vLLM cannot be started or dies, and ModelError or PortTaken as
     `vllm_process.start` does.

@@ -1,4 +1,4 @@
-"""The prompt of a conversation: what the server's chat template makes of it, going on from the
+"""The prompt of a conversation: what the server's chat template makes of it, continued from the
 tokens that were sampled (`prefix.py`).
 """
 
@@ -12,8 +12,8 @@ from streamrl.inference.prefix import Prefix, after_answer, continuation_index, 
 from streamrl.inference.server_connection import ServerConnection, ServerRejected
 from streamrl.inference.vllm_api import DetokenizeResponse, RenderResponse
 
-# Two answers by which the tokens behind an answer are told from its own. Not two letters, for which
-# a tiny vocabulary may have one token.
+# Two answers by which the tokens after an answer are told from those of the answer. Not two
+# letters, for which a tiny vocabulary may have one token.
 TWO_TEXTS = ("a", "1")
 
 
@@ -71,7 +71,7 @@ async def render(connection: ServerConnection, body: Mapping[str, Any]) -> list[
 async def _after_answer(
     connection: ServerConnection, body: Mapping[str, Any], answer: int, end_of_turn: int
 ) -> list[int] | None:
-    """The tokens that the template writes behind message number `answer` once `end_of_turn` has
+    """The tokens that the template writes after message number `answer` once `end_of_turn` has
     closed it. None if it is closed in another way, or if the template refuses such an answer.
     """
     bodies = [

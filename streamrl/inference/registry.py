@@ -3,7 +3,7 @@ chooses for itself, so there is no central dispatcher.
 
 The rule is `choose_server`: within a pool, the least loaded server wins, but a conversation stays
 with its last server while that one is hardly busier. The last server has the conversation in its
-prefix cache, which is worth waiting behind a few sequences, but not behind any number.
+prefix cache, which is worth waiting for a few sequences, but not for any number.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Registry:
         left.
 
         `old`: the record was written before this process started, so the server may be gone. It is
-        used after its next record. A record under another key than its own is passed over.
+        used after its next record. A record under the key of another server is skipped.
         """
         if server is not None and server.server_id != server_id:
             return

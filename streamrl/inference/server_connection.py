@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 MAX_CONNECTIONS = 1_000  # to a server; a request beyond these waits until one is free
 KEEP_ALIVE_S = 4.0  # vLLM closes a connection that has been idle for 5 s
-MAX_REASON = 400  # characters of what a server says
+MAX_REASON = 400  # characters of a server's answer
 REJECTED = (400, 422)
 # Of an answer: for each byte of the request, for each token that is to be sampled (its logprob, its
 # experts), and in any case.
@@ -37,7 +37,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class RequestFailed(Exception):
-    """The server did not answer, or answered with an error; the message says which."""
+    """The server did not answer, or answered with an error; the message has the cause."""
 
 
 class ServerRejected(RequestFailed):
@@ -160,7 +160,7 @@ class OpenConnection(asyncio.Protocol):
         self._answered: asyncio.Future[Response] | None = None
         self._body = bytearray()
         self._has_length = False
-        self._ends_with_connection = False  # the answer, because nothing says how long it is
+        self._ends_with_connection = False  # the answer, because its length is not given
         self._is_reusable = True
         self._bytes_left = 0  # of the answer, its head included
 

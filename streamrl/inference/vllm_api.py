@@ -87,7 +87,7 @@ def experts_of(choice: GeneratedChoice, tokens: int) -> np.ndarray | None:
     (tokens, layers, k) uint8 or uint16, counted from 1. None where the server does not report them.
 
     The last token has none, because the server did not read it: its row is 0. Neither has a token
-    at which the server says -1. Raises ValueError for an array of another shape, or of numbers that
+    at which the server has -1. Raises ValueError for an array of another shape, or of numbers that
     are no experts. `tokens`: of prompt and answer.
     """
     if choice.routed_experts is None:

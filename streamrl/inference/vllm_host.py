@@ -1,6 +1,6 @@
 """One vLLM and the policy version that it serves. To load a version the host pulls and verifies its
 weights, starts vLLM on them or swaps them in, and probes. If versions are adapters, vLLM is started
-on their base, and loads them beside it, and also those of other runs on the same base. All of this
+on their base, and loads them next to it, and also those of other runs on the same base. All of this
 blocks, so the agent runs it on a background thread.
 """
 
@@ -96,8 +96,8 @@ class VllmHost:
         self._process: vllm_process.VllmProcess | None = None
         self._engine: Engine | None = None
         self._started_on = Path()  # the copy that vLLM reads its tokenizer from
-        self._base: AdapterBase | None = None  # that vLLM stands on
-        self._adapters: LoadedAdapters | None = None  # beside the base
+        self._base: AdapterBase | None = None  # that vLLM was started on
+        self._adapters: LoadedAdapters | None = None  # on the base
         self._checked = set[str]()  # sha256 of the random adapters that vLLM has applied
         self._loading = threading.Lock()
 
@@ -220,7 +220,7 @@ class VllmHost:
     def _load_adapter(
         self, version: PolicyVersion, base: AdapterBase, copies: VersionCopies, guest: str
     ) -> str:
-        """Load an adapter beside the others. Before the first one of a run it is checked that vLLM
+        """Load an adapter next to the others. Before the first one of a run it is checked that vLLM
         applies adapters of that run's shape. Returns the name that requests give for it.
         """
         assert self._adapters is not None, "a vLLM without adapters refuses the version"

@@ -183,7 +183,7 @@ def address(settings: Inference) -> str:
     host = resolve_reference(settings.host, "inference.host")
     if host in ("", "0.0.0.0", "::"):
         raise ConfigError(
-            f"inference.host is {host!r}, which nobody can be told to call; give the address of"
+            f"inference.host is {host!r}, which envs cannot call; give the address of"
             " this machine that envs are to use"
         )
     if not is_loopback(host) and not settings.api_key:

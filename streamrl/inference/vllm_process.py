@@ -81,7 +81,7 @@ class VllmProcess:
             self._tee.wait()
 
     def cause(self) -> str:
-        """The line of the log that says why vLLM has ended."""
+        """The line of the log with the cause of vLLM's end."""
         return last_error(self.log_path.read_text(errors="replace"))
 
 
@@ -124,8 +124,8 @@ def start(launch: VllmLaunch, stop: threading.Event) -> VllmProcess:
 
 
 def take_port(host: str, port: int, wait_s: float = 2 * GRACE_S) -> int:
-    """A port that nobody listens on: `port` itself, or any free port if it is 0. A server that is
-    about to end gets `wait_s` to free the port.
+    """A port that no process listens on: `port` itself, or any free port if it is 0. A server that
+    is about to end gets `wait_s` to free the port.
 
     Raises PortTaken, and ConfigError if `host` is not an address of this machine.
     """

@@ -23,8 +23,8 @@ class VersionCopies(NamedTuple):
 
 
 class WeightCopies:
-    """The copies in one directory, which is emptied first. Several threads may pull, each for a run
-    of its own.
+    """The copies in one directory, which is emptied first. Several threads may pull, each for
+    another run.
     """
 
     def __init__(self, run: RunFile, directory: Path) -> None:
@@ -48,7 +48,7 @@ class WeightCopies:
         base = version.base
         name = str(version.version)
         if base is not None:
-            # vLLM may still read an earlier copy of an adapter, so each has a directory of its own.
+            # vLLM may still read an earlier copy of an adapter, so each has its own directory.
             name += f"-{next(self._pulls)}"
         copies = VersionCopies(
             weights=place / name,
@@ -78,7 +78,7 @@ class WeightCopies:
                 self.delete(copy)
 
     def _directory_of(self, guest: str) -> Path:
-        """The directory of a guest's copies, or of this run's. They lie apart, because a run may
+        """The directory of a guest's copies, or of this run's. They are separate, because a run may
         have any name.
         """
         return self._directory / "guests" / guest if guest else self._directory / "own"

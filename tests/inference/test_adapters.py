@@ -156,7 +156,7 @@ def test_another_runs_adapters_have_no_higher_rank_and_no_further_layers(tmp_pat
     refuse_other_shape(shape(8, "v_proj"), served)
     with pytest.raises(InferenceError, match=r"have rank 9, and this server takes ranks up to 8:"):
         refuse_other_shape(shape(9, "v_proj"), served)
-    with pytest.raises(InferenceError, match=r"beside o_proj, .* beside q_proj, v_proj:"):
+    with pytest.raises(InferenceError, match=r"change o_proj, .* adapters of q_proj, v_proj:"):
         refuse_other_shape(shape(4, "v_proj", "o_proj"), served)
 
 

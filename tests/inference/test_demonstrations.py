@@ -112,7 +112,7 @@ def test_a_call_of_a_tool_is_written_by_the_template_and_the_next_answer_goes_on
 @pytest.mark.parametrize(
     ("stub", "says"),
     [
-        (WithoutEnds(), "writes nothing behind an answer"),
+        (WithoutEnds(), "writes nothing after an answer"),
         (Trimming(), "does not write this answer after the prompt"),
     ],
 )

@@ -232,7 +232,7 @@ def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(
         ):
             run_file(host=host)
     for host in ("0.0.0.0", "::", "env:STREAMRL_TEST_ANY"):
-        with pytest.raises(ConfigError, match="which nobody can be told to call"):
+        with pytest.raises(ConfigError, match="which envs cannot call"):
             address(run_file(host=host, **key))
     with pytest.raises(
         ConfigError,

@@ -1,9 +1,9 @@
 """Runs inside every process of vLLM, as a plugin (`vllm.general_plugins`, named in the dist-info
-beside it): the version spans of an answer name the version of the adapter that was asked for.
+next to it): the version spans of an answer name the version of the adapter that was asked for.
 
 vLLM marks tokens with the version of its weights, and it has one at a time. With adapters the
-weights are the base's, and the adapter says which version sampled: the name of version 12 is
-`policy-12-3`. This module uses the standard library only, like `streamrl_guard.py`.
+weights are the base's, and the adapter's name has the version that sampled: the name of version 12
+is `policy-12-3`. This module uses the standard library only, like `streamrl_guard.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-logger = logging.getLogger("vllm.streamrl_adapters")  # vLLM prints what its own loggers say.
+logger = logging.getLogger("vllm.streamrl_adapters")  # vLLM prints what its own loggers log.
 
 NAME = re.compile(r"policy-(\d+)-\d+")
 

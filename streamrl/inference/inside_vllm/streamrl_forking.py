@@ -1,5 +1,5 @@
-"""Runs inside vLLM as a plugin (`vllm.general_plugins`, named in the dist-info beside it): on a CPU
-vLLM's engine is a fork of its server, and computes in its own process.
+"""Runs inside vLLM as a plugin (`vllm.general_plugins`, named in the dist-info next to it): on a
+CPU vLLM's engine is a fork of its server, and computes in its own process.
 
 On a CPU vLLM starts three Python processes: the server, the engine, and the worker that computes.
 Each of them imports vLLM, which takes about 12 s of CPU. All three are made so that OpenMP's
@@ -15,13 +15,13 @@ import logging
 import os
 from typing import Any
 
-logger = logging.getLogger("vllm.streamrl_forking")  # vLLM prints what its own loggers say.
+logger = logging.getLogger("vllm.streamrl_forking")  # vLLM prints what its own loggers log.
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"  # how vLLM starts a process
 
 
 def fork() -> None:
-    """Make vLLM fork its engine, and have no worker beside it, if STREAMRL_FORK is 1 and the model
+    """Make vLLM fork its engine, and have no separate worker, if STREAMRL_FORK is 1 and the model
     is on one device. Otherwise nothing changes.
     """
     if os.environ.get("STREAMRL_FORK") != "1":

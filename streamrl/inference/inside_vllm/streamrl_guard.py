@@ -3,20 +3,20 @@ measures what the server's time goes to.
 
 - Requests that control the server (pause it, load weights from a path, call a method of its
   workers, abort requests of others) are for its agent only. The agent has made up a key for this
-  one server. vLLM itself would answer whoever reaches the port, with or without a key of its own.
-- Sampling, and what belongs to it, is for whoever sends the run's API key. If the run has none, it
-  is for everybody. The API key gives no control.
+  one server. vLLM itself would answer all who reach the port, with or without its own key.
+- Sampling, and what belongs to it, is for clients that send the run's API key. If the run has none,
+  it is for everybody. The API key gives no control.
 - A request to sample has text of a bounded size, and asks for a bounded number of answers
   (`objection`). The length of an answer is bounded by vLLM's context.
 - `/health` answers everybody.
 - `PAUSE` pauses vLLM for its agent as soon as no step is running. (vLLM's own request then sleeps
   for 20 ms, so that clients get what was sampled.)
 - `ADMIT_PROBES` lets a paused vLLM compute the probes of its agent, and nothing else.
-- `CLOCK` tells its agent for how long somebody waited for tokens, for how long the server was
-  paused, and for how long nobody asked (`Clock`).
+- `CLOCK` tells its agent for how long a client waited for tokens, for how long the server was
+  paused, and for how long no client asked (`Clock`).
 
 vLLM's Python does not have streamrl. So this module uses the standard library only, and is found by
-PYTHONPATH: that is why it has a long name and a directory of its own. The keys are in the
+PYTHONPATH: that is why it has a long name and its own directory. The keys are in the
 environment, because the process list shows arguments to everybody.
 """
 
@@ -59,7 +59,7 @@ RESUME = "/resume"
 CLOCK = "/streamrl/clock"
 REFUSED = {
     "error": {
-        "message": "this server does that for nobody who does not send the right API key",
+        "message": "this server does that only for requests with the right API key",
         "code": 401,
     }
 }

@@ -1,5 +1,5 @@
 """Runs inside every process of vLLM, as a plugin (`vllm.general_plugins`, named in the dist-info
-beside it): a probe of the server's agent is computed before all requests that wait.
+next to it): a probe of the server's agent is computed before all requests that wait.
 
 A swap pauses vLLM, and everything that was running waits. As an ordinary request the probe would be
 the last of them, and most answers would be given before anybody knows that the new weights are

@@ -1,9 +1,9 @@
 """Runs inside every process of vLLM, as a plugin (`vllm.general_plugins`, named in the dist-info
-beside it): a process that waits for another one sleeps.
+next to it): a process that waits for another one sleeps.
 
 vLLM's engine and its worker send each other messages through shared memory. While a process waits,
-it polls, and yields the core in between (`sched_yield`). This is fastest if every process has a
-core of its own. On a CPU they share the cores with the learner, the broker and the envs, and a step
+it polls, and yields the core in between (`sched_yield`). This is fastest if every process has its
+own core. On a CPU they share the cores with the learner, the broker and the envs, and a step
 of sampling takes two cores: one computes and one polls. Other processes then waited for a core for
 up to 5 s, and transactions failed (docs/performance.md, Weights).
 
@@ -17,7 +17,7 @@ import os
 import time
 from functools import partial
 
-logger = logging.getLogger("vllm.streamrl_waiting")  # vLLM prints what its own loggers say.
+logger = logging.getLogger("vllm.streamrl_waiting")  # vLLM prints what its own loggers log.
 
 
 def nap() -> None:
