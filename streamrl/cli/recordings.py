@@ -239,7 +239,7 @@ def export_model(
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """What could not be used: list it, look at it, put it back."""
+    """Records that could not be used: list them, show one, put them back."""
 
 
 @dead_letters.command("list")

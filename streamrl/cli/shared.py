@@ -53,7 +53,7 @@ def serving(settings: RunFile, log: Log, part: str) -> contextlib.AbstractContex
 
 
 def listen_override() -> ListenOverride:
-    """Where to serve the pages, if the command line or the environment gives it."""
+    """The address to serve the pages at, if the command line or the environment gives it."""
     from streamrl.monitoring.http import ListenOverride
 
     meta = click.get_current_context().meta

@@ -58,7 +58,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def problems(engine: Mapping[str, Value]) -> Iterator[str]:
-    """What is wrong with these settings, each as a sentence that begins with the setting's name."""
+    """The problems of these settings, each as a sentence that begins with the setting's name."""
     for name, value in engine.items():
         if name in SWITCHES:
             if not isinstance(value, bool):

@@ -32,7 +32,7 @@ class Plugin(NamedTuple):
 
 
 def plugins(group: Group) -> dict[str, Plugin]:
-    """What installed packages add to a group, by its name in a run file. Nothing is imported.
+    """The additions of installed packages to a group, by name in a run file. Nothing is imported.
 
     Raises ConfigError if two packages add the same name.
     """

@@ -87,7 +87,9 @@ def kind_of(topic: str) -> str:
 
 
 def subject_of(topic: str) -> str:
-    """What a topic is named after: `copy-digits` of `rollouts.copy-digits`."""
+    """The env or other subject that a topic is named after: `copy-digits` of
+    `rollouts.copy-digits`.
+    """
     return topic.partition(".")[2]
 
 

@@ -180,7 +180,7 @@ class AgentLoopEnv(BaseEnv):
         """
 
     def save_state(self, notes: dict[str, Any], /) -> Any:
-        """What `converse` needs besides the messages to continue this rollout, as plain
+        """The state that `converse` needs besides the messages to continue this rollout, as plain
         values of at most 64 KiB. Called at each request, where model calls are recorded.
 
         None: there is no such state. A process that follows this one then runs `converse` again

@@ -107,7 +107,7 @@ class ProblemStats:
 
 
 def make_stats(name: str, settings: Env, env: BaseEnv) -> ProblemStats | None:
-    """What is known of the problems of the env `name`: nothing yet. None if they are not filtered.
+    """Empty statistics of the problems of the env `name`. None if they are not filtered.
     Raises ConfigError if the env poses no problem twice.
     """
     if settings.pass_rate is None:

@@ -45,7 +45,7 @@ class OutstandingLimit:
 
     @property
     def capacity(self) -> int:
-        """How many groups may be outstanding.
+        """The number of groups that may be outstanding.
 
         Either the batcher grants this replica a number of groups, or the replica takes its share
         of the wanted tokens, rounded up to whole groups.

@@ -55,7 +55,8 @@ class ProblemCursor:
 def resume_progress(
     producer: str, replica: int, replicas: int, known: Sequence[EnvProgress]
 ) -> EnvProgress:
-    """Where a replica begins. No problem is posed twice, whichever replica starts first.
+    """The progress with which a replica begins. No problem is posed twice, whichever replica starts
+    first.
 
     It begins at its own last position. If the number of replicas has changed since, it begins
     after the highest number that any replica has posed. `known` is the last progress of every

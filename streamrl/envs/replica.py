@@ -46,7 +46,7 @@ class RolloutGroup(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """What the group would have cost if none of its rollouts had failed; 0 if all have."""
+        """The tokens of the group had none of its rollouts failed, estimated; 0 if all have."""
         sizes = [rollout.total_tokens for rollout in self.rollouts if not rollout.failure]
         return len(self.rollouts) * sum(sizes) / len(sizes) if sizes else 0.0
 

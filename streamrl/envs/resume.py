@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def resume_replica(
     run: RunFile, log: Log, name: str, number: int, runner: RolloutRunner, client: Client
 ) -> Replica:
-    """Replica `number` of env `name`. It continues its last process. Raises ConfigError."""
+    """Replica `number` of env `name`, resumed after its last process. Raises ConfigError."""
     settings = run.envs[name]
     producer = topology.producer(name, number)
     replicas = max(settings.replicas, 1)

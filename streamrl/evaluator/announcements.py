@@ -28,7 +28,7 @@ class Announcements:
                 add_announcement(self.versions, record)
 
     def behind(self, version: int) -> int:
-        """How many versions are newer than `version`. All of them if it is -1."""
+        """The number of versions newer than `version`. All of them if it is -1."""
         if version < 0 or not self.versions:
             return len(self.versions)
         return max(self.versions) - version

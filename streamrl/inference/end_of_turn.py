@@ -17,7 +17,7 @@ ANSWER = "2"  # Nearly every vocabulary has it, and no template writes it by its
 
 
 def end_of_turn_problem(directory: Path) -> str:
-    """What is wrong with the end of an answer of the model in a directory, in one sentence that
+    """The problem with the end of an answer of the model in a directory, in one sentence that
     names the token, or "" if nothing is. Raises ModelError for a tokenizer or a
     generation_config.json that cannot be read.
     """

@@ -48,7 +48,7 @@ class ProbeTolerance(NamedTuple):
         return mismatch.mean_abs <= self.value and mismatch.common_abs <= most_abs
 
     def advice(self, mismatch: Mismatch) -> str:
-        """What to do about a mismatch that is not accepted: the cause, or the tolerance to set."""
+        """The advice about a mismatch that is not accepted: the cause, or the tolerance to set."""
         needed = mismatch.max_abs
         if self.low_precision:
             needed = max(mismatch.mean_abs, mismatch.common_abs / OUTLIER_FACTOR)

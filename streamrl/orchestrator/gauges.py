@@ -13,8 +13,8 @@ FATES: tuple[str, ...] = get_args(FateKind)
 
 
 def gauges(view: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
-    """How parts and servers are, how far the run is, what became of the rollouts, and how long
-    there has been a server.
+    """The orchestrator's metrics by name: the states of parts and servers, the run's progress, the
+    fates of rollouts, and how long there has been a server.
     """
     values: dict[str, float] = {}
     for part in parts:

@@ -133,7 +133,8 @@ def decide(
     time_s: float,
     gang: Sequence[str] = (),
 ) -> list[Action]:
-    """What to do now so that all `parts` run. A part in its back-off gets no action yet.
+    """The actions that are due now so that all `parts` run. A part in its back-off gets no action
+    yet.
 
     `gang`: those of the parts that run together or not at all. When one ends, the others are ended
     too, and then all are started again.

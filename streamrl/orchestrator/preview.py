@@ -30,7 +30,7 @@ class Fact(NamedTuple):
 
 
 def preview(run: RunFile) -> list[Fact]:
-    """What the run consists of, in the order in which a reader asks for it.
+    """Facts about what the run consists of, in the order in which a reader asks for it.
 
     Raises ModelError for a model directory that does not exist or has no usable config.json.
     """

@@ -169,7 +169,7 @@ def note_unsaved(current: ProcessorState[Any, Any], positions: Offsets, time_s: 
 def snapshot_due(
     processor: Processor[Any, Any], current: ProcessorState[Any, Any], time_s: float
 ) -> bool:
-    """Has there been no snapshot for `snapshot_s`? Also if the clock was set back by as much."""
+    """Whether there has been no snapshot for `snapshot_s`, or the clock was set back by as much."""
     since_s = current.unsaved_since_s
     return since_s is not None and abs(time_s - since_s) >= processor.snapshot_s
 

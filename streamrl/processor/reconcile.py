@@ -69,8 +69,8 @@ def reconcile(
 def removed_offsets(
     log: Log, current: ProcessorState[Any, Any], begin: Offsets
 ) -> dict[TopicPartition, int]:
-    """For each partition of which retention has deleted what the processor holds or has not read:
-    the offset below which nothing is left.
+    """The offset before which nothing is left, of each partition of which retention has deleted
+    records that the processor holds or has not read.
 
     A partition that ends before the processor's offset belongs to a topic that was deleted and made
     again. Nothing is left of what the processor had read of it.

@@ -30,7 +30,7 @@ def end_offsets(log: Log, partitions: Collection[TopicPartition]) -> dict[TopicP
 
 
 def is_gone(start: int, begin: int) -> bool:
-    """Has retention deleted records from offset `start` on, if `begin` is the first offset left?
+    """Whether retention has deleted records from `start` on. `begin`: the first offset left.
 
     A single missing offset does not count: it may be that of a transaction marker.
     """

@@ -338,8 +338,8 @@ def oldest_s(log: Log, topic: str) -> float:
 
 
 def groups_cut_s(log: Log) -> dict[str, float]:
-    """By topic of rollouts: when the batcher last continued without groups of theirs that retention
-    had deleted, in seconds since the epoch.
+    """The last time, by topic of rollouts, at which the batcher continued without groups of theirs
+    that retention had deleted, in seconds since the epoch.
     """
     cut_s = dict[str, float]()
     groups = [topic for topic in log.topics() if topology.kind_of(topic) == topology.GROUPS]

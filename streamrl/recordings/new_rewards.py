@@ -45,8 +45,8 @@ def parse_scorers(text: str) -> list[ScorerVersion]:
 def read_rewards(
     old: Log, envs: Iterable[str], scorers: Sequence[ScorerVersion]
 ) -> dict[str, RewardsByUid]:
-    """By env, the rewards of these scorers by the uid of the rollout. An env without any is not
-    among them, and keeps the rewards that it has.
+    """The rewards of these scorers, by env and then by the uid of the rollout. An env without any
+    is not among them, and keeps the rewards that it has.
 
     Raises ConfigError where a scorer has judged nothing, or a rollout lacks its reward.
     """

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 def steps_of(old: Log, processor: Processor[Any, Any]) -> Iterator[Step]:
-    """What a processor of the parent read, entry by entry, as far as retention has left it."""
+    """The inputs of a processor of the parent, entry by entry, as retention has left them."""
     reader = SliceReader(old, processor.schemas_of)
     begin = old.beginning_offsets(processor.partitions(old))
     with closing(reader):

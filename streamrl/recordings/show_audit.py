@@ -82,7 +82,7 @@ def account_table(result: Audit, by_version: bool) -> Table:
 
 
 def provenance_table(result: Audit) -> Table:
-    """For each batch, the versions that sampled its rollouts and the version trained on it."""
+    """A table of each batch: the versions that sampled its rollouts, and the one trained on it."""
     trained = {batch: version for version, batch in result.trained_on.items()}
     table = Table(
         "batch", "rollouts", "sampled by version", "gave version", box=None, header_style="bold"

@@ -63,7 +63,7 @@ class Transcript:
 
     @property
     def calls(self) -> list[ModelCall]:
-        """In the order in which they were made."""
+        """The model calls of the rollout, in the order in which they were made."""
         return list(self.tree.calls.values())
 
     @property

@@ -121,7 +121,7 @@ def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
 
 
 def settings_of(run: RunFile, env: str, index: int) -> dict[str, object]:
-    """What the server is to know: `Settings` of inside/streamrl_sessions.py."""
+    """The server's settings: `Settings` of inside/streamrl_sessions.py."""
     settings = run.envs[env]
     group_size = run.buffer_of(env).group_size
     return {

@@ -80,8 +80,8 @@ class NemoGym:
 
 
 def outcome(result: Any, named: bool) -> Outcome:
-    """What `/run` reports of an episode. `named`: with the components of its reward by their names,
-    where the server gives any. Raises Failed for an episode that was not judged.
+    """The result of an episode that `/run` answers. `named`: with the components of its reward by
+    their names, where the server gives any. Raises Failed for an episode that was not judged.
     """
     if not isinstance(result, dict):
         raise Failed("the agent server's answer is no JSON object")
@@ -172,8 +172,8 @@ def post(url: str, body: dict[str, Any], timeout_s: float) -> Any:
 
 
 def read_at_most(response: Any, limit: int) -> bytes:
-    """What a server answers. Raises Failed if it is longer: an answer without an end would fill
-    the memory of this process.
+    """The body of a server's answer. Raises Failed if it is longer: an answer without an end would
+    fill the memory of this process.
     """
     content = response.read(limit + 1)
     if len(content) > limit:

@@ -135,8 +135,8 @@ class GatewayClient:
     key: str
 
     async def post(self, path: str, body: dict[str, Any], key: str = "") -> Any:
-        """As `ask`, for a request without which the server cannot continue. Raises SystemExit if it
-        is refused.
+        """The gateway's answer to a request without which the server cannot continue. Raises
+        SystemExit if it is refused.
         """
         try:
             return await self.ask(path, body, key or self.key)

@@ -93,7 +93,7 @@ class VerifiersEnv:
 
 
 def outcome(episode: Any) -> Outcome:
-    """What an episode has earned. Raises Failed for one that has failed."""
+    """The outcome of an episode. Raises Failed for one that has failed."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
         cause = f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed"
