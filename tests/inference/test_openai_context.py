@@ -269,8 +269,8 @@ def test_the_call_of_the_design_gives_rollouts_of_their_own_at_the_contexts_vers
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"temperature": 1.0}, "which policy version"),
-        ({"policy_version": 1}, "at which temperature"),
+        ({"temperature": 1.0}, "its policy version is unknown"),
+        ({"policy_version": 1}, "its temperature is unknown"),
     ],
 )
 def test_what_nobody_says_is_not_made_up(told: dict[str, Any], says: str):

@@ -75,7 +75,9 @@ def test_a_slice_is_read_again_and_one_of_which_a_record_is_gone_is_not():
     assert [message.offset for message in reader.read_slice(piece)] == [0, 2]
     assert reader.records_read == 2
     reader.close()
-    with pytest.raises(InputGone, match=r"^a\[0\] 0 to 3 held 3 records, now 2: retention or some"):
+    with pytest.raises(
+        InputGone, match=r"^a\[0\] 0 to 3 held 3 records, now 2: retention or a user"
+    ):
         reader.read_slice(structs.replace(piece, count=3))
 
 
