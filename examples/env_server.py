@@ -1,4 +1,4 @@
-"""An env in a Python of its own: an answer earns 1 if it is as long as the question."""
+"""An env server: an answer earns 1 if it is as long as the question."""
 
 from contextlib import asynccontextmanager
 
