@@ -337,6 +337,7 @@ class BatchBuilder:
                 cause = waits_for(state.short, fractions)
             waited_s = max(self.time_s - state.waited_until_s, 0.0)  # a clock may be set back
             state.waited[cause] = state.waited.get(cause, 0.0) + waited_s
+            state.short_since_s = min(state.short_since_s, self.time_s)
         elif short:
             state.short_since_s = self.time_s
         state.short = short

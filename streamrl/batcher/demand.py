@@ -135,8 +135,9 @@ def update_grants(
     queue.granted = {
         producer: granted.get(producer, queue.closed.get(producer, 0) + 1) for producer in producers
     }
+    # A wait that seems to begin in the future begins now: the clock of the machine was set back.
     queue.busy_since_s = {
-        producer: queue.busy_since_s.get(producer, time_s)
+        producer: min(queue.busy_since_s.get(producer, time_s), time_s)
         for producer, count in queue.granted.items()
         if count > queue.closed.get(producer, 0)
     }
