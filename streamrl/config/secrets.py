@@ -22,10 +22,12 @@ _SECRET = re.compile(
     r"|basic[-_.]?auth|connection[-_.]?string|(^|[-_.])(pwd|pat|auth|bearer|dsn|signature)$",
     re.IGNORECASE,
 )
-# What secrets look like, whatever the setting is called: keys of providers, tokens of code hosts
-# and registries, JSON web tokens, private keys, HTTP's credentials, and addresses of webhooks.
+# What secrets look like, whatever the setting is called: keys of providers and of our gateway
+# (`sessions/keys.py`), tokens of code hosts and registries, JSON web tokens, private keys, HTTP's
+# credentials, and addresses of webhooks.
 _SHAPE = re.compile(
-    r"(?<![\w-])(sk-[\w-]{16,}|(ghp|gho|ghs|ghu|github_pat|glpat|hf|npm|xox[abeprs])[-_]\w[\w-]{15,}"
+    r"(?<![\w-])(sk-[\w-]{16,}|sk-(open|sample|grade)\.[\w.-]{16,}"
+    r"|(ghp|gho|ghs|ghu|github_pat|glpat|hf|npm|xox[abeprs])[-_]\w[\w-]{15,}"
     r"|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|^(bearer|basic|token) \S{8,}"
     r"|://hooks\.slack\.com/|://(\w+\.)?discord(app)?\.com/api/webhooks/",

@@ -12,6 +12,7 @@ from streamrl.config.secrets import (
 )
 from streamrl.errors import ConfigError
 from streamrl.local_kafka import connect
+from streamrl.sessions.keys import Key, RunKeys
 
 SECRET = "hunter2-and-more"
 
@@ -273,6 +274,7 @@ def test_a_child_gets_what_it_computes_with_and_nobodys_secrets():
     "value",
     [
         "sk-" + "a1" * 20,
+        RunKeys(b"0" * 32, "r").make(Key("grade", "agent", "s0"), 0.0, 60.0),
         "Bearer " + "a" * 20,
         "Basic dXNlcjpwYXNz",
         "ghp_" + "a1B2" * 9,
