@@ -116,7 +116,9 @@ def _formulas(text: str) -> str | None:
 
 
 def _held(formula: re.Match[str]) -> str:
-    return trimmed(next(group for group in formula.groups() if group is not None))
+    held = next(group for group in formula.groups() if group is not None)
+    factorial = "!" if held.rstrip().endswith("!") else ""
+    return trimmed(held) + factorial
 
 
 def _is_prose(text: str) -> bool:

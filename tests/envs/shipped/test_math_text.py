@@ -24,6 +24,8 @@ from streamrl.envs.shipped.math_text import stated_math
         ("6*7 = 42\n#### 42", "42"),
         ("The answer is:\n\\[\n\\frac{1}{2}\n\\]", r"\frac{1}{2}"),
         ("The answer is $41$ or $42$.", "41, 42"),
+        ("The answer is $6!$.", "6!"),
+        ("The answer is 6!", "6"),
         ("The answer is either 41 or 42.", "41 or 42"),
         ("The answer is 41 apples or 42 apples.", None),
         (r"so it is $\frac{2}{4}$", r"\frac{2}{4}"),
