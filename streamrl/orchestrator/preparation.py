@@ -45,6 +45,7 @@ def ensure_broker(
     while not stop.wait(POLL_S):
         waited_s = time.monotonic() - started_s
         last_line = without_prefix(supervisor.last_line(BROKER))
+        supervisor.notice_exits()
         if not supervisor.observe()[BROKER].running:
             raise StreamrlError(f"the broker did not start: {last_line} (log: {log})")
         if address := broker.running_address(home):

@@ -93,6 +93,7 @@ class Harness:
 
     def tick(self) -> None:
         """Start what is not running, and note who is well again."""
+        self.supervisor.notice_exits()
         observed = self.supervisor.observe()
         now = time.monotonic()
         for name in self._wanted:

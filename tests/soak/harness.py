@@ -93,6 +93,7 @@ class Soak:
 
     def tick(self) -> None:
         """Start what is not running, and look at what is."""
+        self.supervisor.notice_exits()
         observed = self.supervisor.observe()
         for action in decide(self.run.orchestrator, self._wanted, observed, time.monotonic()):
             if isinstance(action, Abort):
