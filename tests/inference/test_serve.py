@@ -35,6 +35,7 @@ class Told:
     """
 
     url = "http://127.0.0.1:1"
+    seed = 7
 
     def __init__(self, answers: Sequence[float | Exception], stop: threading.Event) -> None:
         self.answers, self.asked, self._stop = list(answers), list[PolicyVersion](), stop
