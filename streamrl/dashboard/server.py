@@ -132,8 +132,8 @@ def check_host(host: str, public: bool) -> None:
     if not is_loopback(host) and not public:
         raise ConfigError(
             f"--host {host}: other machines would reach the page, and it has no login; forward the"
-            f" port instead (`ssh -L {PORT}:127.0.0.1:{PORT} ...`), or give --public behind"
-            " something that asks who is there"
+            f" port instead (`ssh -L {PORT}:127.0.0.1:{PORT} ...`), or give --public and put a"
+            " proxy with a login in front of it"
         )
 
 

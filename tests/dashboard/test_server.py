@@ -178,7 +178,7 @@ def test_a_broker_that_is_away_is_said(client: TestClient, live: LiveState):
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.9", "::", "example.org"])
 def test_an_address_that_others_reach_is_refused(host: str):
     with pytest.raises(
-        ConfigError, match=r"it has no login; forward the port instead .* or say --public"
+        ConfigError, match=r"it has no login; forward the port instead .* or give --public"
     ):
         server.check_host(host, public=False)
     server.check_host(host, public=True)
