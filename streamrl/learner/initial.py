@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.learner import TinyModel
+from streamrl.errors import ModelError
 from streamrl.learner.export import save_weights, state_dict
 from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import check_directory
@@ -45,7 +46,10 @@ def initial_model_dir(run: RunFile) -> Path:
     the tiny one, which is made here once. Raises ModelError and HubError.
     """
     if run.model.path:
-        directory = hub.model_directory(run.model.path)
+        try:
+            directory = hub.model_directory(run.model.path)
+        except ModelError as error:
+            raise ModelError(f"model.path: {error}") from None
         check_directory(directory)
         return directory
     directory = run.directory / "model"

@@ -79,7 +79,7 @@ LEFT_OUT = paths(
     kafka
     runs_dir
     imports
-    envs.*.python envs.*.variables envs.*.sessions.api_key
+    envs.*.python envs.*.variables envs.*.sessions.api_key envs.*.sessions.untrained
     model.path
     learner.reference.path learner.teacher.path learner.checkpoint_copies
     weights.store

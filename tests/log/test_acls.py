@@ -31,7 +31,7 @@ DEAD = "dead-letters"
 # by hand, from the picture in docs/architecture.md: what each reads, what it writes, and what it
 # does both to; all else is refused
 PARTS = {
-    "env-a": ("demand servers", "rollouts.a metrics", "journal.env-a-0 journal.env-a-1 turns.a"),
+    "env-a": ("demand servers", "rollouts.a metrics", "journal.env-a-0 journal.env-a-1"),
     "env-out": ("demand servers", "rollouts.out metrics", ""),
     "buffer": (
         "rollouts.a rollouts.out policy-versions",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.log import parquet
+from streamrl.log import parquet, partitions_reader
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log, end_offset
@@ -90,8 +90,9 @@ def peak_bytes(work: Callable[[Log], None], log: Log) -> int:
 
 @pytest.mark.parametrize("work", [replayed, audited, exported])
 def test_memory_does_not_grow_with_the_run(
-    runs: tuple[FileLog, FileLog], work: Callable[[Log], None]
+    runs: tuple[FileLog, FileLog], work: Callable[[Log], None], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(partitions_reader, "FETCH_BYTES", 1)  # so one batch of messages is ahead
     short, long = runs
     work(short)  # what is made once and kept: imports, caches
     before, after = (peak_bytes(work, FileLog(run.directory)) for run in (short, long))

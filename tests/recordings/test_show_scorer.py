@@ -6,16 +6,17 @@ from rich.console import Console
 
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.show_scorer import show_scorer
-from tests.recordings.test_audit_scorer import BROKEN, give, reward
-from tests.support.data_path import RUN, TOPICS, play
+from tests.recordings.test_audit_scorer import BROKEN, OF_FORK, give, reward, trained
+from tests.support.data_path import TOPICS, play
 
 
 def test_what_is_printed():
     log = MemoryLog({**TOPICS, "rewards.copy": 1, "rewards.add": 1})
     play(log, batches=2)
-    give(log, reward("copy-4-0"), reward("copy-9-0"))
+    for uid in ("copy-4-0", "copy-9-0"):
+        give(log, reward(uid, trained(log, uid).rewards["exact"]))
     output = StringIO()
-    show_scorer(RUN, log, BROKEN, Console(file=output, width=100))
+    show_scorer(OF_FORK, log, BROKEN, Console(file=output, width=100))
     lines = [line.split() for line in output.getvalue().splitlines()]
     assert ["copy", "20", "2", "0", "0"] in lines
     assert ["0", "16", "1", "1"] in lines and ["1", "16", "1", "-"] in lines
