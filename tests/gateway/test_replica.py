@@ -137,13 +137,18 @@ def test_of_two_replicas_with_the_same_request_the_first_in_the_log_counts(tmp_p
         until(lambda: gateway.stub.sampled == 2)
         gateway.stub.gate.set()
         other.join(patience(30))
+        until(lambda: len({call.call for call in gateway.calls()}) == 2)
         first = gateway.calls()[0]
         assert answers[0]["id"] == f"chatcmpl-{first.call}"
-        # The agent continues from the call that counts. The other one need not be in the log.
+        # The answer of the agent that gave up was lost. If it is the first, it is recorded again.
+        records = [call for call in gateway.calls() if call.call == first.call]
+        assert not records[-1].lost and len(records) == 1 + first.lost
+        # The agent continues from the call that counts.
         said = answers[0]["choices"][0]["message"]["content"]
-        more = agent.ask(urls[1], "q", said, "more")["id"]
-        (recorded,) = [call for call in gateway.calls() if f"chatcmpl-{call.call}" == more]
-        assert recorded.continues == first.call and gateway.stub.sampled == 3
+        agent.ask(urls[1], "q", said, "more")
+        *earlier, more = gateway.calls()
+        assert len(earlier) == 2 + first.lost and more.continues == first.call
+        assert gateway.stub.sampled == 3
 
 
 def test_the_same_question_at_once_on_two_replicas_has_two_answers(tmp_path: Path):
