@@ -113,7 +113,7 @@ class SessionAssembler:
         elif session.progress.has_any_of_each(self._rules.rewards):
             self._publish(end.session, session)
         elif is_first:
-            cause = f"nobody ended it, and nothing happened for {self._rules.idle_s:g} s"
+            cause = f"it was not ended, and nothing happened for {self._rules.idle_s:g} s"
             self._fail(end.session, session, cause)
         else:
             cause = f"its rewards did not come within {self._rules.reward_wait_s:g} s"

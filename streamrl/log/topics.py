@@ -20,6 +20,7 @@ import yaml
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
+from streamrl.system.files import shipped_directory
 
 # Settings by which a broker deletes records begin with one of these.
 DELETING = ("retention.", "local.retention.", "cleanup.policy")
@@ -69,10 +70,7 @@ class Topic:
 
 def kinds() -> dict[str, Kind]:
     """All kinds of topics, by name."""
-    package = Path(__file__).parents[1]
-    directory = package / "topic_templates"
-    if not directory.is_dir():  # It exists only where streamrl is installed as a package.
-        directory = package.parent / "topics"
+    directory = shipped_directory("topic_templates", "topics")
     return {path.stem: _kind(path) for path in sorted(directory.glob("*.yaml"))}
 
 

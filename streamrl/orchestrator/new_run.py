@@ -6,6 +6,7 @@ from pathlib import Path
 
 from streamrl.config.choices import NAME
 from streamrl.errors import ConfigError
+from streamrl.system.files import shipped_directory
 
 RUN = "run"  # stem of a template's run file
 PLACEHOLDER = "{name}"
@@ -13,11 +14,7 @@ PLACEHOLDER = "{name}"
 
 def templates() -> Path:
     """The directory of all templates, each a directory with a run file."""
-    package = Path(__file__).parents[1]
-    installed = package / "run_templates"
-    if installed.is_dir():  # It exists only where streamrl is installed as a package.
-        return installed
-    return package.parent / "deploy" / "templates"
+    return shipped_directory("run_templates", "deploy/templates")
 
 
 def names() -> list[str]:

@@ -1,7 +1,7 @@
 """Which rewards a session has, and whether its rollout waits for others.
 
 The rewards of a session are in turns.<env>, in one partition with its calls and its end. So the
-gateway, which answers whoever sends a reward, and the assembler, which makes the rollout, count the
+gateway, which answers the sender of a reward, and the assembler, which makes the rollout, count the
 same rewards for it, whatever the order in which they read their topics.
 """
 

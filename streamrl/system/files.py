@@ -13,3 +13,12 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     temporary.touch(mode)
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def shipped_directory(installed: str, source: str) -> Path:
+    """The directory of files that come with streamrl. They are the package's `installed` where
+    streamrl is installed from a wheel, and `source`, from the root of the repository, elsewhere.
+    """
+    package = Path(__file__).parents[1]
+    directory = package / installed
+    return directory if directory.is_dir() else package.parent / source

@@ -33,7 +33,7 @@ from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.first_batch import batcher_cut
 from streamrl.recordings.replay import replay
-from streamrl.records import Batch, Fate, JournalEntry, Snapshot
+from streamrl.records import Batch, Demand, Fate, JournalEntry, Snapshot
 from tests.support import life
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, announce, parts, published, running, send_groups
@@ -293,7 +293,11 @@ def test_what_an_env_owed_that_is_gone_goes_to_the_others():
     part = batcher.make_processor(run_of("copy"))
     after, outputs = batcher.reconcile(part.config, state, {}, 1.0)
     assert (after.deficit, after.short) == ({"copy": 0.0, "": 0.0}, {"copy": 4})
-    assert [output.key for output in outputs] == ["copy"], "what the others are asked for now"
+    # What is asked for is published, because the account of it begins again.
+    asked = Demand(
+        environment="copy", wanted_tokens=0, held_tokens=0, closed_groups={}, missing_tokens=4
+    )
+    assert outputs == [Output("demand", "copy", asked)]
 
 
 # ---- journals ------------------------------------------------------------------------------------

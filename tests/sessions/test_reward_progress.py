@@ -1,4 +1,4 @@
-"""Which rewards count: the gateway, which answers whoever sends one, and the assembler agree."""
+"""Which rewards count: the gateway, which answers the sender of one, and the assembler agree."""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.system.files import write_atomically
+from streamrl.system.files import shipped_directory, write_atomically
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
@@ -30,3 +32,12 @@ def test_what_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path):
     with pytest.raises(OSError):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+
+
+def test_what_comes_with_streamrl_is_found_in_the_sources():
+    """tests/test_package.py finds it in a wheel."""
+    for installed, source in (
+        ("topic_templates", "topics"),
+        ("run_templates", "deploy/templates"),
+    ):
+        assert shipped_directory(installed, source) == ROOT / source
