@@ -22,7 +22,6 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.learner import TinyModel
-from streamrl.errors import ModelError
 from streamrl.learner.export import save_weights, state_dict
 from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import check_directory
@@ -46,10 +45,7 @@ def initial_model_dir(run: RunFile) -> Path:
     the tiny one, which is made here once. Raises ModelError and HubError.
     """
     if run.model.path:
-        try:
-            directory = hub.model_directory(run.model.path)
-        except ModelError as error:
-            raise ModelError(f"model.path: {error}") from None
+        directory = hub.model_directory(run.model.path, "model.path")
         check_directory(directory)
         return directory
     directory = run.directory / "model"

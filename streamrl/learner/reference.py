@@ -45,8 +45,13 @@ def trainable_vocab_size(run: RunFile, rows: int) -> int:
     announced, so that the buffer can refuse what the learner would mask.
     """
     learner = run.learner
-    others = [learner.reference.path if learner.uses_reference else "", learner.teacher.path]
-    known = [model.hf_config(hub.model_directory(path)).vocab_size for path in others if path]
+    others = {"learner.teacher.path": learner.teacher.path}
+    if learner.uses_reference:
+        others["learner.reference.path"] = learner.reference.path
+    known: list[int] = []
+    for setting, path in others.items():
+        if path:
+            known.append(model.hf_config(hub.model_directory(path, setting)).vocab_size)
     return min(rows, *known) if known else rows
 
 
@@ -96,7 +101,7 @@ def static_reference_dir(run: RunFile, version: int) -> Path | None:
     trained first. Raises ModelError and HubError.
     """
     if version == EXTERNAL:
-        directory = hub.model_directory(run.learner.reference.path)
+        directory = hub.model_directory(run.learner.reference.path, "learner.reference.path")
         model.check_directory(directory)
         return directory
     return initial_model_dir(run) if version == 0 else None

@@ -61,7 +61,7 @@ def download(run: RunFile, before: RunFile | None = None) -> tuple[RunFile, list
     data = run.model_dump(mode="json")
     for path, kind in _candidates(run):
         if kind == "model" and _at(data, path) and hub.parse(_at(data, path)) is None:
-            hub.model_directory(_at(data, path))
+            hub.model_directory(_at(data, path), ".".join(path))
     snapshots = list[Snapshot]()
     for setting in hub_settings(run):
         earlier = hub.parse(str(_at(started, setting.path)))

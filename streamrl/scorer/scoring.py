@@ -46,8 +46,9 @@ def open_models(run: RunFile) -> ScoringModels:
     reference = ReferenceModel(run, tokenizer_ids) if run.learner.pool_scores_reference else None
     if not run.learner.teacher.path:
         return ScoringModels(reference, None)
-    teacher = ReferenceModel(run, tokenizer_ids, setting="learner.teacher.path")
-    teacher.load(EXTERNAL, hub.model_directory(run.learner.teacher.path))
+    setting = "learner.teacher.path"
+    teacher = ReferenceModel(run, tokenizer_ids, setting=setting)
+    teacher.load(EXTERNAL, hub.model_directory(run.learner.teacher.path, setting))
     return ScoringModels(reference, teacher)
 
 

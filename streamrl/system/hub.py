@@ -121,18 +121,19 @@ def _is_reachable(repo: str, kind: Kind, revision: str) -> bool:
     return True
 
 
-def model_directory(path: str) -> Path:
+def model_directory(path: str, setting: str) -> Path:
     """The directory of a model that a run file names, by its path or by its name on the hub.
 
-    Raises ModelError for what is neither, and HubError as `fetch` does.
+    `setting` is named in the error. Raises ModelError for what is neither, and HubError as `fetch`
+    does.
     """
     if Path(path).is_dir():
         return Path(path)
     name = parse(path)
     if name is None:
         raise ModelError(
-            f"model directory {path} does not exist; give a Hugging Face directory, or the name of"
-            " a model on the hub as OWNER/NAME or OWNER/NAME@REVISION"
+            f"{setting}: model directory {path} does not exist; give a Hugging Face directory, or"
+            " the name of a model on the hub as OWNER/NAME or OWNER/NAME@REVISION"
         )
     return fetch(name, "model").directory
 

@@ -129,5 +129,7 @@ def test_processes_that_begin_together_make_it_once(
 
 def test_a_model_that_is_named_is_used_as_it_is(tiny: Path, tmp_path: Path):
     assert initial_model_dir(run_file.load(QUICKSTART, [f"model.path={tiny}"])) == tiny
-    with pytest.raises(ModelError, match=f"model directory {tmp_path}/none does not exist"):
+    with pytest.raises(
+        ModelError, match=f"model.path: model directory {tmp_path}/none does not exist"
+    ):
         initial_model_dir(run_file.load(QUICKSTART, [f"model.path={tmp_path}/none"]))

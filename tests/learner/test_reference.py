@@ -79,5 +79,7 @@ def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
         ),
     ):
         ReferenceModel(run, tokenizer_ids=16).load(EXTERNAL, small)
-    with pytest.raises(ModelError, match="model directory nowhere does not exist"):
+    with pytest.raises(
+        ModelError, match="learner.reference.path: model directory nowhere does not exist"
+    ):
         static_reference_dir(run_of(path="nowhere"), EXTERNAL)

@@ -70,7 +70,9 @@ def test_a_resumed_run_keeps_the_commit_that_it_began_with(hub: Hub):
 
 
 def test_a_path_that_is_no_directory_and_no_name_is_refused_before_anything_is_asked(hub: Hub):
-    with pytest.raises(ModelError, match=r"^model directory /no/where/at/all does not exist"):
+    with pytest.raises(
+        ModelError, match=r"^model.path: model directory /no/where/at/all does not exist"
+    ):
         download(run_of(model={"path": "/no/where/at/all"}))
     with pytest.raises(
         ConfigError,

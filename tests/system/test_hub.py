@@ -82,7 +82,7 @@ def test_a_model_comes_with_the_files_that_it_needs_and_no_others(hub: Hub):
     snapshot = fetch(HubName("me/small"), "model")
     assert str(snapshot.name) == f"me/small@{commit}"
     assert contents(snapshot.directory) == MODEL
-    assert model_directory("me/small") == snapshot.directory
+    assert model_directory("me/small", "model.path") == snapshot.directory
 
 
 def test_a_data_set_comes_with_all_its_files_but_code(hub: Hub):
@@ -144,7 +144,7 @@ def test_a_repository_that_is_not_there_is_refused(hub: Hub):
         HubError,
         match=f"^model me/nothing: no such model on {hub.url}, and no such directory here; check",
     ):
-        model_directory("me/nothing")
+        model_directory("me/nothing", "model.path")
 
 
 def test_a_revision_that_is_not_there_is_refused(hub: Hub):
@@ -167,9 +167,9 @@ def test_what_is_neither_a_directory_nor_a_name_is_refused_without_a_request(
 ):
     with pytest.raises(
         ModelError,
-        match=f"^model directory {tmp_path}/none does not exist; give a Hugging Face directory, or",
+        match=f"^model.path: model directory {tmp_path}/none does not exist; give a Hugging Face directory, or",
     ):
-        model_directory(str(tmp_path / "none"))
+        model_directory(str(tmp_path / "none"), "model.path")
     assert hub.requests == []
 
 
@@ -179,7 +179,7 @@ def test_a_directory_is_preferred_to_a_repository_of_the_same_name(
     hub.model("me/small", MODEL)
     (tmp_path / "me" / "small").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert model_directory("me/small") == Path("me/small") and hub.requests == []
+    assert model_directory("me/small", "model.path") == Path("me/small") and hub.requests == []
 
 
 def test_a_pushed_model_is_a_private_repository_with_these_files_alone(
