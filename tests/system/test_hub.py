@@ -167,7 +167,10 @@ def test_what_is_neither_a_directory_nor_a_name_is_refused_without_a_request(
 ):
     with pytest.raises(
         ModelError,
-        match=f"^model.path: model directory {tmp_path}/none does not exist; give a Hugging Face directory, or",
+        match=(
+            f"^model.path: model directory {tmp_path}/none does not exist; give a Hugging Face"
+            " directory, or"
+        ),
     ):
         model_directory(str(tmp_path / "none"), "model.path")
     assert hub.requests == []
