@@ -31,3 +31,24 @@ def test_the_set_up_installs_what_the_device_needs(device: str, expected: list[s
 
 def test_an_unknown_device_is_refused():
     assert "DEVICE is tpu; it can be cpu or cuda" in planned("DEVICE=tpu").stderr
+
+
+def programs(*targets: str) -> set[str]:
+    """The modules under tests/ and bench/ that these targets run."""
+    command = ["make", "--dry-run", *targets]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {word for word in shown.split() if word.startswith(("tests.", "bench."))}
+
+
+def test_every_proof_and_measurement_is_a_program():
+    names = programs("chaos", "clients", "mutants", "soak", "bench", "bench-loop", "bench-smoke")
+    assert names >= {"tests.chaos", "tests.mutants", "bench.data_path", "bench.smoke"}
+    for name in names:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+def test_the_help_lists_a_dozen_targets():
+    command = ["make", "help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert len(shown.partition("\n\n")[0].splitlines()) == 12

@@ -1,5 +1,5 @@
 """`python -m tests.attacks`: a table attack | where | held, as this user and, from root, as a plain
-user. Exit code 1 if one did harm.
+user. Then `tests.attacks.live`. Exit code 1 if one did harm.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.attacks import live
 from tests.attacks.table import attacks, harm
 
 NOBODY = 65534
@@ -59,4 +60,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "--this-user-only" not in sys.argv:
+        code = max(code, live.main())
+    sys.exit(code)

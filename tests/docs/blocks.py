@@ -11,6 +11,7 @@ A comment before a block says what is not to be seen:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -115,8 +116,7 @@ def objection(words: list[str]) -> str:
     Empty: it is all there.
     """
     if words[0] == "make":
-        targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        return "" if words[1] in targets else f"no target {words[1]}"
+        return "" if words[1] in targets() else f"no target {words[1]}"
     command: click.Command = cli
     for word in words[1:]:
         if isinstance(command, click.Group) and not word.startswith("-"):
@@ -130,6 +130,19 @@ def objection(words: list[str]) -> str:
             if word.partition("=")[0] not in (*options, "--version"):
                 return f"no option {word}"
     return ""
+
+
+@functools.cache
+def targets() -> set[str]:
+    """The targets of the Makefile that are no files."""
+    listed = subprocess.run(
+        ["make", "--print-data-base", "--question", ":"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    return set(re.findall(r"^([a-z-]+):", listed.stdout, re.MULTILINE))
 
 
 def all_blocks() -> list[Block]:

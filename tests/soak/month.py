@@ -1,4 +1,4 @@
-"""A month of a run in less than an hour: `make month`. The real loop of buffer and batcher
+"""A month of a run in less than an hour: `python -m tests.soak.month`. The real loop of buffer and batcher
 (`run_processor`) over a log in memory, a simulated clock, a million batches.
 
 What retention would delete is deleted, journals too once they are counted. By tenths of the run:

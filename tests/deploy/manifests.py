@@ -1,0 +1,23 @@
+"""`python -m tests.deploy.manifests`: writes topics and users of the Kubernetes overlays again, each
+from its run file, as `streamrl topics render` and `streamrl topics acls --render` print them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamrl.config import run_file
+from streamrl.log import acls, topics
+
+OVERLAYS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "overlays"
+
+
+def main() -> None:
+    for file in sorted(OVERLAYS.glob("*/run.yaml")):
+        run = run_file.load(file)
+        (file.parent / "topics.yaml").write_text(topics.render(run))
+        (file.parent / "users.yaml").write_text(acls.render(run))
+
+
+if __name__ == "__main__":
+    main()
