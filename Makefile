@@ -49,7 +49,7 @@ help: ## this list
 	@echo "Measurements, each python -m bench.NAME (bench/README.md):"
 	@echo "    bench $(BENCHES)"
 
-setup: $(LEARNER_READY) $(INFERENCE_READY) .streamrl/.kafka ## all that is needed; DEVICE=cuda: for GPUs
+setup: $(LEARNER_READY) $(INFERENCE_READY) .streamrl/.kafka ## what is needed; DEVICE=cuda: for GPUs
 	@echo $(DEVICE) > .streamrl/.device
 
 setup-verifiers: $(VERIFIERS_ENV)/.synced ## .venv-verifiers, for env servers: docs/verifiers.md
@@ -123,7 +123,7 @@ bench: setup
 $(BENCHES): bench-%: setup
 	$(ENV)/bin/python -m bench.$*
 
-# ---- steps of the set-up --------------------------------------------------------------------------
+# ---- steps of the set-up -------------------------------------------------------------------------
 
 $(UV):
 	@python=; for name in $(PYTHONS); do \

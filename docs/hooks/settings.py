@@ -91,8 +91,8 @@ def meaning(model: type[Section], name: str, field: FieldInfo) -> str:
 
 
 @functools.cache
-def comments(model: type[Section]) -> dict[str, str]:
-    """The comment of each setting: the lines of comment above it, or the one behind it."""
+def comments(model: type) -> dict[str, str]:
+    """The comment of each field of a class: the lines of comment above it, or the one behind it."""
     lines = inspect.getsourcelines(model)[0]
     found: dict[str, str] = {}
     for node in ast.walk(ast.parse("".join(lines))):

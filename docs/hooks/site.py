@@ -3,8 +3,7 @@ docs/.
 
 - README.md is the first page; files that a page links to and that lie outside docs/ (SECURITY.md, a
   run file, a source) are pages too.
-- `<!-- settings -->`, `<!-- commands -->` and `<!-- requests -->` in a page are replaced by what
-  `settings.py`, `commands.py` and `requests.py` make of the code.
+- `<!-- settings -->` and the like (`MADE`) in a page are replaced by tables of what the code has.
 - Each room of the package has a page of its docstrings (mkdocstrings).
 
 In docs/, on GitHub and in an editor, links are those of the repository; here they are turned into
@@ -25,7 +24,8 @@ sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path
 
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from docs.hooks import commands, requests, settings  # noqa: E402
+from docs.hooks import commands, records, requests, settings  # noqa: E402
+from streamrl.monitoring import metric_names  # noqa: E402
 
 LINK = re.compile(r"""(\]\(|src="|srcset="|href=")([^)\s"#:]+)(#[^)\s"]*)?(?=[)\s"])""")
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -35,6 +35,8 @@ MADE: dict[str, Callable[[], str]] = {
     "<!-- settings -->": settings.tables,
     "<!-- commands -->": commands.pages,
     "<!-- requests -->": requests.tables,
+    "<!-- records -->": records.tables,
+    "<!-- metrics -->": metric_names.table,
 }
 
 

@@ -1,17 +1,15 @@
 """Lists all metrics with their names, units and meanings. The topic `metrics`, Prometheus, the
-sinks and docs/metrics.md use this one list.
+sinks and the page docs/metrics.md of the site use this one list.
 
 A piece of a name in braces is a name of the run, such as an env, a topic or a server. In
 Prometheus it is a label. `replays/` and `batches/` are those of docs/design/overview.md. `python -m
-streamrl.monitoring.metric_names` prints the table of docs/metrics.md.
+streamrl.monitoring.metric_names` prints it as a table.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from streamrl.config import topology
@@ -489,19 +487,5 @@ _PATTERNS = tuple(
 )
 
 
-def with_table(page: str) -> str:
-    """The text of docs/metrics.md with the table made anew. An empty line or the end of the page
-    follows the table.
-    """
-    header = table().splitlines()[0]
-    before, _, rest = page.partition(header)
-    _, blank, after = rest.partition("\n\n")
-    return before + table() + (blank or "\n") + after
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
-        path = Path(__file__).parents[2] / "docs" / "metrics.md"
-        path.write_text(with_table(path.read_text()))
-    else:
-        print(table())
+    print(table())

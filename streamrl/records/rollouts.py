@@ -36,7 +36,7 @@ class InferenceMetadata(Record, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = -1  # -1: off
     max_tokens: int = 0
-    finish_reason: str = ""
+    finish_reason: str = ""  # `stop` or `length`
     version_spans: list[VersionSpan] = []
     latency_s: float = 0.0
 
@@ -61,8 +61,8 @@ class Turn(Record, frozen=True, kw_only=True):
     (`token_rewards`); both are part of the rollout's `reward`.
     """
 
-    message: str
-    role: str
+    message: str  # its text
+    role: str  # `user`, `assistant`, ...
     tokens: Array | None = None  # (n,) unsigned: ids
     # (n,) float32: of the distribution sampled from; None when the policy did not sample this turn
     logprobs: Array | None = None
@@ -112,21 +112,23 @@ class Rollout(Record, frozen=True, kw_only=True):
     such sequence begins (a chat template that rewrites history), so a rollout may be several.
     """
 
-    environment: Name
-    problem_id: Name
-    rollout_uid: Name
-    turns: list[Turn]
-    metadata: dict[str, Any] = {}
+    environment: Name  # as in the name of its topic
+    problem_id: Name  # any text; may come again
+    rollout_uid: Name  # unique in the env: a second one is a duplicate
+    turns: list[Turn]  # empty where there is a `failure`
+    metadata: dict[str, Any] = {}  # anything, to 32 levels and 1 MiB
+    # The key of the record. Rollouts of one group are compared; one that comes for a closed group
+    # is filtered.
     group_id: Name
     producer: Name  # the env replica: its outstanding work is counted back to it
     reward: float = 0.0  # the scalar that trains
     # what it was made of, by name, over all its turns, before weights
     rewards: dict[str, float] = {}
-    temperature: float = 1.0
+    temperature: float = 1.0  # 1e-6 to 1e6
     policy_version: int  # of its oldest token
     newest_policy_version: int  # of its newest token
     truncated: bool = False  # by a limit; `metadata["truncation"]` says which
-    failure: str = ""
+    failure: str = ""  # why there is nothing to train on
     # Why its tokens cannot be those that the policy saw. Such a rollout is invalid and never
     # trained on.
     misaligned: str = ""

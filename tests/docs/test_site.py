@@ -12,17 +12,21 @@ import sys
 import unicodedata
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Annotated, Literal
 from urllib.parse import unquote
 
 import click
+import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 from pydantic import Field
 
-from docs.hooks import commands, settings, site
+from docs.hooks import commands, records, settings, site
 from streamrl.cli import cli
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.section import Section
+from streamrl.monitoring.metric_names import METRICS
+from streamrl.records import RECORDS, Column, Probe
 from tests.docs.blocks import PAGES, ROOT
 from tests.support.waiting import patience
 
@@ -64,6 +68,17 @@ def test_nothing_is_fetched_from_elsewhere(built: Path):
         for style in built.rglob("*.css")
         if re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text())
     ] == []
+
+
+def test_every_record_and_metric_is_there(built: Path):
+    shown = (built / "records.html").read_text()
+    for name, record in RECORDS.items():
+        _, heading, after = shown.partition(f'<h3 id="{name}">')
+        section = after.partition("<h3")[0]
+        assert heading, name
+        assert [f for f in record.__struct_fields__ if f"<code>{f}</code>" not in section] == []
+    shown = (built / "metrics.html").read_text()
+    assert [m.name for m in METRICS if f"<code>{m.name}</code>" not in shown] == []
 
 
 def test_every_setting_command_and_module_is_there(built: Path):
@@ -136,6 +151,30 @@ def test_a_table_by_hand():
         second.splitlines()[-1]
         == "| `size_tokens` | int ≥ 1, < 9 | `3` | of a &lt;row> \\| or less ([data](data.md)) |"
     )
+
+
+def test_the_table_of_a_record_by_hand():
+    shown = records.section("probe", Probe).splitlines()
+    assert shown[0] == "### probe" and shown[2].startswith("A short text")
+    assert shown[-2:] == [
+        "| `tokens` | array | required | (n,) unsigned |",
+        "| `logprobs` | array | required | (n - 1,) float32: of tokens[1:], each given those before"
+        " it |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (list[Probe], "list of Probe"),
+        (dict[str, float], "map of float"),
+        (int | None, "int"),
+        (Annotated[np.ndarray, Column("token", "<f4")], "`<f4` by token"),
+        (Literal["a", "b"], "`a`, `b`"),
+    ],
+)
+def test_the_type_of_a_field_in_words(hint: object, words: str):
+    assert records.type_of(hint) == words
 
 
 def test_every_setting_has_a_meaning():
@@ -232,9 +271,7 @@ def test_links_lead_somewhere_in_the_repository_too(page: str):
 NAMED = re.compile(r"`((?:streamrl|tests|deploy|docs)/[^`<>*\s]+)`(?: \(((?:`\w+`(?:, )?)+)\))?")
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.startswith("docs/design/")] + ["docs/glossary.md"]
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/design/")])
 def test_files_and_names_that_a_design_points_to_are_there(page: str):
     named = NAMED.findall((ROOT / page).read_text())
     assert named

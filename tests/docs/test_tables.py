@@ -19,7 +19,7 @@ from streamrl.envs.catalog import ENVS, REWARDS
 from streamrl.log import topics
 from tests.docs.blocks import ROOT
 
-# Each part has these, and docs/architecture.md does not repeat them.
+# Each part has these.
 OF_EVERY_PART = {topology.JOURNAL, topology.METRICS, topology.DEAD_LETTERS}
 
 
@@ -127,19 +127,6 @@ def test_the_table_of_users_is_that_of_the_roles(role: Role):
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_the_table_of_rooms_is_that_of_the_roles(role: Role):
-    header = "| room | in | out | files |"
-    rooms = {cells[0].strip("`/"): cells for cells in rows("docs/architecture.md", header)}
-    assert role.room in rooms, f"docs/architecture.md: add a row for {role.room}/"
-    _, consumed, produced, _ = rooms[role.room]
-    where = f"docs/architecture.md, the row of {role.room}/ has to name"
-    consumes = set(role.consumes)
-    assert kinds_in(consumed) == consumes, f"{where} under `in` {sorted(consumes)}"
-    produces = set(role.produces) - OF_EVERY_PART
-    assert kinds_in(produced) == produces, f"{where} under `out` {sorted(produces)}"
-
-
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_the_table_of_topics_has_every_writer_and_reader(role: Role):
     """Others may stand there too, such as the audit."""
     for topic, _, _, writers, readers in rows(
@@ -153,12 +140,6 @@ def test_the_table_of_topics_has_every_writer_and_reader(role: Role):
             assert name.search(writers), f"docs/records.md: {role.name} writes {topic}"
         if kind in role.consumes:
             assert name.search(readers), f"docs/records.md: {role.name} reads {topic}"
-
-
-def test_the_table_of_rooms_has_every_room():
-    page = rows("docs/architecture.md", "| room | in | out | files |")
-    named = {room for cells in page for room in re.findall(r"`([a-z_]+)/`", cells[0])}
-    assert named == {path.parent.name for path in (ROOT / "streamrl").glob("*/__init__.py")}
 
 
 def test_the_number_of_topics_is_that_of_the_plan():
