@@ -108,6 +108,11 @@ class RunFile(Section):
         """The run as the servers of a pool see it: with the settings of their pool."""
         return self.model_copy(update={"inference": self.inference.of_pool(pool)})
 
+    def without_guests(self) -> RunFile:
+        """The run as a server sees it that serves no other runs."""
+        inference = self.inference.model_copy(update={"also_serves": {}})
+        return self.model_copy(update={"inference": inference})
+
     def buffer_of(self, env: str) -> Buffer:
         """The rules of the buffer for an env: its own, and for the rest those of all."""
         return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))

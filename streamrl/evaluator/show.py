@@ -48,7 +48,7 @@ def show_eval(
     """
     run = with_evaluations(run, names)
     chosen = choose(run, log, asked, everything)
-    check_vllm(run.inference)
+    check_vllm(run)
 
     def say(text: str) -> None:
         console.print(text, style="dim", highlight=False)
@@ -142,7 +142,9 @@ def evaluate(
 
     with (
         open_part(log, COMMAND, log.writer(COMMAND, topology.EVALS)) as part,
-        open_host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop) as host,
+        open_host(
+            run.without_guests(), COMMAND, sum(run.inference.sizes.values()) + 1, stop
+        ) as host,
     ):
         runner = EvalRunner(
             run=run, identity=COMMAND, host=host, writer=part.writer, meter=part.meter, stop=stop

@@ -34,7 +34,7 @@ METRICS_TIMEOUT_S = 5.0
 # module does not import it.
 PAUSE = "/streamrl/pause"
 ADMIT_PROBES = "/streamrl/admit-probes"
-CLOCK = "/streamrl/clock"
+USAGE = "/streamrl/usage"
 LOAD_ADAPTER = "/v1/load_lora_adapter"
 UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
 ADAPTERS_LINE = re.compile(r"vllm:lora_requests_info\{(?P<labels>.*)\} (?P<time_s>\S+)")
@@ -56,6 +56,9 @@ class Load(NamedTuple):
     in_flight: int  # sequences that are running or waiting
     generated_tokens: int  # total
     spent: dict[str, float]  # total seconds by activity (`Clock` of streamrl_guard.py)
+    # Totals by the name of the run whose key requests carried; empty if the server needs no key.
+    requests: dict[str, int]  # to sample
+    answers: dict[str, int]  # that these asked for
 
 
 class Engine:
@@ -152,7 +155,7 @@ class Engine:
         return np.array([entry[str(token)]["logprob"] for token, entry in entries], np.float32)
 
     def read_load(self) -> Load:
-        """The load, from the Prometheus metrics and the guard's clock."""
+        """The load, from the Prometheus metrics and the guard."""
         running = "vllm:num_requests_running"
         waiting = "vllm:num_requests_waiting"
         generated = "vllm:generation_tokens_total"
@@ -164,7 +167,7 @@ class Engine:
         return Load(
             in_flight=int(sums[running]) + int(sums[waiting]),
             generated_tokens=int(sums[generated]),
-            spent=self._get(CLOCK, METRICS_TIMEOUT_S).json(),
+            **self._get(USAGE, METRICS_TIMEOUT_S).json(),
         )
 
     def metrics(self) -> bytes:

@@ -55,8 +55,10 @@ def main(
     place = run.inference.place(pool, index)
     run = run.of_pool(pool)
     own_model = run.inference.own_model(pool)
+    if own_model:
+        run = run.without_guests()
     # What is missing is reported now, not after the first version has come.
-    check_vllm(run.inference)
+    check_vllm(run)
     server = Server(
         server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len
     )

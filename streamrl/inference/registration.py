@@ -83,5 +83,8 @@ def heartbeat(host: VllmHost, registration: Registration, meter: Meter, answered
         values = {f"inference/{name}": seconds for name, seconds in load.spent.items()}
         values["inference/in_flight"] = float(load.in_flight)
         values["inference/generated_tokens"] = float(load.generated_tokens)
+        for run, requests in load.requests.items():
+            values[f"inference/requests/{run}"] = float(requests)
+            values[f"inference/answers/{run}"] = float(load.answers[run])
         meter.publish(values)
     return time.monotonic()

@@ -26,7 +26,7 @@ from streamrl.inference.adapters import (
 )
 from streamrl.inference.engine import Engine, Load, Swap
 from streamrl.inference.probe import Mismatch, ProbeTolerance, compare_logprobs, probe_tolerance
-from streamrl.inference.vllm_launch import MODEL, VllmLaunch
+from streamrl.inference.vllm_launch import MODEL, VllmLaunch, run_keys
 from streamrl.inference.weight_copies import VersionCopies, WeightCopies
 from streamrl.records import AdapterBase, PolicyVersion
 
@@ -244,6 +244,7 @@ class VllmHost:
             settings=self._run.inference,
             model=directory,
             log_path=self._log_path,
+            run_keys=run_keys(self._run),
             name=name,
             index=self._index,
             max_samples=self._run.max_samples,

@@ -11,6 +11,7 @@ other processes get the cores (`inside_vllm/streamrl_waiting.py`).
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from streamrl.config import engine_settings
 from streamrl.config.addresses import is_loopback
+from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import inheritable_environment, resolve_reference
 from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError
@@ -52,7 +54,7 @@ class Keys(NamedTuple):
     """The keys that a server accepts (`inside_vllm/streamrl_guard.py`)."""
 
     agent: str  # allows everything; it is random, and only the agent of the server knows it
-    sampler: str  # allows sampling; it is the run's API key. If empty, no key is needed.
+    runs: Mapping[str, str]  # each allows sampling, by the run's name. If empty, no key is needed.
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class VllmLaunch:
     settings: Inference
     model: Path  # its directory
     log_path: Path
+    # Keys of the runs that it answers, by their names (`run_keys`). If empty, it answers everybody.
+    run_keys: Mapping[str, str] = field(default_factory=dict[str, str])
     name: str = MODEL  # that requests give for the model
     index: int = 0  # the number of the server within the run
     max_samples: int = 0  # the most answers that a client of the run asks for in one request
@@ -134,7 +138,7 @@ class VllmLaunch:
             "PYTHONUNBUFFERED": "1",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
             "STREAMRL_AGENT_KEY": keys.agent,
-            "STREAMRL_API_KEY": keys.sampler,
+            "STREAMRL_RUN_KEYS": json.dumps(dict(keys.runs)),
             "STREAMRL_MAX_SAMPLES": str(max(self.max_samples, self.settings.max_num_seqs)),
             "PYTHONPATH": os.pathsep.join(import_path),
         }
@@ -193,25 +197,38 @@ def address(settings: Inference) -> str:
     return host
 
 
-def api_key(settings: Inference) -> str:
-    """The key that a client must send for sampling. If it is empty, no key is needed. Raises
-    ConfigError.
+def run_keys(run: RunFile) -> dict[str, str]:
+    """The keys that the servers of a run accept for sampling, by the name of the run that has the
+    key: this one, and its guests. If there are none, no key is needed.
+
+    Raises ConfigError, also for two runs with one key, because the servers could not tell them
+    apart.
     """
+    settings = run.inference
     if os.environ.get("VLLM_API_KEY") and not settings.api_key:
         raise ConfigError(
             "VLLM_API_KEY is set, but servers take their key from inference.api_key: write"
             " env:VLLM_API_KEY there, or unset it"
         )
-    return resolve_reference(settings.api_key, "inference.api_key")
+    if not settings.api_key:
+        return {}
+    runs = {resolve_reference(settings.api_key, "inference.api_key"): run.run}
+    for guest, own in settings.also_serves.items():
+        setting = f"inference.also_serves.{guest}.api_key"
+        key = resolve_reference(own.api_key, setting)
+        if key in runs:
+            raise ConfigError(f"{setting}: run {runs[key]} has the same key; give each its own")
+        runs[key] = guest
+    return {name: key for key, name in runs.items()}
 
 
-def check_vllm(settings: Inference) -> None:
+def check_vllm(run: RunFile) -> None:
     """Check what a start needs of the settings and of what is installed. Raises ConfigError and
     InferenceError.
     """
-    find_vllm(settings)
-    address(settings)
-    api_key(settings)
+    find_vllm(run.inference)
+    address(run.inference)
+    run_keys(run)
 
 
 def find_vllm(settings: Inference) -> Installation:

@@ -19,7 +19,7 @@ from typing import IO
 import httpx
 
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
-from streamrl.inference.vllm_launch import Keys, VllmLaunch, address, api_key, find_vllm
+from streamrl.inference.vllm_launch import Keys, VllmLaunch, address, find_vllm
 from streamrl.system import process_group
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def start(launch: VllmLaunch, stop: threading.Event) -> VllmProcess:
     """Start vLLM, and wait until it is healthy (about a minute) or `stop` is set.
 
     Raises ModelError if its model is not a model directory, PortTaken if the port is in use,
-    ConfigError if the address or a key cannot be used, and InferenceError if there is no vLLM or it
+    ConfigError if the address cannot be used, and InferenceError if there is no vLLM or it
     does not become healthy.
     """
     if not (launch.model / "config.json").is_file():
@@ -99,7 +99,7 @@ def start(launch: VllmLaunch, stop: threading.Event) -> VllmProcess:
         )
     settings = launch.settings
     host = address(settings)
-    keys = Keys(secrets.token_hex(32), api_key(settings))
+    keys = Keys(secrets.token_hex(32), launch.run_keys)
     installation = find_vllm(settings)
     port = take_port(host, settings.port + launch.index if settings.port else 0)
     process = VllmProcess(

@@ -344,6 +344,13 @@ METRICS = (
     MetricSpec(
         "inference/generated_tokens", "tokens", "tokens generated since vLLM started", "counter"
     ),
+    MetricSpec(
+        "inference/requests/{caller}",
+        "requests",
+        "requests to sample that carried the key of that run",
+        "counter",
+    ),
+    MetricSpec("inference/answers/{caller}", "answers", "answers that these asked for", "counter"),
     MetricSpec("inference/asked_s", "s", "time with a request in vLLM", "counter"),
     MetricSpec("inference/paused_s", "s", "time paused for new weights", "counter"),
     MetricSpec("inference/idle_s", "s", "time without a request", "counter"),

@@ -84,7 +84,7 @@ LEFT_OUT = paths(
     learner.reference.path learner.teacher.path learner.checkpoint_copies
     weights.store
     inference.python inference.host inference.port inference.api_key inference.engine
-    inference.engines inference.also_serves inference.served_by inference.extra_args
+    inference.engines inference.also_serves.*.api_key inference.served_by inference.extra_args
     gateway.host gateway.port gateway.url gateway.signing_secret gateway.revoked_before
     orchestrator.sinks
     metrics.serve metrics.host metrics.port metrics.live_within_s metrics.step_within_s

@@ -62,7 +62,7 @@ def program_of_an_export(directory: Path) -> str:
 
 
 def rights_over_another_run(directory: Path) -> str:
-    run = accepted(learner={"lora": {}}, inference={"also_serves": ["team-b"]})
+    run = accepted(learner={"lora": {}}, inference={"also_serves": {"team-b": {}}})
     if run is None:
         return "a host of guests is refused"
     lines = [line for line in acls.in_words(run) if "team-b" in line]

@@ -13,7 +13,11 @@ from unittest.mock import patch
 from streamrl.inference.inside_vllm.streamrl_guard import Guard
 from tests.attacks.table import Attack
 
-KEYS = {"STREAMRL_AGENT_KEY": "a", "STREAMRL_API_KEY": "k", "STREAMRL_MAX_SAMPLES": "64"}
+KEYS = {
+    "STREAMRL_AGENT_KEY": "a",
+    "STREAMRL_RUN_KEYS": '{"run": "k"}',
+    "STREAMRL_MAX_SAMPLES": "64",
+}
 INSIDE = "http://169.254.169.254/latest/meta-data"  # only the server's network reaches it
 PICTURE = {"type": "image_url", "image_url": {"url": INSIDE}}
 

@@ -106,8 +106,12 @@ class Stub(ThreadingHTTPServer):
                 return 200, {
                     "choices": [self.choice(i) for i in range(body["sampling_params"]["n"])]
                 }
-            case "/streamrl/clock":
-                return 200, {"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0}
+            case "/streamrl/usage":
+                return 200, {
+                    "spent": {"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0},
+                    "requests": {"own": 3, "second": 1},
+                    "answers": {"own": 24, "second": 8},
+                }
             case "/weight_info":
                 return 200, {"weight_version": self.version}
             case "/streamrl/admit-probes":

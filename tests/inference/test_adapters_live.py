@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,10 +29,13 @@ from streamrl.records import Metric, PolicyVersion, Probe
 from streamrl.weights.store import Store, version_name
 from tests.inference.test_live import TOLERANCE, distances, question, talk_on
 from tests.support.live import CONTEXT, KEY, KEY_VARIABLE, START_S, LiveServers, perturb
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = Lora(rank=4, alpha=8)
+# Variables with the keys of the runs that the server serves as well.
+GUEST_KEYS = {"second": "STREAMRL_TEST_SECOND_KEY", "large": "STREAMRL_TEST_LARGE_KEY"}
 PROBED = np.random.default_rng(0).integers(0, 16, 64).astype(np.uint16)
 
 
@@ -98,7 +102,10 @@ def probe_of(made: Any) -> Probe:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
     """One agent on the first version. It may serve two more runs."""
     os.environ[KEY_VARIABLE] = KEY
-    guests = ["inference.also_serves=[second, large]", "inference.max_adapters=6"]
+    for guest, variable in GUEST_KEYS.items():
+        os.environ[variable] = f"a-key-of-run-{guest}"
+    keys = {guest: {"api_key": f"env:{variable}"} for guest, variable in GUEST_KEYS.items()}
+    guests = [f"inference.also_serves={json.dumps(keys)}", "inference.max_adapters=6"]
     made = LiveAdapters(tmp_path_factory.mktemp("live"), changes=guests)
     made.logs = {"second": MemoryLog({}), "large": MemoryLog({})}
     try:
@@ -107,7 +114,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
         yield made
     finally:
         made.close()
-        del os.environ[KEY_VARIABLE]
+        for variable in (KEY_VARIABLE, *GUEST_KEYS.values()):
+            del os.environ[variable]
 
 
 async def test_each_answer_is_one_versions_and_nothing_pauses(
@@ -152,7 +160,13 @@ async def test_two_runs_are_sampled_by_their_own_adapters_on_one_server(
     """Both ask at the same time, and have versions of the same number."""
     talk_on(monkeypatch)
     env = Env(max_tokens=40)
-    second = LiveAdapters(servers.directory, "second", Lora(rank=8, alpha=8), seed=100)
+    second = LiveAdapters(
+        servers.directory,
+        "second",
+        Lora(rank=8, alpha=8),
+        seed=100,
+        changes=[f"inference.api_key=env:{GUEST_KEYS['second']}"],
+    )
     for version in range(servers.version):
         assert second.announce() == version
     shared = second.announce()
@@ -170,6 +184,16 @@ async def test_two_runs_are_sampled_by_their_own_adapters_on_one_server(
     assert distances(servers, by_own).max() <= TOLERANCE
     assert distances(second, by_other).max() <= TOLERANCE
     assert distances(servers, by_other).max() > 100 * TOLERANCE, "the two policies differ"
+    until(lambda: answers_of(servers, "second") == 24, 30)
+    assert answers_of(servers, "large") == 0
+
+
+def answers_of(servers: LiveAdapters, run: str) -> float:
+    """The answers that requests with the run's key asked for, by the server's last metrics."""
+    name = f"inference/answers/{run}"
+    events = (to_event(message, ("metric",)) for message in read(servers.log, "metrics", 0, 0))
+    values = [event.record.values for event in events if isinstance(event.record, Metric)]
+    return [found[name] for found in values if name in found][-1]
 
 
 def test_a_run_whose_adapters_vllm_does_not_take_hears_why(servers: LiveAdapters):

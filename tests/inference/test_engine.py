@@ -76,7 +76,11 @@ def test_a_refused_reload_ends_the_swap(stub: Stub):
 def test_answers(stub: Stub):
     engine = Engine(stub.url)
     assert engine.read_load() == Load(
-        in_flight=7, generated_tokens=77, spent={"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0}
+        in_flight=7,
+        generated_tokens=77,
+        spent={"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0},
+        requests={"own": 3, "second": 1},
+        answers={"own": 24, "second": 8},
     )
     assert engine.version() == 3
     stub.version = "default"

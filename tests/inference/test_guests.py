@@ -31,7 +31,11 @@ RUN = run_file.parse(
         "run": "own",
         "envs": {"copy-digits": {}},
         "learner": {"lora": {"rank": 4}},
-        "inference": {"heartbeat_s": 0.05, "also_serves": ["second", "third"], "max_adapters": 6},
+        "inference": {
+            "heartbeat_s": 0.05,
+            "also_serves": {"second": {}, "third": {}},
+            "max_adapters": 6,
+        },
     }
 )
 
@@ -64,7 +68,7 @@ class Host:
     def read_load(self) -> Load | None:
         if Agent.is_silent:
             raise InferenceError("vLLM does not answer /metrics")
-        return Load(3, 77, {}) if self.url else None
+        return Load(3, 77, {}, {}, {}) if self.url else None
 
     def stop(self) -> None: ...
 

@@ -83,7 +83,7 @@ class Host:
     def read_load(self) -> Load | None:
         if self.silent:
             raise InferenceError("vLLM does not answer /metrics")
-        return Load(3, 77, {"idle_s": 1.5}) if self.url else None
+        return Load(3, 77, {"idle_s": 1.5}, {}, {}) if self.url else None
 
     def stop(self) -> None:
         self.stopped = True

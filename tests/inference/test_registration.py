@@ -73,12 +73,15 @@ def test_a_heartbeat_is_due_after_its_time_and_may_be_left_out(log: MemoryLog):
 
 def test_a_heartbeat_has_the_load(log: MemoryLog):
     registered = Registration(log, ME, 60.0)
-    heartbeat(host(Load(3, 77, {"idle_s": 1.5})), registered, Meter(log, "inference-0"), 0.0)
+    load = Load(3, 77, {"idle_s": 1.5}, requests={"second": 2}, answers={"second": 16})
+    heartbeat(host(load), registered, Meter(log, "inference-0"), 0.0)
     assert registered.server.in_flight == 3
     assert metrics(log) == {
         "inference/idle_s": 1.5,
         "inference/in_flight": 3.0,
         "inference/generated_tokens": 77.0,
+        "inference/requests/second": 2.0,
+        "inference/answers/second": 16.0,
     }
 
 

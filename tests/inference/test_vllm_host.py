@@ -89,7 +89,7 @@ def test_the_adapters_of_two_runs_stand_on_one_base(
             "runs_dir": str(tmp_path),
             "envs": {"e": {}},
             "learner": {"lora": {"rank": 4}},
-            "inference": {"also_serves": ["second"]},
+            "inference": {"also_serves": {"second": {}}},
         }
     )
     second = run.model_copy(update={"run": "second"})
@@ -172,7 +172,7 @@ def test_a_guests_version_that_is_refused_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It is tried again and again, and the disk would be full one day."""
-    run = lora_run(tmp_path, inference={"also_serves": ["guest"]})
+    run = lora_run(tmp_path, inference={"also_serves": {"guest": {}}})
     guest = run.model_copy(update={"run": "guest"})
     with host_on_stub(run, monkeypatch) as (host, _, _):
         host.load_version(adapter(run, 1))

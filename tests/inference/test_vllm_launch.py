@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamrl.config.engine_settings import NUMBERS, SWITCHES, WORDS, problems
-from streamrl.config.run_file import parse
+from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.serving import Inference
 from streamrl.errors import ConfigError, InferenceError
 from streamrl.inference.vllm_launch import (
@@ -20,19 +20,24 @@ from streamrl.inference.vllm_launch import (
     Keys,
     VllmLaunch,
     address,
-    api_key,
     check_vllm,
     find_vllm,
+    run_keys,
 )
 
 VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
-NONE = Keys("", "")
+NONE = Keys("", {})
 CPU = Installation("/env/bin/python", cuda=False)
 GPU = Installation("/env/bin/python", cuda=True)
 
 
 def launch(settings: Inference, **more: Any) -> VllmLaunch:
     return VllmLaunch(settings, Path("/models/7"), Path("/log"), **more)
+
+
+def run_file(**inference: object) -> RunFile:
+    settings = {"learner": {"lora": {}}, "inference": inference}
+    return parse({"run": "r", "envs": {"e": {}}, **settings})
 
 
 def test_the_command_line():
@@ -153,16 +158,18 @@ def test_the_environment():
 def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMRL_TEST_KEY", "hunter2")
     settings = Inference(api_key="env:STREAMRL_TEST_KEY")
-    line = launch(settings).command(GPU, "127.0.0.1", 8000)
+    keys = run_keys(run_file(api_key="env:STREAMRL_TEST_KEY"))
+    line = launch(settings, run_keys=keys).command(GPU, "127.0.0.1", 8000)
     given = launch(settings).environment(
         GPU,
-        Keys("the agent's", api_key(settings)),
+        Keys("the agent's", keys),
         {"PYTHONPATH": "/mine", "VLLM_API_KEY": "x"},
     )
     assert line[line.index("--middleware") + 1] == "streamrl_guard.Guard" and not any(
         "hunter2" in word for word in line
     )
-    assert given["STREAMRL_AGENT_KEY"] == "the agent's" and given["STREAMRL_API_KEY"] == "hunter2"
+    assert given["STREAMRL_AGENT_KEY"] == "the agent's"
+    assert json.loads(given["STREAMRL_RUN_KEYS"]) == {"r": "hunter2"}
     assert given["STREAMRL_MAX_SAMPLES"] == str(settings.max_num_seqs)
     more = launch(settings, max_samples=1_000).environment(GPU, NONE, {})
     assert more["STREAMRL_MAX_SAMPLES"] == "1000"
@@ -187,8 +194,24 @@ def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: p
     with pytest.raises(
         ConfigError, match="VLLM_API_KEY is set, but .*: write env:VLLM_API_KEY there, or unset it"
     ):
-        api_key(Inference())
-    assert api_key(Inference(api_key="env:VLLM_API_KEY")) == "hunter2"
+        run_keys(run_file())
+    assert run_keys(run_file(api_key="env:VLLM_API_KEY")) == {"r": "hunter2"}
+
+
+def test_each_run_has_its_own_key_at_the_servers(monkeypatch: pytest.MonkeyPatch):
+    guests = {"second": {"api_key": "env:SECOND"}, "third": {"api_key": "env:THIRD"}}
+    run = run_file(api_key="env:OWN", also_serves=guests, max_adapters=6)
+    for name in ("OWN", "SECOND", "THIRD"):
+        monkeypatch.setenv(name, f"key-{name}")
+    assert run_keys(run) == {"r": "key-OWN", "second": "key-SECOND", "third": "key-THIRD"}
+    assert run_keys(run.without_guests()) == {"r": "key-OWN"}
+    assert run_keys(run_file(also_serves={"second": {}})) == {}
+    monkeypatch.setenv("THIRD", "key-SECOND")
+    with pytest.raises(ConfigError, match=r"third.api_key: run second has the same key"):
+        run_keys(run)
+    monkeypatch.delenv("THIRD")
+    with pytest.raises(ConfigError, match=r"third.api_key is env:THIRD, but .* is not set"):
+        run_keys(run)
 
 
 def test_the_brokers_credentials_are_not_handed_on():
@@ -213,16 +236,13 @@ def test_the_brokers_credentials_are_not_handed_on():
 def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def run_file(**inference: object) -> Inference:
-        return parse({"run": "r", "envs": {"e": {}}, "inference": inference}).inference
-
     monkeypatch.setenv("STREAMRL_TEST_HOST", "10.1.2.3")
     monkeypatch.setenv("STREAMRL_TEST_KEY", "hunter2")
     monkeypatch.setenv("STREAMRL_TEST_ANY", "0.0.0.0")
     key = {"api_key": "env:STREAMRL_TEST_KEY"}
-    assert address(run_file()) == "127.0.0.1" and api_key(run_file()) == ""
-    assert address(run_file(host="::1")) == "::1"
-    assert address(run_file(host="env:STREAMRL_TEST_HOST", **key)) == "10.1.2.3"
+    assert address(run_file().inference) == "127.0.0.1" and run_keys(run_file()) == {}
+    assert address(run_file(host="::1").inference) == "::1"
+    assert address(run_file(host="env:STREAMRL_TEST_HOST", **key).inference) == "10.1.2.3"
     for host in ("10.1.2.3", "0.0.0.0", "env:STREAMRL_TEST_HOST"):
         with pytest.raises(
             ConfigError,
@@ -233,12 +253,12 @@ def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(
             run_file(host=host)
     for host in ("0.0.0.0", "::", "env:STREAMRL_TEST_ANY"):
         with pytest.raises(ConfigError, match="which envs cannot call"):
-            address(run_file(host=host, **key))
+            address(run_file(host=host, **key).inference)
     with pytest.raises(
         ConfigError,
         match="inference.api_key is env:NOT_SET, but the environment variable 'NOT_SET' is not set",
     ):
-        check_vllm(run_file(api_key="env:NOT_SET").model_copy(update={"python": str(VLLM)}))
+        check_vllm(run_file(api_key="env:NOT_SET", python=str(VLLM)))
 
 
 def test_a_python_without_vllm_or_none_at_all():

@@ -162,7 +162,7 @@ def run_with(name: str, **inference: Any) -> RunFile:
 
 
 def test_a_host_takes_no_rights_over_the_runs_that_it_serves():
-    host = run_with("r", also_serves=["b"])
+    host = run_with("r", also_serves={"b": {}})
     assert {rule.name[0] for rules in acls.rules(host).values() for rule in rules} == {"r"}
     assert acls.rules_of_hosts(host) == {}
 
@@ -178,7 +178,7 @@ def test_a_guest_gives_its_host_the_rights_to_serve_it_and_no_more():
 
 def test_manifests_of_a_host_have_the_rules_of_guests_that_have_agreed():
     """A KafkaUser is one resource, so a guest cannot add to that of its host."""
-    host = run_with("r", also_serves=["b"])
+    host = run_with("r", also_serves={"b": {}})
     found = acls.rules(host, [run_with("b", served_by=["r"])])
     assert {str(rule) for rule in found["inference"] if rule.name[0] == "b"} == ON_B
     with pytest.raises(ConfigError, match="b has not agreed to be served by r"):
@@ -499,3 +499,29 @@ def test_the_administrators_door_wants_a_certificate(
 def test_a_broker_without_an_authorizer_says_so(broker: str):
     with pytest.raises(ConfigError, match="has no authorizer: everybody may do everything"):
         acls.apply(run_file(), {"bootstrap.servers": broker})
+
+
+def test_a_host_reaches_topics_of_a_guest_once_the_guest_has_named_it(secure: Secure):
+    """Neither the host's run file nor its rules give it anything there."""
+    first, second = (f"t{uuid.uuid4().hex[:10]}" for _ in range(2))
+    host = run_with(first, also_serves={second: {}})
+    guest = People(secure, run_with(second, served_by=[first]))
+    user = acls.user_name(host, "inference")
+    operator = acls.user_name(guest.run, "operator")
+    secure.add_users({user: "password of the host", operator: "password of operator"})
+    acls.apply(host, secure.admin)
+    acls.apply(run_with(second), secure.admin)
+    topic_changes.apply(guest.run, guest.settings("operator"))
+    there = KafkaLog(secure.client(user, "password of the host"), second)
+
+    assert there.topics() == {}
+    acls.apply(guest.run, secure.admin)
+    until(lambda: set(there.topics()) == {"policy-versions", "servers", "metrics"}, 30)
+    assert end_offset(there, "policy-versions", 0) == 0
+    producer = there.producer()
+    producer.send(Message("servers", b"first.inference-0", b"value"))
+    producer.flush()
+    producer.close()
+    assert end_offset(guest.log("operator"), "servers", 0) == 1
+    with pytest.raises(AccessDenied, match="may not"):
+        there.writer("inference-0")

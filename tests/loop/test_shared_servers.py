@@ -21,6 +21,7 @@ VERSIONS = 3
 TASKS = {"copy-digits": {"max_tokens": 3}, "add-digits": {"max_tokens": 2}}
 # Nats a token, in float32. Between a version of such a run and the next one there are 5e-5.
 MISMATCH = 1e-8
+KEYS = {"owner": "STREAMRL_TEST_OWNER_KEY", "guest": "STREAMRL_TEST_GUEST_KEY"}
 
 
 def settings(directory: Path, name: str, env: str, kafka: str, **inference: Any) -> dict[str, Any]:
@@ -39,12 +40,20 @@ def settings(directory: Path, name: str, env: str, kafka: str, **inference: Any)
 
 
 @pytest.fixture
-def runs(tmp_path: Path, broker: str, run_name: str) -> Iterator[tuple[Live, Live]]:
-    """One that owns the server, and one that has none."""
+def runs(
+    tmp_path: Path, broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Live, Live]]:
+    """One that owns the server, and one that has none. Each has its own key there."""
     first = f"{run_name}-a"
     second = f"{run_name}-b"
-    owns = settings(tmp_path, first, "copy-digits", broker, also_serves=[second])
-    borrows = settings(tmp_path, second, "add-digits", broker, replicas=0)
+    for name, variable in KEYS.items():
+        monkeypatch.setenv(variable, f"a-key-of-the-{name}")
+    owner_key, guest_key = (f"env:{variable}" for variable in KEYS.values())
+    guests = {second: {"api_key": guest_key}}
+    owns = settings(tmp_path, first, "copy-digits", broker, api_key=owner_key, also_serves=guests)
+    borrows = settings(
+        tmp_path, second, "add-digits", broker, api_key=guest_key, served_by=[first], replicas=0
+    )
     with ExitStack() as stack:
         made: list[Live] = []
         for name, file in (("a", owns), ("b", borrows)):
@@ -68,6 +77,11 @@ def test_two_learners_share_a_server_and_neither_stops_the_other(runs: tuple[Liv
         run.until(lambda run=run: is_served(run, VERSIONS), f"version {VERSIONS} on servers", 600)
     guest.close()
     owner.advances(2, "of the run that is left", 240)
+
+    for run in runs:  # by the owner's server, which tells the runs apart by their keys
+        answers = max(metric_values(owner, f"inference/answers/{run.run.run}"))
+        requests = max(metric_values(owner, f"inference/requests/{run.run.run}"))
+        assert answers >= requests > 0
 
     for run, server in ((owner, "inference-0"), (guest, f"{owner.run.run}.inference-0")):
         seen = [record for record in run.records("servers", "server") if isinstance(record, Server)]

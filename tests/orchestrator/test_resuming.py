@@ -210,7 +210,7 @@ STARTED_WITH = {
     "inference.max_model_len": 64,
     "inference.max_num_seqs": 32,
     "inference.max_adapters": 2,
-    "inference.also_serves": "[other]",
+    "inference.also_serves": "{other: {}}",
     "inference.served_by": "[other]",
     "inference.kv_cache_gib": 2,
     "inference.extra_args": "['--block-size', '32']",

@@ -47,7 +47,7 @@ def taken(trusted: frozenset[str] = frozenset(), **run_file: Any) -> dict[str, A
         {"learner": {"loss": "evil:loss"}},
         {"weights": {"store": "s3://attacker"}},
         {"inference": {"python": "/bin/sh", "extra_args": ["--x"], "engine": {"a": 1}}},
-        {"inference": {"also_serves": ["other"]}},
+        {"inference": {"also_serves": {"other": {"api_key": "env:HOME"}}}},
         {"inference": {"dtype": "--trust-remote-code"}},
         {"gateway": {"host": "0.0.0.0", "signing_secret": "env:HOME", "url": "http://x"}},
         {"orchestrator": {"sinks": [{"kind": "wandb"}]}},

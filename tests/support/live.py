@@ -25,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.inference import process
-from streamrl.inference.client import Client
+from streamrl.inference.client import Client, make_client
 from streamrl.learner.export import WEIGHTS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
@@ -158,7 +158,7 @@ class LiveServers:
     @asynccontextmanager
     async def client(self, *identities: str) -> AsyncIterator[Client]:
         """A client that hears of these servers, or of all, for as long as it is open."""
-        client = Client(api_key=KEY)
+        client = make_client(self.run, topology.GENERATION)
 
         def listen() -> None:
             """To the end: after two minutes of heartbeats a part of the topic would be a time when

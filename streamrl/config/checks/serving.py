@@ -12,6 +12,7 @@ from streamrl.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
+    from streamrl.config.sections.serving import Inference
 
 ADAPTERS_OF_A_RUN = 2  # that answers are sampled with at a time, while a version replaces another
 
@@ -65,8 +66,7 @@ def guest_problems(run: RunFile) -> Iterator[str]:
             yield f"inference.also_serves: {guest!r} is not the name of a run"
         if guest == run.run:
             yield f"inference.also_serves: {guest} is this run, which its servers serve anyway"
-        if guests.count(guest) > 1:
-            yield f"inference.also_serves: {guest} is there twice"
+    yield from _key_problems(run.inference)
     if guests and not run.learner.lora:
         yield (
             "inference.also_serves: a server has adapters of several runs, and one whole model; set"
@@ -79,6 +79,29 @@ def guest_problems(run: RunFile) -> Iterator[str]:
             f" {1 + len(guests)} runs a server computes with the newest adapter and the one before"
             f" it at a time; set it to {needed}"
         )
+
+
+def _key_problems(inference: Inference) -> Iterator[str]:
+    """Guests that the servers would not answer, or could not tell from another run."""
+    users = {inference.api_key: "inference.api_key"}
+    for guest, own in inference.also_serves.items():
+        setting = f"inference.also_serves.{guest}.api_key"
+        if inference.api_key and not own.api_key:
+            yield (
+                f"{setting} is not set: servers with a key answer no run without one; give the"
+                " guest its own, which is inference.api_key of its run file"
+            )
+        elif own.api_key and not inference.api_key:
+            yield (
+                f"{setting} is set, and inference.api_key is not, so the servers answer everybody;"
+                " set both"
+            )
+        elif own.api_key in users and own.api_key:
+            yield (
+                f"{setting} is {own.api_key}, as is {users[own.api_key]}: servers tell runs apart"
+                " by their keys; give each its own"
+            )
+        users[own.api_key] = setting
 
 
 def eval_problems(run: RunFile) -> Iterator[str]:

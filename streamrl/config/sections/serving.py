@@ -65,6 +65,14 @@ class PoolEngine(Section):
     probe_tolerance: float | None = Field(default=None, gt=0)
 
 
+class Guest(Section):
+    """Another run whose adapters the servers serve."""
+
+    # env:NAME of the key that its requests have to carry, which is inference.api_key of its run
+    # file. Needed where this run has a key.
+    api_key: str = ""
+
+
 class Inference(Section):
     """Policy versions in, tokens out."""
 
@@ -79,8 +87,8 @@ class Inference(Section):
     host: str = "127.0.0.1"
     # Port of server 0; server i has port + i, counted through the pools. 0: any free port.
     port: int = Field(default=0, ge=0, le=65535)
-    # env:NAME of the key that every request has to carry. What controls a server is its agent's
-    # alone in any case.
+    # env:NAME of the key that this run's requests carry. Its servers answer no others, except those
+    # of also_serves. What controls a server is its agent's alone in any case.
     api_key: str = ""
     dtype: str = "float32"  # Data type that vLLM computes in.
     # How vLLM quantizes the weights that it loads, such as fp8. Empty: as in the model's files.
@@ -101,9 +109,9 @@ class Inference(Section):
     # Adapters that a server computes with at a time (learner.lora). Requests for further versions
     # wait.
     max_adapters: int = Field(default=4, ge=1)
-    # Names of other runs on the same Kafka, with the same model, whose adapters these servers serve
-    # as well as those of this run (docs/models.md).
-    also_serves: list[str] = []
+    # Other runs on the same Kafka, with the same model, whose adapters these servers serve as well
+    # as those of this run, by name (docs/models.md).
+    also_serves: dict[str, Guest] = {}
     # Names of runs whose servers serve this run's adapters (inference.also_serves of theirs). The
     # access rules let them read its versions and write its `servers`.
     served_by: list[str] = []

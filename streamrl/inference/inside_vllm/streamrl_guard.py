@@ -4,16 +4,17 @@ measures what the server's time goes to.
 - Requests that control the server (pause it, load weights from a path, call a method of its
   workers, abort requests of others) are for its agent only. The agent has made up a key for this
   one server. vLLM itself would answer all who reach the port, with or without its own key.
-- Sampling, and what belongs to it, is for clients that send the run's API key. If the run has none,
-  it is for everybody. The API key gives no control.
+- Sampling, and what belongs to it, is for clients that send the key of a run that is served. Each
+  run has its own key, so its requests can be counted, and its key can be replaced while those of
+  other runs stay. If there are no keys, sampling is for everybody. No run's key gives control.
 - A request to sample has text of a bounded size, and asks for a bounded number of answers
-  (`objection`). The length of an answer is bounded by vLLM's context.
+  (`answers_asked`). The length of an answer is bounded by vLLM's context.
 - `/health` answers everybody.
 - `PAUSE` pauses vLLM for its agent as soon as no step is running. (vLLM's own request then sleeps
   for 20 ms, so that clients get what was sampled.)
 - `ADMIT_PROBES` lets a paused vLLM compute the probes of its agent, and nothing else.
-- `CLOCK` tells its agent for how long a client waited for tokens, for how long the server was
-  paused, and for how long no client asked (`Clock`).
+- `USAGE` tells its agent for how long a client waited for tokens, for how long the server was
+  paused, and for how long no client asked (`Clock`), and what each run asked for.
 
 vLLM's Python does not have streamrl. So this module uses the standard library only, and is found by
 PYTHONPATH: that is why it has a long name and its own directory. The keys are in the
@@ -26,7 +27,7 @@ import hmac
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,10 +57,11 @@ ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 PAUSE = "/streamrl/pause"
 ADMIT_PROBES = "/streamrl/admit-probes"
 RESUME = "/resume"
-CLOCK = "/streamrl/clock"
+USAGE = "/streamrl/usage"
 REFUSED = {
     "error": {
-        "message": "this server does that only for requests with the right API key",
+        "message": "this server does that only for requests with the right API key; of a run that"
+        " it serves, that is the run's own inference.api_key",
         "code": 401,
     }
 }
@@ -97,9 +99,11 @@ class Guard:
     def __init__(self, app: App) -> None:
         self._app = app
         self._agent = os.environ["STREAMRL_AGENT_KEY"]
-        self._sampler = os.environ.get("STREAMRL_API_KEY", "")
+        self._keys: dict[str, str] = json.loads(os.environ["STREAMRL_RUN_KEYS"])  # by run
         self._max_samples = int(os.environ["STREAMRL_MAX_SAMPLES"])
         self._clock = Clock(time.monotonic())
+        self._requests = dict.fromkeys(self._keys, 0)  # to sample, by run
+        self._answers = dict.fromkeys(self._keys, 0)  # that these asked for
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -107,18 +111,20 @@ class Guard:
             return
         path = scope["path"]
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        if self._may(path, sent):
-            from_agent = _has(sent, self._agent)
-            if from_agent and path == CLOCK:
-                self._clock.turn(time.monotonic())
-                await _answer(send, 200, self._clock.spent)
+        from_agent = _has(sent, self._agent)
+        runs = [run for run, key in self._keys.items() if _has(sent, key)]
+        if from_agent or path in OPEN or (path in SAMPLING and (runs or not self._keys)):
+            if from_agent and path == USAGE:
+                await _answer(send, 200, self._usage())
                 return
             if scope["type"] == "http" and not from_agent and path not in OPEN:
                 body = await _body(receive)
-                refusal = objection(body, self._max_samples)
-                if refusal:
-                    await _answer(send, 400, {"error": {"message": refusal, "code": 400}})
+                try:
+                    answers = answers_asked(body, self._max_samples)
+                except Objection as objection:
+                    await _answer(send, 400, {"error": {"message": str(objection), "code": 400}})
                     return
+                self._count(path, runs, answers)
                 receive = _again(body, receive)
             with self._counted(path, from_agent):
                 if from_agent and path == PAUSE:
@@ -146,42 +152,55 @@ class Guard:
                 time.monotonic(), asked=-asks, paused=False if path == RESUME else None
             )
 
-    def _may(self, path: str, sent: list[bytes]) -> bool:
-        if path in OPEN or _has(sent, self._agent):
-            return True
-        return path in SAMPLING and (not self._sampler or _has(sent, self._sampler))
+    def _count(self, path: str, runs: Sequence[str], answers: int) -> None:
+        """Count a request, if it samples, for the runs whose keys it carries: one, unless somebody
+        has the keys of several.
+        """
+        for run in runs if path in ANSWERING else ():
+            self._requests[run] += 1
+            self._answers[run] += answers
+
+    def _usage(self) -> dict[str, Any]:
+        self._clock.turn(time.monotonic())
+        return {"spent": self._clock.spent, "requests": self._requests, "answers": self._answers}
 
 
-def objection(body: bytes, max_samples: int) -> str:
-    """Why a request to sample is refused; empty if it is not."""
+class Objection(Exception):
+    """A request to sample is refused. The message has the reason."""
+
+
+def answers_asked(body: bytes, max_samples: int) -> int:
+    """The number of answers that a request asks for. Raises Objection."""
     if len(body) > MAX_BODY_BYTES:
-        return f"the request has more than {MAX_BODY_BYTES} bytes"
+        raise Objection(f"the request has more than {MAX_BODY_BYTES} bytes")
     if not body:
-        return ""
+        return 0
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
-        return "the request is not JSON"
+        raise Objection("the request is not JSON") from None
     if not isinstance(asked, dict):
-        return "the request is not a JSON object"
+        raise Objection("the request is not a JSON object")
     for name in NOT_TEXT:
         if asked.get(name):
-            return f"{name}: this server takes text and tokens only"
+            raise Objection(f"{name}: this server takes text and tokens only")
     if not _is_text(asked.get("messages")):
-        return "messages: this server takes text only, and fetches nothing"
-    count = _prompts(asked.get("prompt"))
+        raise Objection("messages: this server takes text only, and fetches nothing")
+    prompts = _prompts(asked.get("prompt"))
     sampling = asked.get("sampling_params")
+    most = prompts
     for where in (asked, sampling if isinstance(sampling, dict) else {}):
         for name in ("n", "best_of"):
             answers = where.get(name)
             if answers is not None and not isinstance(answers, int):
-                return f"{name} is not a whole number"
-            if count * (answers or 1) > max_samples:
-                return (
-                    f"{count * (answers or 1)} answers in one request; at most {max_samples} are"
-                    " given (the largest group_size of the run, or inference.max_num_seqs)"
-                )
-    return ""
+                raise Objection(f"{name} is not a whole number")
+            most = max(most, prompts * (answers or 1))
+    if most > max_samples:
+        raise Objection(
+            f"{most} answers in one request; at most {max_samples} are given (the largest"
+            " group_size of the run, or inference.max_num_seqs)"
+        )
+    return most
 
 
 def _prompts(prompt: Any) -> int:

@@ -16,10 +16,11 @@ LORA = "learner.lora={rank: 4}"
 @pytest.mark.parametrize(
     ("guests", "says"),
     [
-        ("[quickstart]", "quickstart is this run"),
-        ("[second, second]", "second is there twice"),
-        ("[Second]", "'Second' is not the name of a run"),
-        ("[second, third]", "inference.max_adapters is 4: of each of 3 runs .* set it to 6"),
+        ("{quickstart: {}}", "quickstart is this run"),
+        ("{Second: {}}", "'Second' is not the name of a run"),
+        ("{second: {}, third: {}}", "max_adapters is 4: of each of 3 runs .* set it to 6"),
+        ("{second: {api_key: plain}}", "second.api_key: a secret does not belong in a run file"),
+        ("{second: {api_key: env:B}}", "second.api_key is set, and inference.api_key is not"),
     ],
 )
 def test_runs_that_servers_cannot_serve_as_well_are_named(guests: str, says: str):
@@ -28,9 +29,28 @@ def test_runs_that_servers_cannot_serve_as_well_are_named(guests: str, says: str
 
 
 def test_a_server_has_adapters_of_several_runs_and_no_whole_models():
-    assert run_file.load(QUICKSTART, [LORA, "inference.also_serves=[second]"])
+    assert run_file.load(QUICKSTART, [LORA, "inference.also_serves={second: {}}"])
     with pytest.raises(ConfigError, match=r"set learner.lora, or leave also_serves out"):
-        run_file.load(QUICKSTART, ["inference.also_serves=[second]"])
+        run_file.load(QUICKSTART, ["inference.also_serves={second: {}}"])
+
+
+@pytest.mark.parametrize(
+    ("guests", "says"),
+    [
+        ("{second: {}}", r"second.api_key is not set: servers with a key answer no run without"),
+        ("{second: {api_key: env:A}}", "second.api_key is env:A, as is inference.api_key"),
+        (
+            "{second: {api_key: env:B}, third: {api_key: env:B}}",
+            "third.api_key is env:B, as is inference.also_serves.second.api_key",
+        ),
+    ],
+)
+def test_a_server_with_a_key_has_another_one_for_each_guest(guests: str, says: str):
+    keyed = [LORA, "inference.api_key=env:A", "inference.max_adapters=6"]
+    given = "inference.also_serves={second: {api_key: env:B}, third: {api_key: env:C}}"
+    assert run_file.load(QUICKSTART, [*keyed, given])
+    with pytest.raises(ConfigError, match=says):
+        run_file.load(QUICKSTART, [*keyed, f"inference.also_serves={guests}"])
 
 
 @pytest.mark.parametrize(

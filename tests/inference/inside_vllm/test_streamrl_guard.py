@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -15,11 +16,13 @@ from streamrl.inference.inside_vllm.streamrl_guard import (
     MAX_BODY_BYTES,
     Clock,
     Guard,
-    objection,
+    Objection,
+    answers_asked,
 )
 
 AGENT = b"key-of-the-agent"
 SAMPLER = b"key-of-the-run"
+GUEST = b"key-of-the-guest"
 SAMPLING = [
     "/v1/chat/completions",
     "/v1/chat/completions/render",
@@ -62,10 +65,10 @@ async def ask(path: str, *keys: bytes, kind: str = "http", pieces: Sequence[byte
         sent.append("through")
 
     async def receive() -> Any:
-        assert (
-            any(key in (b"Bearer " + AGENT, b"Bearer " + SAMPLER) for key in keys)
-            or not (os.environ["STREAMRL_API_KEY"])
-        ), "nothing of the request is read before it is known who sends it"
+        known = [b"Bearer " + key for key in (AGENT, SAMPLER, GUEST)]
+        assert any(key in known for key in keys) or os.environ["STREAMRL_RUN_KEYS"] == "{}", (
+            "nothing of the request is read before it is known who sends it"
+        )
         if not left:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
@@ -78,6 +81,10 @@ async def ask(path: str, *keys: bytes, kind: str = "http", pieces: Sequence[byte
     return sent
 
 
+async def unreached(*_: Any) -> None:
+    raise AssertionError("the guard answers that itself")
+
+
 async def lets(path: str, *keys: bytes) -> bool:
     answer = await ask(path, *keys)
     if answer == ["through"]:
@@ -87,10 +94,26 @@ async def lets(path: str, *keys: bytes) -> bool:
     return False
 
 
+async def answered_by(guard: Guard, path: str, key: bytes, asked: bytes = b"", **more: Any) -> Any:
+    """What a guard sends to a request with this key and body. `more`: of its scope."""
+    sent = list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": asked, "more_body": False}
+
+    headers = [(b"authorization", b"Bearer " + key)]
+    await guard({"type": "http", "path": path, "headers": headers, **more}, receive, send)
+    return sent
+
+
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMRL_AGENT_KEY", AGENT.decode())
-    monkeypatch.setenv("STREAMRL_API_KEY", SAMPLER.decode())
+    runs = {"own": SAMPLER.decode(), "second": GUEST.decode()}
+    monkeypatch.setenv("STREAMRL_RUN_KEYS", json.dumps(runs))
     monkeypatch.setenv("STREAMRL_MAX_SAMPLES", "8")
 
 
@@ -113,16 +136,25 @@ async def test_without_a_key_there_is_nothing(path: str, key: bytes | None):
 
 
 @pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
-async def test_the_runs_key_opens_sampling_and_the_agents_everything(path: str):
+async def test_a_runs_key_opens_sampling_and_the_agents_everything(path: str):
     assert await lets(path, b"Bearer " + SAMPLER) == (path in SAMPLING)
+    assert await lets(path, b"Bearer " + GUEST) == (path in SAMPLING)
     assert await lets(path, b"Bearer " + AGENT)
 
 
+async def test_a_key_that_is_taken_back_opens_nothing_and_that_of_another_run_still_does(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("STREAMRL_RUN_KEYS", json.dumps({"own": SAMPLER.decode()}))
+    assert await lets("/v1/models", b"Bearer " + SAMPLER)
+    assert (await answered_by(Guard(unreached), "/v1/models", GUEST))[0]["status"] == 401
+
+
 @pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
-async def test_a_run_without_a_key_gives_answers_to_everybody_and_control_to_nobody(
+async def test_a_server_without_keys_gives_answers_to_everybody_and_control_to_nobody(
     path: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("STREAMRL_API_KEY", "")
+    monkeypatch.setenv("STREAMRL_RUN_KEYS", "{}")
     for sent in ([], [b"Bearer "], [b"Bearer none"]):
         assert await lets(path, *sent) == (path in SAMPLING)
     assert await lets(path, b"Bearer " + AGENT)
@@ -152,19 +184,28 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/lates
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "answers"),
     [
-        {},
-        {"messages": [{"role": "user", "content": "1="}, {"role": "assistant", "content": None}]},
-        user({"type": "text", "text": "1="}, "2="),
-        {"prompt": "1=", "n": 8},
-        {"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9], "n": 8},
-        {"prompt": ["1=", "2="], "n": 4},
-        {"token_ids": [1], "sampling_params": {"n": 8, "max_tokens": 10**9}, "features": None},
+        ({}, 1),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "1"},
+                    {"role": "assistant", "content": None},
+                ]
+            },
+            1,
+        ),
+        (user({"type": "text", "text": "1="}, "2="), 1),
+        ({"prompt": "1=", "n": 8}, 8),
+        ({"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9], "n": 7}, 7),
+        ({"prompt": ["1=", "2="], "n": 4}, 8),
+        ({"prompt": ["1=", "2="], "n": 2, "best_of": 3}, 6),
+        ({"token_ids": [1], "sampling_params": {"n": 8, "max_tokens": 10**9}, "features": None}, 8),
     ],
 )
-def test_what_envs_ask_for_is_answered(body: dict[str, Any]):
-    assert objection(json.dumps(body).encode(), 8) == ""
+def test_what_envs_ask_for_is_answered_and_counted(body: dict[str, Any], answers: int):
+    assert answers_asked(json.dumps(body).encode(), 8) == answers
 
 
 @pytest.mark.parametrize(
@@ -187,12 +228,16 @@ def test_what_envs_ask_for_is_answered(body: dict[str, Any]):
     ],
 )
 def test_what_nobody_but_an_attacker_asks_for_is_refused(body: Any, said: str):
-    assert said in objection(json.dumps(body).encode(), 8)
+    with pytest.raises(Objection, match=re.escape(said)):
+        answers_asked(json.dumps(body).encode(), 8)
 
 
 def test_what_is_too_large_or_no_json_is_refused():
-    assert "has more than" in objection(b" " * (MAX_BODY_BYTES + 1), 8)
-    assert objection(b"[" * 100_000, 8) == objection(b"n=9", 8) == "the request is not JSON"
+    with pytest.raises(Objection, match="has more than"):
+        answers_asked(b" " * (MAX_BODY_BYTES + 1), 8)
+    for body in (b"[" * 100_000, b"n=9"):
+        with pytest.raises(Objection, match="the request is not JSON"):
+            answers_asked(body, 8)
 
 
 async def test_limits_are_for_those_who_sample_and_a_body_arrives_as_it_was_sent():
@@ -218,30 +263,14 @@ def test_the_clock_says_what_the_time_went_to():
     assert clock.spent == {"idle_s": 2.0 + 5.0, "asked_s": 3.0 + 1.0 + 1.0, "paused_s": 2.0}
 
 
-async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
+async def test_the_clock_counts_those_who_sample_and_the_agent_is_told():
     inside = list[tuple[int, bool]]()
 
     async def behind(scope: Any, receive: Any, send: Any) -> None:
         inside.append((guard._clock.asked, guard._clock.paused))
 
-    async def answered(path: str, key: bytes) -> list[Any]:
-        sent = list[Any]()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "path": path,
-            "headers": [(b"authorization", b"Bearer " + key)],
-            "app": SimpleNamespace(state=state),
-        }
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        await guard(scope, receive, send)
-        return sent
+    async def answered(path: str, key: bytes) -> Any:
+        return await answered_by(guard, path, key, app=SimpleNamespace(state=state))
 
     async def paused(**how: Any) -> None:
         assert how == {"mode": "keep", "clear_cache": True}
@@ -268,11 +297,31 @@ async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
         inside == [(1, False), (0, False), (0, False), (0, True), (1, True), (0, True)]
         and not guard._clock.paused
     )
-    _, body = await answered("/streamrl/clock", AGENT)
-    assert set(json.loads(body["body"])) == {"asked_s", "paused_s", "idle_s"}
-    for path in ("/streamrl/clock", "/streamrl/pause"):
+    _, body = await answered("/streamrl/usage", AGENT)
+    usage = json.loads(body["body"])
+    assert set(usage["spent"]) == {"asked_s", "paused_s", "idle_s"}
+    for path in ("/streamrl/usage", "/streamrl/pause"):
         assert (await answered(path, SAMPLER))[0]["status"] == 401
     assert len(inside) == 6 and not guard._clock.paused  # refused, and not passed on
+
+
+async def test_what_runs_ask_for_is_counted_by_run():
+    async def vllm(scope: Any, receive: Any, send: Any) -> None: ...
+
+    guard = Guard(vllm)
+    generate = "/inference/v1/generate"
+    four = b'{"token_ids": [1], "sampling_params": {"n": 4}}'
+    await answered_by(guard, generate, SAMPLER, four)
+    await answered_by(guard, generate, SAMPLER, four)
+    await answered_by(guard, generate, GUEST, b'{"token_ids": [1]}')
+    await answered_by(guard, generate, GUEST, four.replace(b"4", b"9"))  # is refused
+    await answered_by(guard, generate, b"revoked", four)
+    await answered_by(guard, generate, AGENT, four)
+    await answered_by(guard, "/v1/chat/completions/render", GUEST, b"{}")  # samples nothing
+    _, body = await answered_by(guard, "/streamrl/usage", AGENT)
+    usage = json.loads(body["body"])
+    assert usage["requests"] == {"own": 2, "second": 1}
+    assert usage["answers"] == {"own": 8, "second": 1}
 
 
 @pytest.mark.parametrize("can", [True, False])
@@ -295,9 +344,6 @@ async def test_the_probes_of_the_agent_pass_a_paused_server_that_has_the_plugin(
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def unreached(*_: Any) -> None:
-        raise AssertionError("the guard answers that itself")
 
     guard = Guard(unreached)
     for key in (SAMPLER, AGENT):
