@@ -42,6 +42,7 @@ def preview(run: RunFile) -> list[Fact]:
         Fact("parts", ", ".join(part.name for part in topology.parts(run))),
         *(Fact("memory", text) for text in _memory(run)),
         *(Fact("device", text) for text in _devices(run)),
+        *(Fact("sharing", text) for text in _sharing(run)),
         Fact("kafka", _kafka(run)),
         Fact("topics", _topics(run)),
         Fact("weights", run.store),
@@ -158,6 +159,21 @@ def _devices(run: RunFile) -> Iterator[str]:
         yield f"{device}: {', '.join(parts)}"
     if not run.placement:
         yield "no placement: every part sees all GPUs of the machine, if it has some"
+
+
+def _sharing(run: RunFile) -> Iterator[str]:
+    """Other runs that this run's servers serve, and runs whose servers serve this one."""
+    inference = run.inference
+    for guest, own in inference.also_serves.items():
+        key = f"with its own key, {own.api_key}" if own.api_key else "without a key"
+        yield f"the servers also serve run {guest}, which samples {key}"
+    for host in inference.served_by:
+        key = f"with {inference.api_key}" if inference.api_key else "without a key"
+        yield (
+            f"servers of run {host} also serve this one, which samples there {key}; user"
+            f" {host}.{topology.INFERENCE.name} may read policy-versions and write servers and"
+            " metrics"
+        )
 
 
 def _kafka(run: RunFile) -> str:

@@ -121,3 +121,17 @@ def test_a_model_that_cannot_be_read_is_an_error(written: str | None, reason: st
 def test_a_model_directory_that_does_not_exist_is_an_error(tmp_path: Path):
     with pytest.raises(ModelError, match="gone/model does not exist; give a Hugging Face"):
         preview(run_of(model={"path": f"{tmp_path}/gone/model"}))
+
+
+def test_runs_that_share_servers_and_the_keys_that_they_sample_with():
+    host = {"api_key": "env:OWN", "also_serves": {"second": {"api_key": "env:SECOND"}}}
+    lora = {"learner": {"lora": {}}}
+    assert told(run_of(inference=host, **lora))["sharing"] == [
+        "the servers also serve run second, which samples with its own key, env:SECOND"
+    ]
+    guest = {"api_key": "env:SECOND", "served_by": ["first"], "replicas": 0}
+    assert told(run_of(inference=guest, **lora))["sharing"] == [
+        "servers of run first also serve this one, which samples there with env:SECOND; user"
+        " first.inference may read policy-versions and write servers and metrics"
+    ]
+    assert "sharing" not in told(run_of())
