@@ -23,16 +23,15 @@ from tests.support.modules import module_of
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ROOT / "examples" / "external_env.py"
 PAGE = (ROOT / "docs" / "add-an-env.md").read_text()
+RECORDS = (ROOT / "docs" / "records.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
     return [part.split("```")[0].strip() for part in PAGE.split(f"```{language}\n")[1:]]
 
 
-def test_the_pages_env_is_the_examples():
-    first = blocks("python")[0]  # tests/docs runs the others
-    assert first == (ROOT / "examples" / "reverse_digits.py").read_text().strip()
-    assert len(first.splitlines()) <= 45
+def test_a_whole_env_is_short():
+    assert len((ROOT / "examples" / "reverse_digits.py").read_text().splitlines()) <= 45
 
 
 def test_the_pages_settings_make_a_run_file():
@@ -67,17 +66,17 @@ def test_the_pages_rewards_are_the_examples():
 
 
 def test_the_pages_record_is_a_rollout():
-    (block,) = blocks("json")
-    shown = json.loads(block)
+    (block,) = RECORDS.split("```json\n")[1:]
+    shown = json.loads(block.split("```")[0])
     for turn in shown["turns"]:
         for name, dtype in (("tokens", np.uint16), ("logprobs", np.float32)):
             if name in turn:
                 turn[name] = np.array(turn[name], dtype)
     made = msgspec.convert(shown, Rollout, dec_hook=lambda _, array: array)
     fields = {field.encode_name for field in msgspec.structs.fields(Rollout)}
-    assert shown.keys() <= fields and made.reward == sum(made.rewards.values()) == 1.0
+    assert shown.keys() <= fields and made.sampled_tokens == 1
     how = made.turns[1].inference_metadata
-    assert how is not None and how.version_spans[1] == VersionSpan(version=4, start=1, end=3)
+    assert how is not None and how.version_spans == [VersionSpan(version=3, start=0, end=1)]
 
 
 def test_the_outside_env_knows_nothing_of_streamrl():

@@ -1,5 +1,5 @@
-"""`python -m tests.deploy.manifests`: writes topics and users of the Kubernetes overlays again, each
-from its run file, as `streamrl topics render` and `streamrl topics acls --render` print them.
+"""`python -m tests.deploy.manifests`: writes topics and users of the Kubernetes overlays again,
+from their run files, as `streamrl topics render` and `streamrl topics acls --render` print them.
 """
 
 from __future__ import annotations

@@ -149,7 +149,9 @@ def test_topics_and_users_are_what_the_run_file_makes_of_topics_and_access_rules
     here = KUBERNETES / "overlays" / overlay
     run = run_of(overlay)
     assert users_of(overlay) == acls.render(run), "run `python -m tests.deploy.manifests`"
-    assert (here / "topics.yaml").read_text() == topics.render(run), "run `python -m tests.deploy.manifests`"
+    assert (here / "topics.yaml").read_text() == topics.render(run), (
+        "run `python -m tests.deploy.manifests`"
+    )
     assert set(of(overlay, "KafkaTopic")) == {topic.name for topic in topics.plan(run)}
     assert yaml.safe_load(
         of(overlay, "ConfigMap").popitem()[1]["data"]["run.yaml"]

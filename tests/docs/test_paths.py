@@ -18,7 +18,7 @@ PAGES = [
 # These pages name files of other projects.
 FOREIGN = {"docs/comparison.md"}
 # The reader writes these files himself.
-WRITTEN = {"brief.py", "larger_digit.py", "my_loss.py", "soft_clip.py"}
+WRITTEN = {"brief.py", "larger_digit.py", "my_loss.py"}
 NAMED = re.compile(r"(?<![\w/.<*{-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)\b")
 
 

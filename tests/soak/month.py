@@ -1,5 +1,5 @@
-"""A month of a run in less than an hour: `python -m tests.soak.month`. The real loop of buffer and batcher
-(`run_processor`) over a log in memory, a simulated clock, a million batches.
+"""A month of a run in less than an hour: `python -m tests.soak.month`. The real loop of buffer and
+batcher (`run_processor`) over a log in memory, a simulated clock, a million batches.
 
 What retention would delete is deleted, journals too once they are counted. By tenths of the run:
 memory of the process, processor time a batch, bytes of the journals, size of the snapshots, and
