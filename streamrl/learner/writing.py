@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 from streamrl.config import topology
 from streamrl.learner import distributed
@@ -45,5 +44,5 @@ def open_publisher(
         announced,
         writer=part.writer,
         meter=part.meter,
-        check_rival=partial(part.writer.check_rival, learner),
+        check_rival=part.writer.check_rival,
     )

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from streamrl.config import topology
 from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
 from streamrl.errors import StreamrlError
+from streamrl.log.claims import is_claim
 from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition, beginning_offset
 from streamrl.log.reading import read
 
@@ -227,8 +228,8 @@ def joined(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 class JoiningReader:
-    """A reader of whole records over a reader of messages. If it begins between the chunks of a
-    record, it reads back to find those before.
+    """A reader of whole records over a reader of messages, without the claims among these. If it
+    begins between the chunks of a record, it reads back to find those before.
     """
 
     def __init__(self, reader: Reader, offsets: Offsets, log: Log) -> None:
@@ -242,15 +243,15 @@ class JoiningReader:
         self._begun: dict[TopicPartition, dict[bytes, int]] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
-        """As `Reader.poll`. A poll that has found only chunks returns nothing, although its time is
-        not over.
+        """As `Reader.poll`. A poll that has found only chunks and claims returns nothing, although
+        its time is not over.
         """
         messages = self._reader.poll(max_messages, timeout_s)
-        if not any(is_chunk(message) for message in messages):
+        if not any(is_chunk(message) or is_claim(message) for message in messages):
             return messages
         records: list[Message] = []
         for message in messages:
-            record = self._joined(message)
+            record = None if is_claim(message) else self._joined(message)
             if record is not None:
                 records.append(record)
         return records

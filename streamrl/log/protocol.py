@@ -189,9 +189,10 @@ class Log(Protocol):
         """A reader of these partitions, each from its offset. An offset that retention has removed
         raises `InputGone` on poll.
 
-        `whole`: records that are larger than a message are joined (`chunks.py`); otherwise their
-        chunks are read as they lie there. `bounded`: the reader is to reach the end and not to
-        follow it, so it asks the broker more often and learns at once that the end is reached.
+        `whole`: records that are larger than a message are joined (`chunks.py`), and claims
+        (`claims.py`) are left out; otherwise messages are read as they lie there. `bounded`: the
+        reader is to reach the end and not to follow it, so it asks the broker more often and learns
+        at once that the end is reached.
         """
         ...
 

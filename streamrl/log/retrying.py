@@ -6,9 +6,12 @@ identity (`Log.writer`) first ends what the old one left open. After that the pa
 tells, which is its journal or the learner's announcements: the last message of every transaction
 goes there.
 
-A fence has two causes. Another process has taken the identity, or the broker has ended a
-transaction that stood still for longer than its time-out because the machine was suspended. Only
-the former leaves a record in the changelog topic that this process has not written.
+A fence has two causes. A newer process has taken the identity, or the broker has ended a
+transaction that stood still for longer than its time-out because the machine was suspended. Only a
+newer process has left a claim after this one's (`claims.py`). So a process looks for such a claim
+before it opens a producer again, which would fence the newer process, and before that producer
+writes, as the newer process may have come in between. A claim that is fenced before it is committed
+is committed again like any transaction, so a process that starts gets its identity in the end.
 """
 
 from __future__ import annotations
@@ -16,24 +19,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from streamrl.errors import (
     AccessDenied,
     BrokerError,
     BrokerUnreachable,
     Fenced,
+    StreamrlError,
     TopicMissing,
     TransactionFailed,
 )
+from streamrl.log.chunks import joined
+from streamrl.log.claims import is_rival, new_claim
 from streamrl.log.protocol import Log, Message, Offsets, Writer, end_offset
 from streamrl.log.reading import read
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 300.0
-RETRY_INTERVAL_S = 0.2
-RIVAL_S = 3.0  # within it the first record of another process with this identity shows
+RETRY_INTERVAL_S = 0.2  # a process that has just taken the identity claims it within this time
+
+
+class Replaced(Fenced):
+    """A newer process has claimed the identity."""
 
 
 class RetryingWriter:
@@ -58,14 +67,16 @@ class RetryingWriter:
         self._patience_s = patience_s
         self._stop = stop or threading.Event()
         self._writer: Writer | None = log.writer(identity, changelog_topic)
-        # From here on the records of this identity are this writer's, or a rival's.
+        # From here on the records of this identity are this writer's, or a newer process's.
         self._since = end_offset(log, changelog_topic, 0)
+        self._claim = new_claim(identity, changelog_topic)
+        self.commit([self._claim])
 
     def commit(self, messages: Sequence[Message]) -> int:
         """Commit all messages once. The last one must be for `changelog_topic`.
 
-        Raises `Fenced` when another process has written as this identity, and the error of the
-        first attempt when no attempt has succeeded in time.
+        Raises `Replaced` when a newer process has claimed this identity, and the error of the first
+        attempt when no attempt has succeeded in time.
         """
         if not messages or messages[-1].topic != self._changelog_topic:
             raise ValueError(
@@ -79,26 +90,13 @@ class RetryingWriter:
         self._since = offset + 1
         return offset
 
-    def check_rival(self, key: str) -> None:
-        """Raise `Fenced` when another process has written a record of `key` as this identity since
-        the last commit. To be called before something outside the log is changed that a successor
-        may own.
+    def check_rival(self) -> None:
+        """Raise `Replaced` when a newer process has claimed this identity. To be called before
+        something outside the log is changed that a successor may own.
 
         This waits for a broker that does not answer, as `commit` does.
         """
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            try:
-                for message in read(self._log, self._changelog_topic, 0, self._since):
-                    if message.key == key.encode():
-                        raise Fenced.taken_over(self._identity)
-                return
-            except (TopicMissing, AccessDenied):
-                raise
-            except BrokerUnreachable:
-                if time.monotonic() >= deadline or self._stop.is_set():
-                    raise
-            self._stop.wait(RETRY_INTERVAL_S)
+        self._check_claims(time.monotonic() + self._patience_s)
 
     def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
         return self._writer is not None and self._writer.commit_offsets(offsets, wait)
@@ -113,61 +111,69 @@ class RetryingWriter:
             self._writer = self._log.writer(self._identity, self._changelog_topic)
         return self._writer
 
-    def _commit_again(self, messages: Sequence[Message], first: TransactionFailed | Fenced) -> int:
+    def _commit_again(self, messages: Sequence[Message], error: StreamrlError) -> int:
         deadline = time.monotonic() + self._patience_s
-        error = first
-        while True:
-            if isinstance(error, Fenced):
-                self._check_rival(messages)
-                error = TransactionFailed(
-                    f"{self._identity}: the broker has ended a transaction of this process, "
-                    "which stood still for too long; start again"
-                )
-                if isinstance(first, Fenced):
-                    first = error
-            if time.monotonic() >= deadline or self._stop.is_set():
-                raise first
+        first = self._to_failure(error)
+        failure = first
+        while time.monotonic() < deadline and not self._stop.is_set():
             logger.warning(
-                "%s; looking whether it was committed, and committing it again if not", error
+                "%s; looking whether it was committed, and committing it again if not", failure
             )
+            # A newer process that has fenced this one claims the identity meanwhile.
+            self._stop.wait(RETRY_INTERVAL_S)
             try:
+                self._check_claims(deadline)
                 self.close()
                 writer = self._opened()
                 offset = self._committed_offset(messages)
                 return offset if offset >= 0 else writer.commit(messages)
-            except (TopicMissing, AccessDenied):
+            except (Replaced, TopicMissing, AccessDenied):
                 raise
-            except (TransactionFailed, Fenced) as failed:
-                error = failed
-            except BrokerError as failed:  # no broker answers, or a transaction is not decided yet
-                error = TransactionFailed(str(failed))
-            self._stop.wait(RETRY_INTERVAL_S)
+            except (TransactionFailed, Fenced, BrokerError) as failed:
+                # A BrokerError: no broker answers, or a transaction is not decided yet.
+                failure = self._to_failure(failed)
+        raise first
 
-    def _check_rival(self, messages: Sequence[Message]) -> None:
-        """Raise `Fenced` when another process has written as this identity since the last
-        commit.
+    def _to_failure(self, error: StreamrlError) -> TransactionFailed:
+        """The error of an attempt, as long as no newer process has claimed the identity."""
+        if isinstance(error, Fenced):
+            return TransactionFailed(
+                f"{self._identity}: the broker has ended a transaction of this process, "
+                "which stood still for too long; start again"
+            )
+        return error if isinstance(error, TransactionFailed) else TransactionFailed(str(error))
+
+    def _check_claims(self, deadline: float) -> None:
+        """Raise `Replaced` when a newer process has claimed this identity. A broker that does not
+        answer is waited for until `deadline`, or until this process is told to stop.
         """
-        deadline = time.monotonic() + RIVAL_S
-        while time.monotonic() < deadline:
+        while True:
             try:
-                if self._committed_offset(messages) >= 0:
-                    return
-            except BrokerError:
-                return  # the next attempt looks again
-            time.sleep(0.05)
+                for _ in self._written_since():
+                    pass
+                return
+            except BrokerUnreachable:
+                if time.monotonic() >= deadline or self._stop.is_set():
+                    raise
+            self._stop.wait(RETRY_INTERVAL_S)
 
     def _committed_offset(self, messages: Sequence[Message]) -> int:
         """Offset of the last message of this transaction if it was committed, otherwise -1. Raises
-        `Fenced` for a rival's record.
+        `Replaced` as `_check_claims` does.
         """
-        own = {message.value for message in messages if message.topic == self._changelog_topic}
         last = messages[-1]
         offset = -1
-        for message in read(self._log, self._changelog_topic, 0, self._since):
-            if message.key != last.key:
-                continue
-            if message.value not in own:
-                raise Fenced.taken_over(self._identity)
-            if message.value == last.value:
+        for message in self._written_since():
+            if (message.key, message.value) == (last.key, last.value):
                 offset = message.offset
         return offset
+
+    def _written_since(self) -> Iterator[Message]:
+        """What was written to the changelog topic since the last commit, by whomever. Raises
+        `Replaced` when it comes to the claim of a newer process.
+        """
+        messages = read(self._log, self._changelog_topic, 0, self._since, whole=False)
+        for message in joined(messages):
+            if is_rival(message, self._claim):
+                raise Replaced.taken_over(self._identity)
+            yield message

@@ -32,6 +32,7 @@ from streamrl.learner.trainer import PolicyTrainer
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, Writer
+from streamrl.log.retrying import RetryingWriter
 from streamrl.records import Batch, Metric, PolicyVersion
 from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.files import describe
@@ -360,7 +361,8 @@ def test_another_instance_takes_over(lived: Lived, tmp_path: Path):
     life = Life(fresh(lived, tmp_path), log)
     life.until(lambda: len(versions(log)) == 1)
     rival = PolicyVersion(learner="lead", version=1, uri="file:///rival", size_bytes=1, sha256="ab")
-    log.writer("learner-lead").commit([to_message(Output("policy-versions", "lead", rival))])
+    successor = RetryingWriter(log, "learner-lead", "policy-versions")
+    successor.commit([to_message(Output("policy-versions", "lead", rival))])
     send(log, batch(0))
     assert isinstance(life.end(), Fenced) and [record.uri for record in versions(log)[1:]] == [
         "file:///rival"

@@ -14,11 +14,7 @@ from streamrl.errors import Fenced
 from streamrl.learner import distributed
 from streamrl.learner.writing import open_publisher, open_writing_part
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.records import PolicyVersion
-from tests.support.data_path import publish
-
-VERSION = PolicyVersion(learner="lead", version=0, uri="x", size_bytes=1, sha256="ab")
+from streamrl.log.retrying import RetryingWriter
 
 
 @pytest.fixture
@@ -38,17 +34,15 @@ def test_rank_zero_writes_and_is_told_of_a_rival(policy: Any):
         publisher = open_publisher("lead", policy, {}, part)
         assert (publisher.writer, publisher.meter) == (part.writer, part.meter)
         publisher.check_rival()
-        publish(log, Output("policy-versions", "lead", VERSION))
+        RetryingWriter(log, "learner-lead", "policy-versions")
         with pytest.raises(Fenced):
             publisher.check_rival()
 
 
 def test_the_other_processes_only_train(policy: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(distributed, "is_rank_zero", lambda: False)
-    log = a_log()
-    with open_writing_part(log, "learner-lead", threading.Event()) as part:
+    with open_writing_part(a_log(), "learner-lead", threading.Event()) as part:
         assert part is None
         publisher = open_publisher("lead", policy, {}, part)
         assert publisher.writer is None and publisher.meter is None
-        publish(log, Output("policy-versions", "lead", VERSION))
         publisher.check_rival()

@@ -5,13 +5,14 @@ log in memory, with writers that fail as told.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 from confluent_kafka import Producer
 
 from streamrl.errors import BrokerUnreachable, Fenced, TransactionFailed
 from streamrl.log import retrying
+from streamrl.log.claims import is_claim
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog, MemoryWriter
 from streamrl.log.protocol import Log, Message, Offsets, TopicPartition
@@ -76,7 +77,6 @@ def written(log: Log, topic: str) -> list[bytes | None]:
 def test_each_transaction_is_in_the_log_once_whatever_failed(
     fails: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(retrying, "RIVAL_S", 0.0)
     monkeypatch.setattr(retrying, "RETRY_INTERVAL_S", 0.0)
     log = FailingLog()
     writer = RetryingWriter(log, "a", "journal.a")
@@ -90,26 +90,99 @@ def test_each_transaction_is_in_the_log_once_whatever_failed(
     assert [message.value for message in read(log, "journal.a", 0, offset)] == [b"2"]
 
 
-def test_a_process_that_was_taken_over_leaves_and_writes_nothing():
+def test_a_process_that_was_replaced_ends_and_its_successor_continues():
     log = FailingLog()
     first = RetryingWriter(log, "a", "journal.a")
-    RetryingWriter(log, "a", "journal.a").commit([OUT, entry(b"rival")])
+    first.commit([OUT, entry(b"first")])
+    second = RetryingWriter(log, "a", "journal.a")
+    with pytest.raises(Fenced, match="^a: another process"):
+        first.commit([OUT, entry(b"late")])
+    with pytest.raises(Fenced, match="^a: another process"):
+        first.commit([OUT, entry(b"later")])
+    second.commit([OUT, entry(b"second")])
+    assert written(log, "journal.a") == [b"first", b"second"]
+    assert log.opened == 2, "the first has not opened a producer again"
+
+
+@pytest.mark.parametrize("how", ["lost", "unanswered", "fenced"])
+def test_a_claim_whose_transaction_fails_is_made_once(how: str):
+    log = FailingLog(how)
+    writer = RetryingWriter(log, "a", "journal.a")
+    claims = list(filter(is_claim, read(log, "journal.a", 0, whole=False)))
+    assert [claim.key for claim in claims] == [b"a"]
+    writer.commit([entry(b"0")])
+    assert written(log, "journal.a") == [b"0"]
+
+
+class StagedLog(FailingLog):
+    """`before_open` is called once before the next writer is opened, and `after_open` after it."""
+
+    before_open: Callable[[], object] | None = None
+    after_open: Callable[[], object] | None = None
+
+    def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
+        before, self.before_open = self.before_open, None
+        if before is not None:
+            before()
+        made = super().writer(identity, changelog_topic)
+        after, self.after_open = self.after_open, None
+        if after is not None:
+            after()
+        return made
+
+
+def test_a_process_that_starts_while_another_opens_its_producer_again_replaces_it():
+    """The first has found no claim, then the second starts, then the first opens its producer,
+    which fences that of the second.
+    """
+    log = StagedLog()
+    first = RetryingWriter(log, "a", "journal.a")
+    started = list[RetryingWriter]()
+    log.before_open = lambda: started.append(RetryingWriter(log, "a", "journal.a"))
+    log.fails = ["lost"]
     with pytest.raises(Fenced, match="another process"):
-        first.commit([OUT, entry(b"mine")])
-    assert written(log, "journal.a") == [b"rival"]
+        first.commit([OUT, entry(b"first")])
+    (second,) = started
+    second.commit([OUT, entry(b"second")])
+    assert written(log, "journal.a") == [b"second"]
 
 
-def test_a_process_that_was_taken_over_can_find_out_before_it_writes(
+def test_a_process_that_is_fenced_before_its_claim_claims_again():
+    """The second has opened its producer and claimed nothing yet, when the first finds that it is
+    fenced, and by nobody so far.
+    """
+    log = StagedLog()
+    first = RetryingWriter(log, "a", "journal.a")
+    log.after_open = lambda: first.commit([OUT, entry(b"first")])
+    second = RetryingWriter(log, "a", "journal.a")
+    with pytest.raises(Fenced, match="another process"):
+        first.commit([OUT, entry(b"late")])
+    second.commit([OUT, entry(b"second")])
+    assert written(log, "journal.a") == [b"first", b"second"]
+
+
+def test_of_two_processes_that_start_at_the_same_time_one_ends():
+    """The second starts and claims after the first has opened its producer."""
+    log = StagedLog()
+    started = list[RetryingWriter]()
+    log.after_open = lambda: started.append(RetryingWriter(log, "a", "journal.a"))
+    first = RetryingWriter(log, "a", "journal.a")
+    (second,) = started
+    with pytest.raises(Fenced, match="another process"):
+        second.commit([OUT, entry(b"second")])
+    first.commit([OUT, entry(b"first")])
+    assert written(log, "journal.a") == [b"first"]
+
+
+def test_a_process_that_was_replaced_can_find_out_before_it_writes(
     monkeypatch: pytest.MonkeyPatch,
 ):
     log = FailingLog()
     first = RetryingWriter(log, "a", "journal.a")
-    key = entry(b"").key
-    assert key is not None
     first.commit([OUT, entry(b"mine")])
-    first.check_rival(key.decode())
-    RetryingWriter(log, "a", "journal.a").commit([OUT, entry(b"rival")])
-    first.check_rival("b")
+    RetryingWriter(log, "b", "journal.a")
+    first.check_rival()
+    RetryingWriter(log, "a", "journal.a")
     calls = list[int]()
 
     def away_once(
@@ -123,20 +196,19 @@ def test_a_process_that_was_taken_over_can_find_out_before_it_writes(
     end_offsets = MemoryLog.end_offsets
     monkeypatch.setattr(MemoryLog, "end_offsets", away_once)
     with pytest.raises(Fenced, match="another process"):
-        first.check_rival(key.decode())
+        first.check_rival()
     assert len(calls) > 1
 
 
-def test_after_its_patience_a_fence_without_a_rival_asks_for_a_restart(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_after_its_patience_a_fence_without_a_rival_asks_for_a_restart():
     """The broker fences a process that was suspended within a transaction. No other process has the
     identity, so its supervisor may start it again.
     """
-    monkeypatch.setattr(retrying, "RIVAL_S", 0.05)
-    log = FailingLog("fenced")
+    log = FailingLog()
+    writer = RetryingWriter(log, "a", "journal.a", patience_s=0.0)
+    log.fails = ["fenced"]
     with pytest.raises(TransactionFailed, match="stood still for too long; start again"):
-        RetryingWriter(log, "a", "journal.a", patience_s=0.0).commit([entry(b"0")])
+        writer.commit([entry(b"0")])
     assert log.opened == 1
 
 
@@ -150,11 +222,13 @@ def test_records_of_others_in_the_same_memory_are_no_rivals():
 
 
 def test_it_gives_up_when_it_is_told_to_stop_and_says_what_failed_first():
-    log = FailingLog("lost")
+    log = FailingLog()
     stop = threading.Event()
+    writer = RetryingWriter(log, "a", "journal.a", stop=stop)
+    log.fails = ["lost"]
     stop.set()
     with pytest.raises(TransactionFailed, match="lost"):
-        RetryingWriter(log, "a", "journal.a", stop=stop).commit([entry(b"0")])
+        writer.commit([entry(b"0")])
 
 
 def test_a_transaction_that_its_memory_does_not_show_is_refused():
@@ -162,13 +236,10 @@ def test_a_transaction_that_its_memory_does_not_show_is_refused():
         RetryingWriter(FailingLog(), "a", "journal.a").commit([entry(b"0"), OUT])
 
 
-def test_on_a_broker_a_producer_that_was_fenced_by_nobody_is_replaced(
-    broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_on_a_broker_a_producer_that_was_fenced_by_nobody_is_replaced(broker: str, run_name: str):
     """`init_transactions` of another client bumps the epoch of the identity, as the broker does
     when a transaction has timed out.
     """
-    monkeypatch.setattr(retrying, "RIVAL_S", 0.1)
     make_topics(broker, {f"{run_name}.out": 1, f"{run_name}.journal.a": 1})
     log = KafkaLog({"bootstrap.servers": broker}, run_name)
     writer = RetryingWriter(log, "a", "journal.a")
@@ -179,3 +250,20 @@ def test_on_a_broker_a_producer_that_was_fenced_by_nobody_is_replaced(
     writer.commit([OUT, entry(b"1")])
     until(lambda: written(log, "journal.a") == [b"0", b"1"] and len(written(log, "out")) == 2)
     writer.close()
+
+
+def test_on_a_broker_a_process_that_was_replaced_does_not_take_its_identity_back(
+    broker: str, run_name: str
+):
+    """The new process has started and written nothing yet when the old one wakes up."""
+    make_topics(broker, {f"{run_name}.out": 1, f"{run_name}.journal.a": 1})
+    log = KafkaLog({"bootstrap.servers": broker}, run_name)
+    old = RetryingWriter(log, "a", "journal.a")
+    old.commit([OUT, entry(b"old")])
+    new = RetryingWriter(log, "a", "journal.a")
+    with pytest.raises(Fenced, match="^a: another process"):
+        old.commit([OUT, entry(b"late")])
+    new.commit([OUT, entry(b"new")])
+    until(lambda: written(log, "journal.a") == [b"old", b"new"] and len(written(log, "out")) == 2)
+    old.close()
+    new.close()
