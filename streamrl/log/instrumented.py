@@ -2,10 +2,10 @@
 transactions take, what it publishes. A part is handed this log instead of the plain one, so no loop
 contains any of it.
 
-The three answers of `monitoring/pages.py` follow from it. A part is alive while it uses its log. It
-is ready once it has said so (`mark_ready`), the broker answers, and the part has read what lay in
-its inputs at that time. Its metrics are those that it publishes and those of its log, which are
-published with them.
+The answers of `monitoring/pages.py` follow from it. A part is alive while it uses its log. It is
+ready once it has said so (`mark_ready`), the broker answers, and the part has read what lay in its
+inputs at that time. It has made progress once it has committed a transaction after it was ready.
+Its metrics are those that it publishes and those of its log, which are published with them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from streamrl.records import Metric
 
 PUBLISH_INTERVAL_S = 1.0  # between two records of the log's own metrics
 PEAK_S = 30.0  # the longest transaction of the last one to two of these periods is shown
+# A part without transactions has made progress when it has been ready for so long, after which
+# Kubernetes begins its back-off anew.
+STABLE_S = 600.0
 ANSWER_S = 15.0  # a broker that has not answered for so long counts as disconnected
 
 Clock = Callable[[], float]
@@ -53,6 +56,8 @@ class InstrumentedLog(Log):
         self.is_ready = False
 
         self._log = log
+        self._ready_s: float | None = None  # when the part was ready first
+        self._has_worked = False  # whether it has committed a transaction since
         self._readers: list[InstrumentedReader] = []
         self._end_offsets: dict[TopicPartition, int] = {}
         # where the inputs ended when the part became ready; None until that is known
@@ -73,6 +78,8 @@ class InstrumentedLog(Log):
 
     def mark_ready(self, is_ready: bool = True) -> None:
         self.is_ready = is_ready
+        if is_ready and self._ready_s is None:
+            self._ready_s = self.clock()
 
     def register_metrics_page(self, path: str, page: Callable[[], bytes]) -> None:
         self.pages[path] = page
@@ -93,6 +100,15 @@ class InstrumentedLog(Log):
     @property
     def since_activity_s(self) -> float:
         return self.clock() - self._active_s
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the part has committed a transaction since it was ready first. A part without
+        transactions has progressed after STABLE_S.
+        """
+        if self._has_writer:
+            return self._has_worked
+        return self._ready_s is not None and self.clock() - self._ready_s >= STABLE_S
 
     def readiness_problems(self) -> list[str]:
         """What the part still lacks, in words. Empty when it can do its work."""
@@ -178,6 +194,7 @@ class InstrumentedLog(Log):
     def on_commit(self, messages: Sequence[Message], seconds: float) -> None:
         self.on_activity()
         self._committed_s = self._active_s
+        self._has_worked = self._has_worked or self._ready_s is not None
         self._last_transaction_s = seconds
         self._transactions += 1
         self._transactions_s += seconds

@@ -1,5 +1,5 @@
-"""Serves the health and the metrics of a part over HTTP: `/livez`, `/readyz` and `/metrics`. The
-server runs in a thread next to the part and only reads.
+"""Serves the health and the metrics of a part over HTTP: `/livez`, `/readyz`, `/progressz` and
+`/metrics`. The server runs in a thread next to the part and only reads.
 
 `pages.py` has the answers, which come from the part's log (`log/instrumented.py`), and `targets.py`
 the file with the address, where Prometheus finds it.
@@ -109,7 +109,7 @@ def _poll_broker(
         # for which it is waiting.
         if log.is_ready and not is_address_logged:
             is_address_logged = True
-            logger.info("%s: http://%s:%d/metrics, /livez, /readyz", log.part, *address)
+            logger.info("%s: http://%s:%d/metrics, /livez, /readyz, /progressz", log.part, *address)
         log.refresh_end_offsets()
         over.wait(LOOK_S if not log.readiness_problems() else LOOK_S / 10)
 

@@ -1,4 +1,6 @@
-"""What a part answers at `/livez`, `/readyz` and `/metrics`, and at further pages that it has."""
+"""What a part answers at `/livez`, `/readyz`, `/progressz` and `/metrics`, and at its further
+pages.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +53,8 @@ class Pages:
                 return self.live()
             case "/readyz":
                 return self.ready()
+            case "/progressz":
+                return self.progress()
             case "/metrics":
                 return Page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
             case _ if path in self._log.pages:
@@ -59,7 +63,8 @@ class Pages:
                 except InferenceError as error:
                     return Page(503, f"{error}\n".encode())
             case _:
-                paths = ", ".join(("/livez", "/readyz", "/metrics", *self._log.pages))
+                own = ("/livez", "/readyz", "/progressz", "/metrics")
+                paths = ", ".join((*own, *self._log.pages))
                 return Page(404, f"nothing at {path}; there are {paths}\n".encode())
 
     def live(self) -> Page:
@@ -79,3 +84,9 @@ class Pages:
         if not problems:
             return Page(200, b"ready\n")
         return Page(503, "".join(f"{self._log.part}: {each}\n" for each in problems).encode())
+
+    def progress(self) -> Page:
+        """Status 200 if the part has done work since it was ready, else 503."""
+        if self._log.has_progressed:
+            return Page(200, b"it has done work\n")
+        return Page(503, f"{self._log.part}: no work since it was ready\n".encode())

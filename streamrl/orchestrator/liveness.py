@@ -1,5 +1,5 @@
-"""Asks every part of a run at `/livez` whether it is alive, at `/readyz` whether it is ready, and
-the broker whether it answers, in threads next to the loop.
+"""Asks every part of a run at `/livez` whether it is alive, at `/progressz` whether it has done
+work, and the broker whether it answers, in threads next to the loop.
 
 `plan.py` decides what follows from the answers. Each part writes its address to a file next to the
 runs (`monitoring/targets.py`). A part that has not written it yet is still starting and is not
@@ -35,7 +35,7 @@ class ProbeState:
 
     silent_s: float = 0.0  # the time for which it has been asked and has not answered
     hangs: str = ""  # the reason to end it; empty while it lives
-    was_ready: bool = False  # whether it has answered that it is ready
+    has_progressed: bool = False  # whether it has answered that it has done work
 
 
 class Liveness:
@@ -66,9 +66,9 @@ class Liveness:
         """The processes that hang, each with the reason to end it."""
         return {name: life.hangs for name, life in self.lives.items() if life.hangs}
 
-    def ready(self) -> list[str]:
-        """The processes that have been ready since they were started."""
-        return [name for name, life in self.lives.items() if life.was_ready]
+    def progressed(self) -> list[str]:
+        """The processes that have done work since they were started."""
+        return [name for name, life in self.lives.items() if life.has_progressed]
 
     def _ask_all(self) -> None:
         with httpx.Client(timeout=ANSWER_S, trust_env=False) as client:
@@ -112,9 +112,9 @@ def ask(
         return
     life.silent_s = 0.0
     life.hangs = "" if answer.is_success else one_line(answer.text)
-    if not life.was_ready:
+    if not life.has_progressed:
         with contextlib.suppress(httpx.HTTPError):
-            life.was_ready = client.get(f"http://{address}/readyz").is_success
+            life.has_progressed = client.get(f"http://{address}/progressz").is_success
 
 
 class BrokerWatch:

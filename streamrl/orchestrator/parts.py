@@ -62,7 +62,7 @@ class SupervisedParts:
         """Start the parts that are to be started, and end those that hang. A part that cannot be
         kept running is the end of the run.
         """
-        self._supervisor.notice_exits(self._liveness.ready(), self._broker_watch.answers)
+        self._supervisor.notice_exits(self._liveness.progressed(), self._broker_watch.answers)
         observed = self._supervisor.observe(self._liveness.hanging())
         limits = self._run.orchestrator
         actions = decide(limits, [*self._planned], observed, time.monotonic(), self._gang)

@@ -53,8 +53,8 @@ They do not count against `restart_limit` while the broker does not answer the o
 because an outage may last.
 """
 
-# A part that ran for so long had been ready, also where its pages of health are not served.
-READY_LIFE_S = 3600.0
+# A part that ran for so long counts as one that has done work, also where its pages are not served.
+STABLE_LIFE_S = 3600.0
 
 
 class Exit(NamedTuple):
@@ -65,7 +65,7 @@ class Exit(NamedTuple):
     exit_code: int  # the negative number of the signal, if a signal ended it
     killed: bool = False  # by the orchestrator, because the part was hanging
     held_bytes: int = 0  # resident memory when it was last seen alive; 0 if it never was
-    was_ready: bool = False  # whether it was seen to answer that it was ready
+    progressed: bool = False  # whether it was seen to answer that it had done work
     broker_answered: bool = False  # whether the broker answered the orchestrator as it ended
 
 
@@ -181,9 +181,12 @@ def _kills(names: Sequence[str], parts: Sequence[PartState], ended: Sequence[str
 
 def gang_ends(parts: Sequence[PartState]) -> tuple[Exit, ...]:
     """The ends of a gang whose parts have all ended. Each of them is the end of the part that the
-    others followed.
+    others followed. The gang has done work if one of its parts has.
     """
-    return tuple(cause_of_end(ends) for ends in zip(*(part.ends for part in parts), strict=False))
+    return tuple(
+        cause_of_end(ends)._replace(progressed=any(end.progressed for end in ends))
+        for ends in zip(*(part.ends for part in parts), strict=False)
+    )
 
 
 def cause_of_end(ends: Sequence[Exit]) -> Exit:
@@ -199,7 +202,8 @@ def fatal_reason(
     """The reason not to start a part with these ends again, empty if there is none.
 
     A part may end `restart_limit` times within RESTART_WINDOW_S. It may also end as often in a row
-    without having been ready, however long each life lasted. An end for want of a broker does not
+    without having done any work, however long each life lasted and whether or not it was ready: a
+    learner may be ready, and then end in its first step. An end for want of a broker does not
     count if the broker did not answer the orchestrator either.
     """
     if not ends:
@@ -208,19 +212,19 @@ def fatal_reason(
     if last.exit_code in FATAL:
         return FATAL[last.exit_code]
     recent = 0
-    unready = 0
+    idle = 0
     in_a_row = True
     for end in reversed(ends):
-        in_a_row = in_a_row and not (end.was_ready or end.lived_s >= READY_LIFE_S)
+        in_a_row = in_a_row and not (end.progressed or end.lived_s >= STABLE_LIFE_S)
         if is_broker or end.broker_answered or end.exit_code not in BROKER_GONE:
             recent += end.time_s > time_s - RESTART_WINDOW_S
-            unready += in_a_row
-    if max(recent, unready) <= limits.restart_limit:
+            idle += in_a_row
+    if max(recent, idle) <= limits.restart_limit:
         return ""
     if recent > limits.restart_limit:
         often = f"ended {recent} times within {RESTART_WINDOW_S:.0f} s"
     else:
-        often = f"ended {unready} times in a row without having been ready"
+        often = f"ended {idle} times in a row without having done any work"
     away = ", although the broker answers" if last.exit_code in BROKER_GONE else ""
     return (
         f"{often}, last with {describe_exit(last)}{away}; "

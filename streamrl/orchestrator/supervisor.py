@@ -83,12 +83,12 @@ class Supervisor:
         self._children[name] = Child(process, time.monotonic(), earlier.ends if earlier else [])
         logger.info("started %s, process %d", name, process.pid)
 
-    def notice_exits(self, ready: Container[str] = (), broker_answers: bool = False) -> None:
-        """Note which processes have ended. `ready` has the parts that have been ready since they
-        were started last; `broker_answers`: whether the run's broker answers.
+    def notice_exits(self, progressed: Container[str] = (), broker_answers: bool = False) -> None:
+        """Note which processes have ended. `progressed` has the parts that have done work since
+        they were started last; `broker_answers`: whether the run's broker answers.
         """
         for name, child in self._children.items():
-            self._record_exit(name, child, name in ready, broker_answers)
+            self._record_exit(name, child, name in progressed, broker_answers)
 
     def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, PartState]:
         """The state of every part that was started, as of the last `notice_exits`.
@@ -172,7 +172,9 @@ class Supervisor:
             process_group.kill_group(child.process.pid)
             del self._children[name]
 
-    def _record_exit(self, name: str, child: Child, was_ready: bool, broker_answered: bool) -> None:
+    def _record_exit(
+        self, name: str, child: Child, progressed: bool, broker_answered: bool
+    ) -> None:
         if child.ended:
             return
         code = child.process.poll()
@@ -189,7 +191,7 @@ class Supervisor:
             exit_code=code,
             killed=child.killed,
             held_bytes=child.held_bytes,
-            was_ready=was_ready,
+            progressed=progressed,
             broker_answered=broker_answered,
         )
         child.ends.append(end)

@@ -55,6 +55,30 @@ def test_it_is_the_log_that_it_watches(log: InstrumentedLog, memory: MemoryLog):
     assert len(list(read(log, "out", 0, 0))) == 2
 
 
+def test_a_part_has_progressed_with_its_first_transaction_after_it_was_ready(log: InstrumentedLog):
+    writer = log.writer("a")
+    writer.commit(messages("out", 1))
+    assert not log.has_progressed
+    log.mark_ready()
+    assert not log.has_progressed
+    writer.commit(messages("out", 1))
+    assert log.has_progressed
+
+
+def test_a_part_without_transactions_has_progressed_when_it_was_ready_ten_minutes_ago(
+    log: InstrumentedLog, time: Time
+):
+    time.now += 600.0
+    assert not log.has_progressed
+    log.mark_ready()
+    time.now += 599.0
+    log.mark_ready(False)
+    log.mark_ready()
+    assert not log.has_progressed
+    time.now += 1.0
+    assert log.has_progressed
+
+
 def test_lag_is_what_lies_before_the_ends_last_seen(log: InstrumentedLog, memory: MemoryLog):
     reader = log.reader({("in", 0): 0, ("in", 1): 0})
     assert log.metrics()["part/lag_records/in"] == 0

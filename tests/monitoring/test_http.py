@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics of a part over HTTP, with the log in memory."""
+"""/livez, /readyz, /progressz and /metrics of a part over HTTP, with the log in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamrl.config.sections.operation import Metrics
 from streamrl.errors import PortTaken, StreamrlError
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log
+from streamrl.log.protocol import Log, Message
 from streamrl.monitoring import http
 from streamrl.monitoring.http import ListenOverride, serving
 from tests.monitoring.endpoints import TOPICS, get, metrics_urls, samples
@@ -43,6 +43,10 @@ def test_a_part_from_its_start_to_its_end(run: RunFile):
         log.reader({("in", 0): 0})
         log.mark_ready()
         until(lambda: get(f"{base}/readyz") == (200, "ready\n"))
+        writer = log.writer("buffer")
+        assert get(f"{base}/progressz") == (503, "buffer: no work since it was ready\n")
+        writer.commit([Message("in", b"k", b"v")])
+        assert get(f"{base}/progressz") == (200, "it has done work\n")
         Meter(log, "buffer").publish({"buffer/window_tokens/copy": 12.0, "worker/turn_s": 0.5})
         Meter(log, "buffer").publish({"replays/copy/reward/mean": 0.25, "learner/own": 4.0}, step=3)
         found = samples(get(metrics)[1])
@@ -56,7 +60,7 @@ def test_a_part_from_its_start_to_its_end(run: RunFile):
         assert ("process_resident_memory_bytes", ()) in found
         assert get(f"{base}/nothing") == (
             404,
-            "nothing at /nothing; there are /livez, /readyz, /metrics\n",
+            "nothing at /nothing; there are /livez, /readyz, /progressz, /metrics\n",
         )
     assert not (run.directory.parent / ".targets" / "small.buffer.json").exists()
     with pytest.raises(urllib.error.URLError):

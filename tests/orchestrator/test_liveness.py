@@ -13,6 +13,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import BrokerUnreachable
 from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message
 from streamrl.monitoring.http import serving
 from streamrl.monitoring.targets import targets_file
 from streamrl.orchestrator import liveness
@@ -82,21 +83,24 @@ def test_a_new_life_is_not_judged_by_the_last_one(run: RunFile):
     assert liveness.hanging() == {} and listening(note) == ""
 
 
-def test_a_part_was_ready_from_its_first_answer_that_it_is(run: RunFile, client: httpx.Client):
-    log = MemoryLog({"in": 1})
+def test_a_part_that_is_ready_has_progressed_once_it_has_committed_a_transaction(
+    run: RunFile, client: httpx.Client
+):
+    log = MemoryLog({"out": 1})
     with serving(run, log, "buffer") as watched:
         address = until(lambda: listening(targets_file(run, "buffer")))
         life = ProbeState()
-        ask(client, address, life, 5.0, 60.0)
-        assert not life.was_ready
 
-        def asked(is_ready: bool) -> bool:
-            watched.mark_ready(is_ready)
+        def asked() -> bool:
             ask(client, address, life, 5.0, 60.0)
-            return life.was_ready
+            return life.has_progressed
 
-        until(lambda: asked(True))
-        assert asked(False)
+        writer = watched.writer("buffer")
+        writer.commit([Message("out", b"k", b"its claim, or what it has to write at its start")])
+        watched.mark_ready()
+        assert not asked()
+        writer.commit([Message("out", b"k", b"its first step")])
+        until(asked)
 
 
 def test_a_broker_answers_or_does_not(monkeypatch: pytest.MonkeyPatch):

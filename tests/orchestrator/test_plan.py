@@ -67,21 +67,23 @@ def test_more_ends_than_the_limit_within_the_window_end_the_run():
     [action] = decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 60.0)
     assert isinstance(action, Abort)
     assert "4 times within 300 s" in action.reason and "SIGKILL" in action.reason
-    # The first has left the window, and the part has been ready since.
-    ready = ended(*often[:2]).ends + tuple(
-        end._replace(was_ready=True) for end in ended(*often[2:]).ends
+    # The first has left the window, and the part has done work since.
+    worked = ended(*often[:2]).ends + tuple(
+        end._replace(progressed=True) for end in ended(*often[2:]).ends
     )
-    observed = {"buffer": PartState(False, ready)}
+    observed = {"buffer": PartState(False, worked)}
     assert decide(LIMITS, ["buffer"], observed, 315.0) == [Start("buffer")]
 
 
-def test_more_ends_in_a_row_than_the_limit_without_having_been_ready_end_the_run():
-    """Each life takes three minutes, so no two ends are within the same window."""
+def test_more_ends_in_a_row_than_the_limit_without_work_end_the_run():
+    """As of a learner that is ready, and ends in its first step. Each life takes three minutes, so
+    no two ends are within the same window.
+    """
     slow = tuple(Exit(200.0 * n, 180.0, 9) for n in range(4))
     [action] = decide(LIMITS, ["buffer"], {"buffer": PartState(False, slow)}, 1000.0)
     assert isinstance(action, Abort)
-    assert "4 times in a row without having been ready, last with exit code 9" in action.reason
-    for healthy in (slow[1]._replace(was_ready=True), slow[1]._replace(lived_s=7200.0)):
+    assert "4 times in a row without having done any work, last with exit code 9" in action.reason
+    for healthy in (slow[1]._replace(progressed=True), slow[1]._replace(lived_s=7200.0)):
         ends = (slow[0], healthy, *slow[2:])
         observed = {"buffer": PartState(False, ends)}
         assert decide(LIMITS, ["buffer"], observed, 1000.0) == [Start("buffer")]
@@ -92,7 +94,7 @@ def test_a_part_for_which_alone_there_is_no_broker_ends_the_run(code: int):
     away = tuple(Exit(20.0 * n, 10.0, code, broker_answered=True) for n in range(4))
     [action] = decide(LIMITS, ["buffer"], {"buffer": PartState(False, away)}, 1000.0)
     assert isinstance(action, Abort) and "although the broker answers" in action.reason
-    back = (*away[1:], Exit(80.0, 60.0, code, was_ready=True, broker_answered=True))
+    back = (*away[1:], Exit(80.0, 60.0, code, progressed=True, broker_answered=True))
     observed = {"buffer": PartState(False, back)}
     assert decide(LIMITS, ["buffer"], observed, 1000.0) == [Start("buffer")]
 
@@ -159,6 +161,17 @@ def test_the_end_of_a_gang_is_that_of_the_one_that_gave_up_or_else_the_first():
     followed = ended(*((t + 0.2, 1.2, -9) for t in range(10, 60, 10)))
     observed = {"learner": away, "learner-1": followed}
     assert decide(LIMITS, GANG, observed, 61.0, GANG) == [Start(name) for name in GANG]
+
+
+def test_a_gang_has_done_work_if_one_of_its_parts_has():
+    """Only the part of rank zero commits transactions, and another one ends first."""
+    first = tuple(Exit(200.0 * n + 1, 180.0, -9, progressed=True) for n in range(5))
+    second = tuple(Exit(200.0 * n, 180.0, 9) for n in range(5))
+    observed = {"learner": PartState(False, first), "learner-1": PartState(False, second)}
+    assert decide(LIMITS, GANG, observed, 2000.0, GANG) == [Start(name) for name in GANG]
+    observed["learner"] = PartState(False, tuple(end._replace(progressed=False) for end in first))
+    [action] = decide(LIMITS, GANG, observed, 2000.0, GANG)
+    assert isinstance(action, Abort) and "5 times in a row" in action.reason
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_last_line_of_a_log(tmp_path: Path):
     assert last_line(tmp_path / "missing.log") == ""
 
 
-def test_an_end_notes_whether_the_part_had_been_ready_and_the_broker_answered(
+def test_an_end_notes_whether_the_part_had_done_work_and_the_broker_answered(
     supervisor: Supervisor,
 ):
     ends = [*PYTHON, "raise SystemExit(3)"]
@@ -172,12 +172,12 @@ def test_an_end_notes_whether_the_part_had_been_ready_and_the_broker_answered(
         supervisor.start(name, ends)
 
     def both_ended() -> bool:
-        supervisor.notice_exits(ready=["a"], broker_answers=True)
+        supervisor.notice_exits(progressed=["a"], broker_answers=True)
         return not any(part.running for part in supervisor.observe().values())
 
     until(both_ended)
     noted = [
-        (end.was_ready, end.broker_answered)
+        (end.progressed, end.broker_answered)
         for part in supervisor.observe().values()
         for end in part.ends
     ]

@@ -32,7 +32,7 @@ class Orchestrator(Section):
     # Time limit from the moment a server is ready. 0: no limit. With a target it is a failure to
     # reach the limit first.
     max_wall_s: float = Field(default=0.0, ge=0)
-    # Restarts of one part within 300 s, or in a row without its having been ready. One more ends
+    # Restarts of one part within 300 s, or in a row without its having done any work. One more ends
     # the run.
     restart_limit: int = Field(default=20, ge=0)
     # Pause before a restart. It doubles at each restart in a row, up to 10 s.
@@ -51,8 +51,8 @@ class Orchestrator(Section):
 
 
 class Metrics(Section):
-    """The pages /livez, /readyz and /metrics that every part serves (docs/metrics.md). Whoever
-    reaches them can read them and change nothing.
+    """The pages /livez, /readyz, /progressz and /metrics that every part serves (docs/metrics.md).
+    Whoever reaches them can read them and change nothing.
     """
 
     serve: bool = True  # Whether parts serve pages of health and metrics.
