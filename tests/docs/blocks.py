@@ -255,15 +255,6 @@ def query(block: Block, directory: Path) -> None:
     assert duckdb.sql(block.text).fetchall(), f"{block}: no rows"
 
 
-def go(block: Block, directory: Path) -> None:
-    """What a page shows of the env in Go is its source, which tests/envs/test_go.py builds and
-    runs.
-    """
-    assert block.text in (ROOT / "examples" / "go-env" / "main.go").read_text(), (
-        f"{block}: examples/go-env/main.go reads otherwise"
-    )
-
-
 RUNNERS: dict[str, Any] = {
     "sh": shell,
     "python": python,
@@ -271,5 +262,4 @@ RUNNERS: dict[str, Any] = {
     "json": data,
     "toml": package,
     "sql": query,
-    "go": go,
 }
