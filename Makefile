@@ -171,9 +171,9 @@ $(AGENTS_ENV)/.synced $(VERIFIERS_ENV)/.synced: .venv-%/.synced: requirements/%.
 	npm install --prefix .streamrl/clients --no-audit --no-fund --silent
 	@touch $@
 
-.streamrl/.kafka: streamrl/local_kafka/broker_files/jars.txt | $(ENV)/.installed
+.streamrl/.kafka: streamrl/stream/local_kafka/broker_files/jars.txt | $(ENV)/.installed
 	@mkdir -p .streamrl
-	$(ENV)/bin/python -m streamrl.local_kafka.distribution
+	$(ENV)/bin/python -m streamrl.stream.local_kafka.distribution
 	@touch $@
 
 .streamrl/.programs: Makefile tests/deploy/kubectl.py examples/go-env/go.mod | $(ENV)/.installed

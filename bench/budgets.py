@@ -147,10 +147,11 @@ def measure(program: Program) -> Memory:
     from levanter.trainer_state import TrainerState
 
     from streamrl.config.run_file import Learner
-    from streamrl.learner import experts, export, model
-    from streamrl.learner.examples import empty_example
-    from streamrl.learner.families import levanter_config, to_transformers_v4
-    from streamrl.learner.mesh import data_parallel_devices
+    from streamrl.learner.files import export
+    from streamrl.learner.model import experts, model
+    from streamrl.learner.model.examples import empty_example
+    from streamrl.learner.model.families import levanter_config, to_transformers_v4
+    from streamrl.learner.parallel.mesh import data_parallel_devices
     from streamrl.learner.update import Updater
 
     settings = Learner.model_validate({**SAVING, **program.settings, "mesh": dict(program.mesh)})

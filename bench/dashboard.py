@@ -22,7 +22,7 @@ import httpx
 from bench.measure import RESULTS, peak_rss_mb, quantile, write
 from bench.replay import ROOT, STREAMRL, long_run
 from streamrl.config.run_file import RunFile
-from tests.dashboard.browser import chromium, page_of
+from tests.extensions.dashboard.browser import chromium, page_of
 
 LIMIT_MB = 512
 LIMIT_MS = 250  # of a page of rollouts, the median

@@ -15,11 +15,11 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.learner.examples import expand
-from streamrl.log.codec import digest, to_event, to_message
-from streamrl.log.protocol import Message, Output
-from streamrl.processor.definition import Processor
-from streamrl.records import Batch, PolicyVersion, Record
+from streamrl.learner.model.examples import expand
+from streamrl.stream.log.codec import digest, to_event, to_message
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.processor.definition import Processor
+from streamrl.stream.records import Batch, PolicyVersion, Record
 
 T = TypeVar("T")
 CHUNK_GROUPS = 16

@@ -34,15 +34,15 @@ import yaml
 from bench.measure import RESULTS, cpu_s, quantile, write
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.gateway.key_command import make_key
-from streamrl.inference.client import Client
-from streamrl.inference.server_connection import RequestFailed, ServerConnection
-from streamrl.local_kafka import broker, ports
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
-from streamrl.records import Server
+from streamrl.extensions.gateway.key_command import make_key
+from streamrl.inference.clients.client import Client
+from streamrl.inference.clients.server_connection import RequestFailed, ServerConnection
+from streamrl.stream.local_kafka import broker, ports
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Server
 from tests.support.beats import repeating
 
 LIMIT_MS = 3.0

@@ -28,21 +28,21 @@ from bench.plain_levanter import Plain, Rows, Settings
 from bench.work import scored_group
 from streamrl.batcher.assemble import assemble
 from streamrl.config.run_file import RunFile, parse
-from streamrl.learner import model
-from streamrl.learner.examples import RlExample, expand
 from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
-from streamrl.learner.normalization import token_mean
+from streamrl.learner.loss.normalization import token_mean
+from streamrl.learner.model import model
+from streamrl.learner.model.examples import RlExample, expand
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.trainer import open_trainer
 from streamrl.learner.update import normalize_advantages
-from streamrl.local_kafka import broker
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.meter import METRICS, Meter
-from streamrl.log.protocol import Log, Output
-from streamrl.log.records_of import records_of
-from streamrl.records import Batch, Metric, ScoredGroup
+from streamrl.stream.local_kafka import broker
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.meter import METRICS, Meter
+from streamrl.stream.log.protocol import Log, Output
+from streamrl.stream.log.records_of import records_of
+from streamrl.stream.records import Batch, Metric, ScoredGroup
 
 LEAST = 0.9  # of the tokens/s of Levanter alone
 # rollouts a problem, tokens

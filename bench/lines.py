@@ -25,11 +25,11 @@ from bench.measure import cpu_s, peak_rss_mb
 from bench.raw import JOURNAL, TOPICS
 from bench.stations import Count
 from bench.work import LOOKAHEAD, Shape, run_file
-from streamrl.local_kafka import broker
-from streamrl.local_kafka.broker import Setup
-from streamrl.log import topic_changes
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import end_offset
+from streamrl.stream.local_kafka import broker
+from streamrl.stream.local_kafka.broker import Setup
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import end_offset
 
 HERE = [sys.executable, "-m"]
 START_S = 60.0  # at most

@@ -27,11 +27,11 @@ from bench.measure import RESULTS, markdown, quantile, spread, write
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import FATES, METRICS, POLICY_VERSIONS
-from streamrl.local_kafka import broker, connect
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log
-from streamrl.log.records_of import records_of
-from streamrl.records import Fate, Metric, PolicyVersion
+from streamrl.stream.local_kafka import broker, connect
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.records_of import records_of
+from streamrl.stream.records import Fate, Metric, PolicyVersion
 
 Run = dict[str, Any]
 ROOT = Path(__file__).parents[1]

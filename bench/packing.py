@@ -26,8 +26,8 @@ from streamrl.batcher.balance import COSTS, flops, imbalance, tokens
 from streamrl.batcher.packing import pack
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherConfig, BatcherState
-from streamrl.log.protocol import Event
-from streamrl.records import Fate, Metric, PolicyVersion
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import Fate, Metric, PolicyVersion
 
 # of the lengths, in tokens
 MEDIAN = 700

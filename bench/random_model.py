@@ -24,9 +24,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from streamrl.learner.export import named_tensors
-from streamrl.learner.families import levanter_config, to_transformers_v4
-from streamrl.learner.mesh import use_mesh
+from streamrl.learner.files.export import named_tensors
+from streamrl.learner.model.families import levanter_config, to_transformers_v4
+from streamrl.learner.parallel.mesh import use_mesh
 
 TOKENS = 32_000
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")

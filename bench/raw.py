@@ -26,10 +26,10 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from bench.stations import Count, Orders
 from bench.work import VARIANTS
-from streamrl.log.kafka_admin import COMMON, START_TIMEOUT_S
-from streamrl.log.kafka_producer import PRODUCER
-from streamrl.log.kafka_reader import CONSUMER
-from streamrl.log.kafka_writer import TRANSACTIONAL
+from streamrl.stream.log.kafka.admin import COMMON, START_TIMEOUT_S
+from streamrl.stream.log.kafka.producer import PRODUCER
+from streamrl.stream.log.kafka.reader import CONSUMER
+from streamrl.stream.log.kafka.writer import TRANSACTIONAL
 
 TOPICS = ("rollouts", "groups", "batches")
 JOURNAL = "journal"

@@ -24,10 +24,10 @@ from bench.measure import markdown
 from bench.random_model import write
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker, connect
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.records_of import records_of
-from streamrl.records import Metric
+from streamrl.stream.local_kafka import broker, connect
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.records_of import records_of
+from streamrl.stream.records import Metric
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "deploy" / "runs" / "qwen3-0.6b.yaml"

@@ -27,13 +27,13 @@ from bench.measure import RESULTS, write
 from bench.work import Shape, Source, run_file
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker, connect
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
-from streamrl.orchestrator.run_directory import write_run_file
-from streamrl.records import PolicyVersion
+from streamrl.run.orchestrator.run_directory import write_run_file
+from streamrl.stream.local_kafka import broker, connect
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import PolicyVersion
 
 ROOT = Path(__file__).parents[1]
 STREAMRL = (sys.executable, "-m", "streamrl.cli")

@@ -33,12 +33,12 @@ from rich.table import Table
 from bench.measure import quantile
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output, end_offset
-from streamrl.records import InferenceMetadata, Record, Rollout, ScoredGroup, Turn
+from streamrl.stream.local_kafka import broker
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output, end_offset
+from streamrl.stream.records import InferenceMetadata, Record, Rollout, ScoredGroup, Turn
 
 GROUP = 8
 ENV = "bench"

@@ -26,7 +26,7 @@ from bench.lines import Line, Place
 from bench.measure import RESULTS, markdown, spread, write
 from bench.memory import fill_page_cache
 from bench.work import Shape
-from streamrl.errors import StreamrlError
+from streamrl.system.errors import StreamrlError
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # the backend has to be chosen first

@@ -32,12 +32,12 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
-from streamrl.learner.examples import expand
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, Output, Writer, beginning_offset
-from streamrl.processor.processor import REPORT_S
-from streamrl.records import Batch, Demand, EnvProgress, PolicyVersion, Rollout
+from streamrl.learner.model.examples import expand
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Log, Output, Writer, beginning_offset
+from streamrl.stream.processor.processor import REPORT_S
+from streamrl.stream.records import Batch, Demand, EnvProgress, PolicyVersion, Rollout
 from streamrl.system.tuning import tune_process
 
 TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may

@@ -34,16 +34,16 @@ from bench.measure import RESULTS, quantile, spread, write
 from bench.memory import fill_page_cache
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.inference.version_follower import VersionFollower
-from streamrl.inference.vllm_launch import MODEL
+from streamrl.inference.servers.version_follower import VersionFollower
+from streamrl.inference.servers.vllm_launch import MODEL
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.trainer import open_trainer
-from streamrl.local_kafka import broker
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_event
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, beginning_offset
-from streamrl.records import Metric, PolicyVersion, Server
+from streamrl.stream.local_kafka import broker
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Log, beginning_offset
+from streamrl.stream.records import Metric, PolicyVersion, Server
 from streamrl.weights.pull import pull
 
 SIZES = {"1 MB": (2, 128), "100 MB": (10, 512), "1 GB": (25, 1024)}  # layers, hidden size

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamrl.config.run_file import RunFile, parse
-from streamrl.records import InferenceMetadata, Rollout, ScoredGroup, Turn, VersionSpan, token_dtype
+from streamrl.stream.records import (
+    InferenceMetadata,
+    Rollout,
+    ScoredGroup,
+    Turn,
+    VersionSpan,
+    token_dtype,
+)
 
 # that a generator commits at once: 64 groups of the standard shape
 TRANSACTION_TOKENS = 64 * 8 * (512 + 1024)

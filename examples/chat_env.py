@@ -21,15 +21,15 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import resolve_reference
 from streamrl.envs.flow_control import OutstandingLimit
-from streamrl.inference.openai_context import InferenceContext
-from streamrl.inference.registry import Registry
-from streamrl.local_kafka.connect import client_settings
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, Output, partitions_of
-from streamrl.orchestrator.run_directory import resolve_run
-from streamrl.processor.part import open_part
-from streamrl.records import Demand, Rollout, Server
+from streamrl.inference.clients.openai_context import InferenceContext
+from streamrl.inference.clients.registry import Registry
+from streamrl.run.orchestrator.run_directory import resolve_run
+from streamrl.stream.local_kafka.connect import client_settings
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Log, Output, partitions_of
+from streamrl.stream.processor.part import open_part
+from streamrl.stream.records import Demand, Rollout, Server
 
 EVEN = ("0", "2", "4", "6", "8")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.local_kafka.distribution import FILES
+from streamrl.stream.local_kafka.distribution import FILES
 from tests.support import brokers
 from tests.support.brokers import ROOT, VARIABLE
 from tests.support.waiting import patience
@@ -34,7 +34,7 @@ def contract(directory: Path, kind: str) -> subprocess.CompletedProcess[str]:
         "-q",
         f"--basetemp={directory}/temp",
     ]
-    tests = "tests/log/test_contract.py"
+    tests = "tests/stream/log/test_contract.py"
     return subprocess.run(
         [*command, "-k", "kafka", tests],
         capture_output=True,

@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.log.codec import digest
-from streamrl.processor.definition import Processor
-from streamrl.processor.snapshots import serialize_state
-from streamrl.processor.transaction import decode_and_step
+from streamrl.stream.log.codec import digest
+from streamrl.stream.processor.definition import Processor
+from streamrl.stream.processor.snapshots import serialize_state
+from streamrl.stream.processor.transaction import decode_and_step
 from tests.support.inputs import log_of, mixed_inputs, real_parts, schedule_of
 from tests.support.waiting import patience
 
@@ -46,7 +46,7 @@ ROOTS = [
     (f"streamrl.{room}.process", name)
     for room in ("buffer", "batcher")
     for name in ("step", "paused")
-] + [("streamrl.processor.transaction", "decode_and_step")]
+] + [("streamrl.stream.processor.transaction", "decode_and_step")]
 
 # ---- by its sources ------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ def test_what_a_step_may_reach_is_on_the_list():
         "def step(a, b): return sorted([a, b], key=id)",
         "def step(a, b): return hash(a)",
         # through the package, to its clock
-        "from streamrl.processor.processor import run_processor\ndef step(): return run_processor",
+        "from streamrl.stream.processor.processor import run_processor\ndef step(): return run_processor",
     ],
 )
 def test_a_source_that_reaches_further_is_found(source: str):

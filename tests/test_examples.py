@@ -15,9 +15,9 @@ import yaml
 from streamrl.config import run_file
 from streamrl.envs.api import Completion, PolicyTurn, Problem
 from streamrl.envs.catalog import make_reward
-from streamrl.log.codec import decode, unpack_array
-from streamrl.records import Rollout, VersionSpan
-from streamrl.sessions.rewards import apply_weights, merge, normalize, totals
+from streamrl.envs.sessions.rewards import apply_weights, merge, normalize, totals
+from streamrl.stream.log.codec import decode, unpack_array
+from streamrl.stream.records import Rollout, VersionSpan
 from tests.support.modules import module_of
 
 ROOT = Path(__file__).parents[1]

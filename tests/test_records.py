@@ -15,9 +15,9 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
-from streamrl.log import topics
-from streamrl.log.codec import decode, encode
-from streamrl.records import (
+from streamrl.stream.log import topics
+from streamrl.stream.log.codec import decode, encode
+from streamrl.stream.records import (
     RECORDS,
     AdapterBase,
     AdapterCheck,

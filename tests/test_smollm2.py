@@ -16,7 +16,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from streamrl.learner import model
+from streamrl.learner.model import model
 from tests.support.modules import module_of
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,6 @@
-"""The fields of every record as tables, from the classes and comments of `streamrl/records/`."""
+"""The fields of every record as tables, from the classes and comments of
+`streamrl/stream/records/`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import msgspec
 import numpy as np
 
 from docs.hooks import settings
-from streamrl.records import RECORDS, Column, Record
+from streamrl.stream.records import RECORDS, Column, Record
 
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|"
 

@@ -1,11 +1,11 @@
-"""What becomes of each field of a request, as tables, from `streamrl/gateway/fields.py`."""
+"""What becomes of each field of a request, as tables, from `streamrl/extensions/gateway/fields.py`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 
-from streamrl.gateway.fields import FIELDS, Rule
+from streamrl.extensions.gateway.fields import FIELDS, Rule
 
 HEAD = "| field | what becomes of it |\n|---|---|"
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path
 from mkdocs.structure.files import File, Files  # noqa: E402
 
 from docs.hooks import commands, records, requests, settings  # noqa: E402
-from streamrl.monitoring import metric_names  # noqa: E402
+from streamrl.run.monitoring import metric_names  # noqa: E402
 
 LINK = re.compile(r"""(\]\(|src="|srcset="|href=")([^)\s"#:]+)(#[^)\s"]*)?(?=[)\s"])""")
 FENCE = re.compile(r"\s*(```|~~~)")

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamrl.config.choices import NORMALIZED_ADVANTAGES
 from streamrl.config.plugins import import_path
-from streamrl.records import Batch, first_of_rollout_mask
+from streamrl.stream.records import Batch, first_of_rollout_mask
 
 BatchNormalizer = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)
 ROUNDING = 1e-6  # a difference below it is rounding

@@ -13,8 +13,8 @@ import numpy as np
 
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.packing import pack
-from streamrl.records import Batch, Column, ScoredGroup, columns_of
-from streamrl.records.fields import size_bound
+from streamrl.stream.records import Batch, Column, ScoredGroup, columns_of
+from streamrl.stream.records.fields import size_bound
 
 
 class Sharding(NamedTuple):

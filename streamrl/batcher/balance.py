@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from streamrl.config.plugins import import_path
-from streamrl.records import Batch
+from streamrl.stream.records import Batch
 
 Cost = Callable[[np.ndarray, int], np.ndarray]
 

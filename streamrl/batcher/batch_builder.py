@@ -43,10 +43,10 @@ from streamrl.batcher.state import (
 )
 from streamrl.buffer.staleness import is_fresh
 from streamrl.config import topology
-from streamrl.log.chunks import record_limit
-from streamrl.log.dead_letters import text_of
-from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import (
+from streamrl.stream.log.chunks import record_limit
+from streamrl.stream.log.dead_letters import text_of
+from streamrl.stream.log.protocol import Event, Offsets, Output
+from streamrl.stream.records import (
     ENV_REMOVED,
     Batch,
     Fate,

@@ -19,7 +19,7 @@ import msgspec
 
 from streamrl.config.goals import reaches
 from streamrl.config.plugins import import_path
-from streamrl.records import Batch, mean_rewards
+from streamrl.stream.records import Batch, mean_rewards
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from streamrl.batcher.state import (
     deficit_under,
     fractions_at,
 )
-from streamrl.records import Demand
+from streamrl.stream.records import Demand
 
 FIRST_WAIT_S = 60.0  # for the first group of a producer
 

@@ -11,7 +11,7 @@ import numpy as np
 from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.selection import DATA
 from streamrl.batcher.state import BatcherConfig
-from streamrl.records import Batch, first_of_rollout_mask
+from streamrl.stream.records import Batch, first_of_rollout_mask
 
 
 def waiting_metrics(waited: Mapping[str, float]) -> dict[str, float]:

@@ -16,10 +16,10 @@ from streamrl.batcher.settings import batcher_config, first_state
 from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.log.protocol import Event, Log, Offsets, Output
-from streamrl.processor import processor
-from streamrl.processor.definition import Processor, run_settings
-from streamrl.records import PolicyVersion, ScoredGroup
+from streamrl.stream.log.protocol import Event, Log, Offsets, Output
+from streamrl.stream.processor import processor
+from streamrl.stream.processor.definition import Processor, run_settings
+from streamrl.stream.records import PolicyVersion, ScoredGroup
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:

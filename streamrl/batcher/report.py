@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.state import BatcherConfig, BatcherState
-from streamrl.processor.definition import ProcessorReport
+from streamrl.stream.processor.definition import ProcessorReport
 
 
 def report(config: BatcherConfig, state: BatcherState, time_s: float) -> ProcessorReport:

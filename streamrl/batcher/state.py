@@ -16,8 +16,8 @@ import numpy as np
 
 from streamrl.batcher.curriculum import CurriculumRules, CurriculumState, fractions_of
 from streamrl.batcher.selection import Candidate, rebase_deficit
-from streamrl.log.protocol import Event
-from streamrl.records import Demand, ScoredGroup, first_of_rollout_mask
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import Demand, ScoredGroup, first_of_rollout_mask
 
 # The most producers of an env whose groups are counted: those of which a group has ended last. A
 # program whose name is new with each life would otherwise make every demand longer.

@@ -15,11 +15,11 @@ from streamrl.buffer.staleness import is_fresh
 from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window, record_bytes
 from streamrl.buffer.validation import foreign_token, refusal
 from streamrl.config import topology
-from streamrl.log.chunks import record_limit
-from streamrl.log.dead_letters import printable, to_dead_letter
-from streamrl.log.protocol import Event, Offsets, Output
-from streamrl.records import ENV_REMOVED, Fate, FateKind, Rollout, ScoredGroup
-from streamrl.records.fields import size_bound
+from streamrl.stream.log.chunks import record_limit
+from streamrl.stream.log.dead_letters import printable, to_dead_letter
+from streamrl.stream.log.protocol import Event, Offsets, Output
+from streamrl.stream.records import ENV_REMOVED, Fate, FateKind, Rollout, ScoredGroup
+from streamrl.stream.records.fields import size_bound
 
 
 class EnvGroups:

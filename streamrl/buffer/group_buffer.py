@@ -8,8 +8,8 @@ from streamrl.buffer.env_groups import EnvGroups
 from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.buffer.stats import IntakeStats
 from streamrl.config import topology
-from streamrl.log.protocol import Event, Output
-from streamrl.records import Metric, Rollout
+from streamrl.stream.log.protocol import Event, Output
+from streamrl.stream.records import Metric, Rollout
 
 IDLE_CHECK_S = 1.0  # awake, between two checks of how long the open groups have waited
 

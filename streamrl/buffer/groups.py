@@ -12,9 +12,9 @@ import numpy as np
 
 from streamrl.buffer.advantages import Advantage, check_advantages, has_signal
 from streamrl.buffer.returns import token_advantages, tokens_of
-from streamrl.log.dead_letters import text_of
-from streamrl.log.protocol import Event
-from streamrl.records import LossWeights, Rollout, ScoredGroup, Turn, columns_of
+from streamrl.stream.log.dead_letters import text_of
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import LossWeights, Rollout, ScoredGroup, Turn, columns_of
 
 # the columns of a group that may be None
 OPTIONAL = frozenset(

@@ -13,11 +13,11 @@ from streamrl.buffer.settings import buffer_config
 from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ConfigError
-from streamrl.log.protocol import Event, Log, Offsets, Output
-from streamrl.processor import processor
-from streamrl.processor.definition import Processor, run_settings
-from streamrl.records import PolicyVersion, Rollout
+from streamrl.stream.log.protocol import Event, Log, Offsets, Output
+from streamrl.stream.processor import processor
+from streamrl.stream.processor.definition import Processor, run_settings
+from streamrl.stream.records import PolicyVersion, Rollout
+from streamrl.system.errors import ConfigError
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0) -> None:

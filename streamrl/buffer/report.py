@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from streamrl.buffer.state import BufferConfig, BufferState, Window
-from streamrl.processor.definition import ProcessorReport
+from streamrl.stream.processor.definition import ProcessorReport
 
 
 def report(config: BufferConfig, state: BufferState, time_s: float) -> ProcessorReport:

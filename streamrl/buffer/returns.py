@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamrl.buffer.advantages import Advantage, check_advantages
-from streamrl.records import Rollout, Turn
+from streamrl.stream.records import Rollout, Turn
 
 
 def token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> list[np.ndarray] | None:

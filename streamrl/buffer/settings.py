@@ -7,7 +7,7 @@ from streamrl.buffer.state import BufferConfig, EnvRules
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.batches import Buffer
 from streamrl.config.sections.envs import EnvBuffer, EnvLoss, Sessions
-from streamrl.records import LossWeights
+from streamrl.stream.records import LossWeights
 
 
 def buffer_config(run: RunFile, index: int) -> BufferConfig:

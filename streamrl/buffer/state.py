@@ -14,9 +14,9 @@ import msgspec
 from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import FUTURE_VERSIONS, expires_next
 from streamrl.buffer.stats import IntakeStats
-from streamrl.log.protocol import Event
-from streamrl.processor.awake_clock import AwakeClock
-from streamrl.records import LossWeights, Rollout
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.processor.awake_clock import AwakeClock
+from streamrl.stream.records import LossWeights, Rollout
 
 # A window holds at most so many bytes of records for each token that it may hold. The id and the
 # logprob of a token are 8 bytes, and its text is about as many.

@@ -10,8 +10,8 @@ import math
 
 import msgspec
 
-from streamrl.records import Rollout
-from streamrl.records.limits import MAX_REWARD_NAMES
+from streamrl.stream.records import Rollout
+from streamrl.stream.records.limits import MAX_REWARD_NAMES
 
 # A rollout of at least so many tokens that were all sampled with probability 1 is suspicious.
 SUSPICIOUS_TOKENS = 8

@@ -9,10 +9,10 @@ import numpy as np
 
 from streamrl.buffer.groups import split_sequences
 from streamrl.buffer.state import BufferConfig, BufferState
-from streamrl.log.partitioner import partition_of
-from streamrl.log.protocol import Event
-from streamrl.records import Rollout, Turn
-from streamrl.records.limits import MAX_ID, MAX_REWARD, MAX_REWARD_NAMES
+from streamrl.stream.log.partitioner import partition_of
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import Rollout, Turn
+from streamrl.stream.records.limits import MAX_ID, MAX_REWARD, MAX_REWARD_NAMES
 
 TEMPERATURES = (1e-6, 1e6)
 # No sampler in float32 draws a token below -104, so a logprob below -1000 stands for a missing one.

@@ -13,8 +13,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from streamrl import __version__
-from streamrl.errors import StreamrlError
-from streamrl.text import escaped, one_line
+from streamrl.system.errors import StreamrlError
+from streamrl.system.text import escaped, one_line
 
 if TYPE_CHECKING:
     from streamrl.config.topology import Role

@@ -32,7 +32,7 @@ def env(run: str, name: str | None, index: int) -> None:
     from streamrl.config.topology import env_part
     from streamrl.envs.catalog import resolve_env
     from streamrl.envs.process import main
-    from streamrl.orchestrator.run_directory import with_env
+    from streamrl.run.orchestrator.run_directory import with_env
 
     if name is None:
         run, name = with_env(run), run
@@ -65,7 +65,7 @@ def list_envs() -> None:
 def gateway(run: str, index: int, port: int | None) -> None:
     """Serve model calls of agents, and record each of them."""
     from streamrl.config.topology import gateway_part
-    from streamrl.gateway.process import main
+    from streamrl.extensions.gateway.process import main
 
     run_part(run, lambda settings: gateway_part(index), partial(main, port=port), index)
 
@@ -91,7 +91,7 @@ def gateway_key(run: str, env: str | None, sampling: bool, days: float) -> None:
     It is signed by gateway.signing_secret, so this works wherever that is known. ENV may be left
     out where the run has one env with sessions.
     """
-    from streamrl.gateway.key_command import make_key
+    from streamrl.extensions.gateway.key_command import make_key
 
     click.echo(make_key(load_run(run), env, "sample" if sampling else "open", days))
 
@@ -101,7 +101,7 @@ def gateway_key(run: str, env: str | None, sampling: bool, days: float) -> None:
 @metrics_options
 def assembler(run: str) -> None:
     """Make rollouts of the sessions of agents and their rewards."""
-    from streamrl.assembler.process import main
+    from streamrl.extensions.assembler.process import main
 
     run_part(run, lambda settings: topology.ASSEMBLER.name, main)
 
@@ -135,7 +135,7 @@ def batcher(run: str) -> None:
 def scorer(run: str, index: int) -> None:
     """Compute the reference's logprobs of batches, as one worker of the pool."""
     from streamrl.config.topology import scorer_part
-    from streamrl.scorer.process import main
+    from streamrl.extensions.scorer.process import main
 
     run_part(run, lambda settings: scorer_part(index), main, index)
 
@@ -180,7 +180,7 @@ def learner(
     """
     several = _one_of_several(coordinator, processes, index)
     from streamrl.config.topology import learner_identity, learner_process
-    from streamrl.learner.distributed import ProcessRank
+    from streamrl.learner.parallel.distributed import ProcessRank
     from streamrl.learner.process import main
 
     rank = ProcessRank(*several) if several else None
@@ -223,7 +223,7 @@ def _one_of_several(
 def inference(run: str, index: int, pool: str) -> None:
     """Own one vLLM: keep it on the newest policy version."""
     from streamrl.config.topology import inference_part
-    from streamrl.inference.process import main
+    from streamrl.inference.servers.process import main
 
     run_part(run, lambda settings: inference_part(pool, index), main, index, pool, log_of)
 
@@ -233,7 +233,7 @@ def inference(run: str, index: int, pool: str) -> None:
 @metrics_options
 def evaluator(run: str) -> None:
     """Evaluate every n-th policy version on held-out problems."""
-    from streamrl.evaluator.process import PART, main
+    from streamrl.extensions.evaluator.process import PART, main
 
     run_part(run, lambda settings: PART, main)
 

@@ -30,9 +30,9 @@ def audit(run: str, by_version: bool, scorer: str | None) -> None:
     """Account for every rollout: published = fates + in flight. RUN may be the directory of an
     export.
     """
-    from streamrl.recordings.new_rewards import parse_scorers
-    from streamrl.recordings.show_audit import show_audit
-    from streamrl.recordings.show_scorer import show_scorer
+    from streamrl.extensions.recordings.new_rewards import parse_scorers
+    from streamrl.extensions.recordings.show_audit import show_audit
+    from streamrl.extensions.recordings.show_scorer import show_scorer
 
     with open_recording(run) as (settings, log):
         if scorer is not None:
@@ -65,8 +65,8 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
     """Run the journals again and compare every group and batch, bit for bit. RUN may be the
     directory of an export.
     """
-    from streamrl.recordings.replay_weights import show_weights
-    from streamrl.recordings.show_replay import show_replay
+    from streamrl.extensions.recordings.replay_weights import show_weights
+    from streamrl.extensions.recordings.show_replay import show_replay
 
     if first is not None and not weights:
         raise click.UsageError("--from needs --weights.")
@@ -102,7 +102,7 @@ def rescore(run: str, reward: str, env: str, version: str, overrides: tuple[str,
     What the run trained on stays as it is. A rollout that has a reward of this scorer and version
     is skipped, so an interrupted command continues.
     """
-    from streamrl.recordings.rescore_command import rescore_command
+    from streamrl.extensions.recordings.rescore_command import rescore_command
 
     with connect(load_run(run, overrides)) as (settings, kafka):
         rescore_command(settings, kafka, reward, env, version, console())
@@ -152,8 +152,8 @@ def fork(
     """
     import time
 
-    from streamrl.recordings.fork import ForkRequest, Retrain, fork_command
-    from streamrl.recordings.new_rewards import parse_scorers
+    from streamrl.extensions.recordings.fork import ForkRequest, Retrain, fork_command
+    from streamrl.extensions.recordings.new_rewards import parse_scorers
 
     if rollouts and (retrain or rewards):
         given = "--rewards" if rewards else "--retrain"
@@ -172,7 +172,7 @@ def export(run: str, directory: Path) -> None:
     """Write all topics of a run to Parquet files in DIR: to query, to keep, to replay without a
     broker.
     """
-    from streamrl.recordings.archive_commands import export_command
+    from streamrl.extensions.recordings.archive_commands import export_command
 
     with open_recording(run) as (settings, log):
         export_command(settings, log, directory, console())
@@ -189,7 +189,7 @@ def export(run: str, directory: Path) -> None:
 )
 def import_(directory: Path, name: str) -> None:
     """Make a run of an export, every record at its old offset."""
-    from streamrl.recordings.archive_commands import import_command
+    from streamrl.extensions.recordings.archive_commands import import_command
 
     import_command(directory, name, console())
 
@@ -228,7 +228,7 @@ def export_model(
     A version whose weights are deleted is computed again from the recorded batches. An adapter is
     merged with its base.
     """
-    from streamrl.recordings.export_model import ModelDestination, export_model_command
+    from streamrl.extensions.recordings.export_model import ModelDestination, export_model_command
 
     if not (directory or repository):
         raise click.UsageError("Give --to, --push, or both.")
@@ -246,8 +246,8 @@ def dead_letters() -> None:
 @run_argument
 def list_letters(run: str) -> None:
     """Count dead letters, by topic and cause."""
-    from streamrl.log.kafka import KafkaLog
-    from streamrl.recordings.show_dead_letters import show_list
+    from streamrl.extensions.recordings.show_dead_letters import show_list
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     with connect(load_run(run)) as (settings, kafka):
         show_list(KafkaLog(kafka, settings.run), console())
@@ -258,8 +258,8 @@ def list_letters(run: str) -> None:
 @click.argument("place", metavar="TOPIC[PARTITION]@OFFSET")
 def show_letter(run: str, place: str) -> None:
     """Show one record: the cause, its headers, its fields as far as they can be read, its bytes."""
-    from streamrl.log.kafka import KafkaLog
-    from streamrl.recordings import show_dead_letters
+    from streamrl.extensions.recordings import show_dead_letters
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     with connect(load_run(run)) as (settings, kafka):
         show_dead_letters.show_letter(KafkaLog(kafka, settings.run), place, console())
@@ -276,8 +276,8 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
     For records whose cause is repaired: a part that did not know a field, or a version that was not
     announced yet. A record that is refused again is a new letter.
     """
-    from streamrl.log.kafka import KafkaLog
-    from streamrl.recordings.show_dead_letters import retry_command
+    from streamrl.extensions.recordings.show_dead_letters import retry_command
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     if not (which or cause or everything):
         raise click.UsageError(
@@ -297,8 +297,8 @@ def skip(run: str, place: str, yes: bool) -> None:
     The last resort: parts step over records that they cannot read by themselves. The record gets a
     dead letter with its place.
     """
-    from streamrl.log.kafka import KafkaLog
-    from streamrl.recordings import skip as skipping
+    from streamrl.extensions.recordings import skip as skipping
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     with connect(load_run(run)) as (settings, kafka):
         if not yes:

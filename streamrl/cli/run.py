@@ -44,7 +44,7 @@ def new(name: str, template: str) -> None:
     """
     from pathlib import Path
 
-    from streamrl.orchestrator import new_run
+    from streamrl.run.orchestrator import new_run
 
     run_file, *others = new_run.write(template, name, Path())
     print_lines([run_file, *others], "")
@@ -56,7 +56,7 @@ def new(name: str, template: str) -> None:
 @overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
 def check(run: str, overrides: tuple[str, ...]) -> None:
     """Print what a run will do, or what is wrong with its run file. Starts nothing."""
-    from streamrl.orchestrator.preview import preview
+    from streamrl.run.orchestrator.preview import preview
 
     facts = preview(load_run(run, overrides))
     width = max(len(fact.subject) for fact in facts)
@@ -77,7 +77,7 @@ def check(run: str, overrides: tuple[str, ...]) -> None:
 @metrics_options
 def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
     """Start all parts of a run, watch it, end it at its target."""
-    from streamrl.orchestrator import process, whole_run
+    from streamrl.run.orchestrator import process, whole_run
 
     with stop_on_signals() as (stop, caught):
         code = whole_run.up(load_run(run, overrides), stop, resume, fresh, listen_override())
@@ -92,7 +92,7 @@ def fetch(run: str, overrides: tuple[str, ...]) -> None:
 
     `up` does so by itself. Prints each of them with its commit, as a run file may name it.
     """
-    from streamrl.orchestrator.downloads import download
+    from streamrl.run.orchestrator.downloads import download
 
     _, snapshots = download(load_run(run, overrides))
     print_lines(
@@ -106,7 +106,7 @@ def fetch(run: str, overrides: tuple[str, ...]) -> None:
 @metrics_options
 def orchestrator(run: str) -> None:
     """Watch a run whose parts were started by hand; end with its report."""
-    from streamrl.orchestrator import process
+    from streamrl.run.orchestrator import process
 
     with (
         stop_on_signals() as (stop, caught),
@@ -121,7 +121,7 @@ def orchestrator(run: str) -> None:
 @run_argument
 def down(run: str) -> None:
     """Stop a run that `up` started, in whatever terminal."""
-    from streamrl.orchestrator import run_directory
+    from streamrl.run.orchestrator import run_directory
 
     settings = load_run(run)
     click.echo(f"run {settings.run} stopped (process {run_directory.stop(settings)})")
@@ -131,7 +131,7 @@ def down(run: str) -> None:
 @run_argument
 def status(run: str) -> None:
     """Show parts, lag, versions and the last step, of a live run or a stopped one."""
-    from streamrl.monitoring.show_status import show_status
+    from streamrl.run.monitoring.show_status import show_status
 
     show_status(load_run(run))
 
@@ -157,11 +157,11 @@ def dashboard(run: str, host: str, port: int, public: bool) -> None:
     """
     from functools import partial
 
-    from streamrl.dashboard.reading import broker_down, log_of
-    from streamrl.errors import ConfigError
+    from streamrl.extensions.dashboard.reading import broker_down, log_of
+    from streamrl.system.errors import ConfigError
 
     try:
-        from streamrl.dashboard.server import serve
+        from streamrl.extensions.dashboard.server import serve
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the dashboard needs {error.name}; install streamrl[dashboard]"
@@ -188,8 +188,8 @@ def dashboard(run: str, host: str, port: int, public: bool) -> None:
 @run_argument
 def report(run: str) -> None:
     """Make report.json and reward.png again from the topics."""
-    from streamrl.log.kafka import KafkaLog
-    from streamrl.monitoring.report import summary_line, write_report
+    from streamrl.run.monitoring.report import summary_line, write_report
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     with connect(load_run(run)) as (settings, kafka):
         click.echo(summary_line(write_report(settings, KafkaLog(kafka, settings.run))))
@@ -231,9 +231,9 @@ def evaluate(
 
     It has its own server. Its results go to the topic evals; nothing is trained on it.
     """
-    from streamrl.evaluator.show import show_eval, show_recorded
-    from streamrl.log.kafka import KafkaLog
-    from streamrl.monitoring.show_status import output_width
+    from streamrl.extensions.evaluator.show import show_eval, show_recorded
+    from streamrl.run.monitoring.show_status import output_width
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     if everything and asked:
         raise click.UsageError("--version and --all exclude each other.")

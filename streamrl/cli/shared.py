@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamrl.errors import TopicMissing
+from streamrl.system.errors import TopicMissing
 from streamrl.system.signals import stop_on
-from streamrl.text import escaped
+from streamrl.system.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from streamrl.config.run_file import RunFile
-    from streamrl.log.protocol import Log
-    from streamrl.monitoring.http import ListenOverride
+    from streamrl.run.monitoring.http import ListenOverride
+    from streamrl.stream.log.protocol import Log
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # Libraries whose INFO lines are noise.
@@ -47,14 +47,14 @@ def run_part(
 
 def serving(settings: RunFile, log: Log, part: str) -> contextlib.AbstractContextManager[Log]:
     """The log of a part that serves /livez, /readyz and /metrics."""
-    from streamrl.monitoring.http import serving
+    from streamrl.run.monitoring.http import serving
 
     return serving(settings, log, part, listen_override())
 
 
 def listen_override() -> ListenOverride:
     """The address to serve the pages at, if the command line or the environment gives it."""
-    from streamrl.monitoring.http import ListenOverride
+    from streamrl.run.monitoring.http import ListenOverride
 
     meta = click.get_current_context().meta
     return ListenOverride(meta.get("streamrl.metrics_host"), meta.get("streamrl.metrics_port"))
@@ -67,14 +67,14 @@ def exit_with_signal(caught: list[int]) -> None:
 
 
 def load_run(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
-    from streamrl.orchestrator.run_directory import resolve_run
+    from streamrl.run.orchestrator.run_directory import resolve_run
 
     return resolve_run(run, overrides)
 
 
 def load_part_run(run: str) -> RunFile:
     """The run of a part that is started here, and not by `up`."""
-    from streamrl.orchestrator.downloads import check_commits
+    from streamrl.run.orchestrator.downloads import check_commits
 
     settings = load_run(run)
     check_commits(settings)
@@ -89,13 +89,13 @@ def is_export(run: str) -> bool:
 def open_recording(run: str) -> Iterator[tuple[RunFile, Log]]:
     """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
     if is_export(run):
-        from streamrl.log.parquet import FileLog
-        from streamrl.recordings.archive import exported_run_file
+        from streamrl.extensions.recordings.archive import exported_run_file
+        from streamrl.stream.log.parquet import FileLog
 
         files = FileLog(Path(run))
         yield exported_run_file(files), files
         return
-    from streamrl.log.kafka import KafkaLog
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     with connect(load_run(run)) as (settings, kafka):
         yield settings, KafkaLog(kafka, settings.run)
@@ -104,7 +104,7 @@ def open_recording(run: str) -> Iterator[tuple[RunFile, Log]]:
 @contextlib.contextmanager
 def connect(settings: RunFile) -> Iterator[tuple[RunFile, dict[str, Any]]]:
     """librdkafka settings of the run's Kafka."""
-    from streamrl.local_kafka.connect import connect_or_start
+    from streamrl.stream.local_kafka.connect import connect_or_start
 
     with connect_or_start(settings) as kafka:
         yield settings, kafka
@@ -113,8 +113,8 @@ def connect(settings: RunFile) -> Iterator[tuple[RunFile, dict[str, Any]]]:
 @contextlib.contextmanager
 def open_log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
     """The run's log on a Kafka that is running and has its topics."""
-    from streamrl.local_kafka.connect import client_settings
-    from streamrl.log.kafka import KafkaLog
+    from streamrl.stream.local_kafka.connect import client_settings
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     log = KafkaLog(client_settings(settings), settings.run)
     if not log.topics():
@@ -130,8 +130,8 @@ def open_log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
 
 def log_of(settings: RunFile, name: str) -> Log:
     """The log of another run on the Kafka of this one."""
-    from streamrl.local_kafka.connect import client_settings
-    from streamrl.log.kafka import KafkaLog
+    from streamrl.stream.local_kafka.connect import client_settings
+    from streamrl.stream.log.kafka.log import KafkaLog
 
     return KafkaLog(client_settings(settings), name)
 

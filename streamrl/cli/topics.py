@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 )
 def broker(run: str | None, port: int, download: bool) -> None:
     """Be the run's own Apache Kafka, with its data in the run's directory."""
-    from streamrl.local_kafka import distribution
-    from streamrl.local_kafka.connect import serve
+    from streamrl.stream.local_kafka import distribution
+    from streamrl.stream.local_kafka.connect import serve
 
     if download:
         start_logging()
@@ -63,7 +63,7 @@ kafka_option = click.option(
 @contextlib.contextmanager
 def _cluster(run: str, properties: Path | None) -> Iterator[tuple[RunFile, dict[str, Any]]]:
     """The run file and the settings of the cluster that a command works on."""
-    from streamrl.local_kafka.connect import properties_file
+    from streamrl.stream.local_kafka.connect import properties_file
 
     settings = load_run(run)
     if properties is not None:
@@ -83,7 +83,7 @@ def topics() -> None:
 @click.option("--cluster", default="streamrl", show_default=True, help="Name of Strimzi's Kafka.")
 def render(run: str, cluster: str) -> None:
     """Write the run's KafkaTopics, for kubectl."""
-    from streamrl.log import topics as planned
+    from streamrl.stream.log import topics as planned
 
     click.echo(planned.render(load_run(run), cluster), nl=False)
 
@@ -92,7 +92,7 @@ def render(run: str, cluster: str) -> None:
 @run_argument
 def plan(run: str) -> None:
     """List the topics that the run wants; asks no broker."""
-    from streamrl.log import topics as planned
+    from streamrl.stream.log import topics as planned
 
     for topic in planned.plan(load_run(run)):
         click.echo(
@@ -106,7 +106,7 @@ def plan(run: str) -> None:
 @kafka_option
 def apply(run: str, properties: Path | None) -> None:
     """Make the broker's topics as planned."""
-    from streamrl.log import topic_changes
+    from streamrl.stream.log.kafka import topic_changes
 
     with _cluster(run, properties) as (settings, kafka):
         print_lines(topic_changes.apply(settings, kafka), "nothing to change")
@@ -117,7 +117,7 @@ def apply(run: str, properties: Path | None) -> None:
 @kafka_option
 def diff(run: str, properties: Path | None) -> None:
     """Show what apply would do; exit code 1 if anything."""
-    from streamrl.log import topic_changes
+    from streamrl.stream.log.kafka import topic_changes
 
     with _cluster(run, properties) as (settings, kafka):
         changes = topic_changes.diff(settings, kafka)
@@ -159,8 +159,8 @@ def acls(
     --apply needs --kafka: the credentials of a user who may change rules are not sent to
     the cluster that a run file names.
     """
-    from streamrl.local_kafka.connect import properties_file
-    from streamrl.log import acls as access
+    from streamrl.stream.local_kafka.connect import properties_file
+    from streamrl.stream.log.kafka import acls as access
 
     if applied and rendered:
         raise click.UsageError("--apply and --render exclude each other.")
@@ -188,7 +188,7 @@ def acls(
 @kafka_option
 def delete(run: str, yes: bool, properties: Path | None) -> None:
     """Delete all topics of the run, and what they hold."""
-    from streamrl.log import topic_changes
+    from streamrl.stream.log.kafka import topic_changes
 
     with _cluster(run, properties) as (settings, kafka):
         if not yes:

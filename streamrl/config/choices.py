@@ -21,7 +21,7 @@ MULTI_TURN_ENVS = ("calculator", "guess-number", "coding")
 # `nemo-gym:URL`.
 SERVERS = ("verifiers", "openenv", "nemo-gym")
 SERVERS_AT_URLS = ("openenv", "nemo-gym")  # They run somewhere; `verifiers` is a library.
-# How a policy may write calls of tools (sessions/tool_calls.py).
+# How a policy may write calls of tools (envs/sessions/tool_calls.py).
 ToolSyntax = Literal["auto", "json", "llama-json", "qwen-xml", "brackets"]
 TOOL_SYNTAXES: tuple[ToolSyntax, ...] = get_args(ToolSyntax)
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")

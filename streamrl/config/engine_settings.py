@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 Value = bool | int | float | str
 

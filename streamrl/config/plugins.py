@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
 
-from streamrl.errors import ConfigError
-from streamrl.text import unknown_name
+from streamrl.system.errors import ConfigError
+from streamrl.system.text import unknown_name
 
 Group = Literal["streamrl.envs", "streamrl.rewards", "streamrl.sinks"]
 

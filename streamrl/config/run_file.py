@@ -25,8 +25,8 @@ from streamrl.config.sections.learner import Learner, Model, Scorer
 from streamrl.config.sections.operation import Fork, Metrics, Orchestrator, Placement, Topics
 from streamrl.config.sections.section import Section
 from streamrl.config.sections.serving import Eval, Gateway, Inference, Weights
-from streamrl.errors import ConfigError
-from streamrl.text import nearest, one_line
+from streamrl.system.errors import ConfigError
+from streamrl.system.text import nearest, one_line
 
 RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
 RUN_FILE = "run.yaml"  # Name of the resolved run file in the run's directory.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 
 PREFIX = "env:"
 # in names of librdkafka's settings, our own, envs' and sinks' parameters, options and variables, in
@@ -23,8 +23,8 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 # What secrets look like, whatever the setting is called: keys of providers and of our gateway
-# (`sessions/keys.py`), tokens of code hosts and registries, JSON web tokens, private keys, HTTP's
-# credentials, and addresses of webhooks.
+# (`envs/sessions/keys.py`), tokens of code hosts and registries, JSON web tokens, private keys,
+# HTTP's credentials, and addresses of webhooks.
 _SHAPE = re.compile(
     r"(?<![\w-])(sk-[\w-]{16,}|sk-(open|sample|grade)\.[\w.-]{16,}"
     r"|(ghp|gho|ghs|ghu|github_pat|glpat|hf|npm|xox[abeprs])[-_]\w[\w-]{15,}"

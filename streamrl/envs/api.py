@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from streamrl.envs.dataset_order import DatasetIndex
-from streamrl.sessions.rewards import RewardBreakdown as RewardBreakdown
+from streamrl.envs.sessions.rewards import RewardBreakdown as RewardBreakdown
 
 if TYPE_CHECKING:
-    from streamrl.inference.client import SampledCompletion
+    from streamrl.inference.clients.client import SampledCompletion
 
 Message = dict[str, Any]
 """An OpenAI chat message, with `role` and `content`."""

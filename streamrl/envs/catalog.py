@@ -19,8 +19,8 @@ from streamrl.envs.api import (
     SingleTurnEnv,
 )
 from streamrl.envs.loading import construct, load
-from streamrl.errors import ConfigError
-from streamrl.text import did_you_mean, nearest
+from streamrl.system.errors import ConfigError
+from streamrl.system.text import did_you_mean, nearest
 
 ENVS = {
     "copy-digits": "streamrl.envs.shipped.copy_digits:CopyDigits",

@@ -16,8 +16,8 @@ from streamrl.config.goals import reaches
 from streamrl.config.sections.envs import Env, PassRate
 from streamrl.envs.api import BaseEnv
 from streamrl.envs.dataset_order import DatasetIndex
-from streamrl.errors import ConfigError
-from streamrl.records import Rollout, Visit
+from streamrl.stream.records import Rollout, Visit
+from streamrl.system.errors import ConfigError
 
 
 def is_filtered(rules: PassRate, visits: Iterable[Visit], epoch: int) -> bool:

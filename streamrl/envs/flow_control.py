@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from streamrl.records import Demand
+from streamrl.stream.records import Demand
 
 RECENT_GROUPS = 256  # The expected size of a group is the mean of about so many.
 

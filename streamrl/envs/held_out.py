@@ -19,9 +19,9 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.api import BaseEnv, Problem
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.problems import ProblemError, make_problem
-from streamrl.errors import ConfigError
-from streamrl.records import Turn
-from streamrl.sessions.messages import joined_text
+from streamrl.envs.sessions.messages import joined_text
+from streamrl.stream.records import Turn
+from streamrl.system.errors import ConfigError
 
 # How many numbers are tried for each problem that is wanted. An env that poses nothing new for so
 # long is taken to have no more problems.

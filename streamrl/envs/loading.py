@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from streamrl.errors import ConfigError, describe_error
-from streamrl.text import did_you_mean
+from streamrl.system.errors import ConfigError, describe_error
+from streamrl.system.text import did_you_mean
 
 
 def load(path: str, where: str, what: str) -> Any:

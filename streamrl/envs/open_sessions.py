@@ -14,11 +14,11 @@ from streamrl.envs.api import Problem
 from streamrl.envs.engine.recording import RecordedCalls, TurnRecorder
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.problem_cursor import ProblemCursor
-from streamrl.errors import BrokerUnreachable
-from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Offsets, partitions_of
-from streamrl.log.reading import read
-from streamrl.records import EnvProgress, ModelCall, SessionStart
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.protocol import Log, Offsets, partitions_of
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import EnvProgress, ModelCall, SessionStart
+from streamrl.system.errors import BrokerUnreachable
 
 SCHEMAS = ("session-start", "model-call", "session-end")
 MARK_S = 60.0  # between two looks at the end of turns.<env>

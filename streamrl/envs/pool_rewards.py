@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ConfigError, InferenceError
-from streamrl.inference.client import Client, apply_server_event, make_client
-from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, partitions_of
-from streamrl.text import nearest_or_all
+from streamrl.inference.clients.client import Client, apply_server_event, make_client
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.protocol import Log, partitions_of
+from streamrl.system.errors import ConfigError, InferenceError
+from streamrl.system.text import nearest_or_all
 
 POLL_S = 0.1
 MAX_POLL_RECORDS = 500

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from streamrl.records import EnvProgress
+from streamrl.stream.records import EnvProgress
 
 
 @dataclass

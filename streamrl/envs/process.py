@@ -21,11 +21,11 @@ from streamrl.envs.replica import Replica, RolloutGroup
 from streamrl.envs.report import EnvReport
 from streamrl.envs.resume import begin_reading, resume_replica
 from streamrl.envs.servers.process import run_server
-from streamrl.errors import ConfigError
-from streamrl.inference.client import make_client
-from streamrl.log.protocol import Log
-from streamrl.log.retrying import RetryingWriter
-from streamrl.processor.part import OpenPart, open_part
+from streamrl.inference.clients.client import make_client
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.retrying import RetryingWriter
+from streamrl.stream.processor.part import OpenPart, open_part
+from streamrl.system.errors import ConfigError
 from streamrl.system.hidden_memory import hide_memory
 
 TICK_S = 0.02  # What finishes within one tick is one transaction.

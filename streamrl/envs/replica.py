@@ -20,11 +20,11 @@ from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import problem_fingerprint
 from streamrl.envs.open_sessions import ResumeOffsets
 from streamrl.envs.problem_cursor import ProblemCursor
-from streamrl.errors import ConfigError
-from streamrl.inference.client import Client, SamplingFailed, apply_server_event
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Message, Output, TopicPartition, Undecodable
-from streamrl.records import Demand, Rollout, Server, Visit
+from streamrl.inference.clients.client import Client, SamplingFailed, apply_server_event
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.protocol import Message, Output, TopicPartition, Undecodable
+from streamrl.stream.records import Demand, Rollout, Server, Visit
+from streamrl.system.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

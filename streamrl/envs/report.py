@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamrl.envs.replica import Replica, RolloutGroup
-from streamrl.records import Rollout
-from streamrl.text import nearest_or_all
+from streamrl.stream.records import Rollout
+from streamrl.system.text import nearest_or_all
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class EnvReport:
             self.rollouts += group.rollouts
 
     def metrics(self, replica: Replica) -> dict[str, float]:
-        """The metrics by name (`monitoring/metric_names.py`)."""
+        """The metrics by name (`run/monitoring/metric_names.py`)."""
         failed = sum(bool(rollout.failure) for rollout in self.rollouts)
         good = [rollout for rollout in self.rollouts if not rollout.failure]
         turns = [turn for rollout in good for turn in rollout.turns]

@@ -18,11 +18,11 @@ from streamrl.envs.held_out import held_out_fingerprints
 from streamrl.envs.open_sessions import ResumeOffsets, resume_recorder
 from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
 from streamrl.envs.replica import Replica
-from streamrl.inference.client import Client
-from streamrl.log.protocol import Log, TopicPartition, partitions_of
-from streamrl.log.reading import read
-from streamrl.processor.journal import last_record
-from streamrl.records import EnvProgress
+from streamrl.inference.clients.client import Client
+from streamrl.stream.log.protocol import Log, TopicPartition, partitions_of
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.journal import last_record
+from streamrl.stream.records import EnvProgress
 
 logger = logging.getLogger(__name__)
 

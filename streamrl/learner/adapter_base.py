@@ -19,11 +19,13 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from streamrl.config.sections.learner import Lora
-from streamrl.errors import ModelError
-from streamrl.learner import adapters, export, model
+from streamrl.learner import adapters
 from streamrl.learner.adapters import AdapterFormat
-from streamrl.learner.mesh import use_mesh
-from streamrl.records import AdapterBase, AdapterCheck, Probe
+from streamrl.learner.files import export
+from streamrl.learner.model import model
+from streamrl.learner.parallel.mesh import use_mesh
+from streamrl.stream.records import AdapterBase, AdapterCheck, Probe
+from streamrl.system.errors import ModelError
 from streamrl.weights.bases import BASE, CHECK, base_store
 from streamrl.weights.files import hash_file, parallel_map
 from streamrl.weights.manifest import (

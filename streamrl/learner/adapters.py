@@ -29,10 +29,11 @@ from levanter.adaptor.lora import (
 from levanter.models.qwen3_moe import Qwen3MoeExperts
 
 from streamrl.config.sections.learner import Lora, LoraTarget
-from streamrl.errors import ModelError
-from streamrl.learner import experts, export, weight_shards
-from streamrl.learner.tensor_files import write_tensors
-from streamrl.learner.weight_shards import LocalWeights
+from streamrl.learner.files import export, weight_shards
+from streamrl.learner.files.tensor_files import write_tensors
+from streamrl.learner.files.weight_shards import LocalWeights
+from streamrl.learner.model import experts
+from streamrl.system.errors import ModelError
 from streamrl.weights.manifest import ADAPTER, ADAPTER_CONFIG, Manifest
 
 PREFIX = "base_model.model"  # PEFT puts it before the base's names.

@@ -22,9 +22,9 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.learner import TinyModel
-from streamrl.learner.export import save_weights, state_dict
-from streamrl.learner.mesh import use_mesh
-from streamrl.learner.model import check_directory
+from streamrl.learner.files.export import save_weights, state_dict
+from streamrl.learner.model.model import check_directory
+from streamrl.learner.parallel.mesh import use_mesh
 from streamrl.system import hub
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")

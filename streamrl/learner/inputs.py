@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeVar
 
 from streamrl.config import topology
 from streamrl.learner.scores import ScoreAssembler
-from streamrl.log.protocol import Log
-from streamrl.log.records_of import follow_records, read_records
-from streamrl.records import Batch, Scores
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.records_of import follow_records, read_records
+from streamrl.stream.records import Batch, Scores
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

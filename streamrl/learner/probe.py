@@ -1,5 +1,5 @@
 """The text of a probe, and the row in which the learner computes its logprobs. A server that serves
-the version must answer the same (`inference/probe.py`).
+the version must answer the same (`inference/servers/probe.py`).
 """
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from streamrl.learner.examples import RlExample, split_ragged
-from streamrl.learner.model import single_sequence
-from streamrl.records import Batch, token_dtype
+from streamrl.learner.model.examples import RlExample, split_ragged
+from streamrl.learner.model.model import single_sequence
+from streamrl.stream.records import Batch, token_dtype
 
 # What a policy is probed with before its first batch. In bfloat16 unlikely tokens are rounded more
 # than those of a text: random ids differed by 0.070 in the mean where these differed by 0.041.

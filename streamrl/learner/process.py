@@ -20,15 +20,15 @@ from collections.abc import Iterable, Sequence
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.learner import distributed
-from streamrl.learner.distributed import ProcessRank
 from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
-from streamrl.learner.mesh import check_division, prepare_process
+from streamrl.learner.parallel import distributed
+from streamrl.learner.parallel.distributed import ProcessRank
+from streamrl.learner.parallel.mesh import check_division, prepare_process
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.start import find_start, learner_settings
 from streamrl.learner.trainer import checkpoint_directory, open_trainer
 from streamrl.learner.writing import open_publisher, open_writing_part
-from streamrl.log.protocol import Log
+from streamrl.stream.log.protocol import Log
 
 logger = logging.getLogger(__name__)
 

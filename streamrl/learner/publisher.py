@@ -24,20 +24,20 @@ from functools import partial
 from typing import Self, TypeVar
 
 from streamrl.config import topology
-from streamrl.errors import CheckpointError, WeightError
-from streamrl.learner import checkpoints
 from streamrl.learner.adapter_base import publish_base
 from streamrl.learner.background import BackgroundWorker
-from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
+from streamrl.learner.files import checkpoints
+from streamrl.learner.files.checkpoints import PendingCheckpoint, TrainingPosition
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.recompute import version_mismatch
 from streamrl.learner.reference import reference_version
 from streamrl.learner.snapshot import ExportResult, WeightsSnapshot
 from streamrl.learner.trainer import PolicyTrainer, checkpoint_directory, copies_of
-from streamrl.log.codec import to_message
-from streamrl.log.meter import Meter
-from streamrl.log.protocol import Output, Writer
-from streamrl.records import AdapterBase, PolicyVersion, Probe
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.meter import Meter
+from streamrl.stream.log.protocol import Output, Writer
+from streamrl.stream.records import AdapterBase, PolicyVersion, Probe
+from streamrl.system.errors import CheckpointError, WeightError
 from streamrl.weights.store import Store, pinned_for_eval
 
 logger = logging.getLogger(__name__)

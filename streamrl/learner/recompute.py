@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ConfigError, InputGone, VersionMismatch
-from streamrl.learner import checkpoints
-from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.files import checkpoints
+from streamrl.learner.files.checkpoints import TrainingPosition
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import TrainingInput, read_existing
 from streamrl.learner.trainer import (
@@ -20,7 +19,8 @@ from streamrl.learner.trainer import (
     fork_checkpoint,
     open_trainer,
 )
-from streamrl.log.protocol import Log
+from streamrl.stream.log.protocol import Log
+from streamrl.system.errors import ConfigError, InputGone, VersionMismatch
 from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.manifest import WeightRef
 from streamrl.weights.store import Store

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ModelError
-from streamrl.learner import model
 from streamrl.learner.initial import initial_model_dir
+from streamrl.learner.model import model
 from streamrl.system import hub
+from streamrl.system.errors import ModelError
 
 EXTERNAL = -1  # The reference is no version of the policy but the model at learner.reference.path.
 NO_REFERENCE = -2  # The pool is asked for a teacher's logprobs alone.

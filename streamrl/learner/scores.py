@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streamrl.records import Scores
+from streamrl.stream.records import Scores
 
 
 @dataclass

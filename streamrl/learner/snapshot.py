@@ -16,12 +16,13 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from streamrl.learner import adapters, export
+from streamrl.learner import adapters
 from streamrl.learner.adapters import AdapterFormat
-from streamrl.learner.checkpoints import TrainingPosition
-from streamrl.learner.distributed import is_rank_zero
-from streamrl.learner.staging import StagedFiles
-from streamrl.learner.weight_shards import LocalWeights
+from streamrl.learner.files import export
+from streamrl.learner.files.checkpoints import TrainingPosition
+from streamrl.learner.files.staging import StagedFiles
+from streamrl.learner.files.weight_shards import LocalWeights
+from streamrl.learner.parallel.distributed import is_rank_zero
 from streamrl.weights.files import describe
 from streamrl.weights.manifest import WeightRef
 from streamrl.weights.store import Store

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from streamrl.config.choices import NAME, OPTIMIZER_STATE
 from streamrl.config.run_file import RunFile, with_overrides
-from streamrl.errors import ConfigError, VersionMismatch
-from streamrl.learner import checkpoints, distributed
-from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.files import checkpoints
+from streamrl.learner.files.checkpoints import TrainingPosition
+from streamrl.learner.parallel import distributed
 from streamrl.learner.recompute import recompute_version
 from streamrl.learner.trainer import ResumePoint, checkpoint_directory, copies_of
-from streamrl.log.protocol import Log
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.records import PolicyVersion
+from streamrl.system.errors import ConfigError, VersionMismatch
 from streamrl.weights.announcements import newest_lineages, read_announcements
 
 

@@ -20,18 +20,25 @@ import numpy as np
 from levanter.trainer_state import TrainerState
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
-from streamrl.learner import adapters, checkpoints, export, model, probe
+from streamrl.learner import adapters, probe
 from streamrl.learner.adapter_base import RandomAdapter, base_manifest, random_adapter
 from streamrl.learner.adapters import AdapterFormat
-from streamrl.learner.checkpoint_copies import CheckpointCopies
-from streamrl.learner.checkpoints import PendingCheckpoint, TrainingPosition
-from streamrl.learner.distributed import barrier, is_rank_zero, rank_zero_first, shared_token
-from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
+from streamrl.learner.files import checkpoints, export
+from streamrl.learner.files.checkpoint_copies import CheckpointCopies
+from streamrl.learner.files.checkpoints import PendingCheckpoint, TrainingPosition
+from streamrl.learner.files.staging import StagedFiles, shards_beside, staging_directory
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import TrainingInput
-from streamrl.learner.masking import mask_untrainable
-from streamrl.learner.mesh import make_deterministic
+from streamrl.learner.loss.masking import mask_untrainable
+from streamrl.learner.model import model
+from streamrl.learner.model.examples import RlExample, expand, rollout_numbers, to_dense
+from streamrl.learner.parallel.distributed import (
+    barrier,
+    is_rank_zero,
+    rank_zero_first,
+    shared_token,
+)
+from streamrl.learner.parallel.mesh import make_deterministic
 from streamrl.learner.reference import (
     ReferenceModel,
     reference_version,
@@ -39,9 +46,9 @@ from streamrl.learner.reference import (
     trainable_vocab_size,
 )
 from streamrl.learner.snapshot import WeightsSnapshot
-from streamrl.learner.staging import StagedFiles, shards_beside, staging_directory
 from streamrl.learner.update import Updater
-from streamrl.records import Batch, Probe, Scores
+from streamrl.stream.records import Batch, Probe, Scores
+from streamrl.system.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
 from streamrl.weights.files import describe
 from streamrl.weights.store import version_name
 

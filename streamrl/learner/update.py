@@ -25,11 +25,12 @@ from levanter.trainer_state import TrainerState
 from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.sections.learner import Learner
 from streamrl.learner.adapters import is_trainable
-from streamrl.learner.components import compared_mask
-from streamrl.learner.examples import RlExample, empty_example
-from streamrl.learner.experts import replayable
-from streamrl.learner.mesh import data_parallel_devices, shard_rows, trainer_config
-from streamrl.learner.model import (
+from streamrl.learner.loss.components import compared_mask
+from streamrl.learner.loss.normalization import average_named, segment_numbers
+from streamrl.learner.loss.objective import make_objective, to_run_metrics
+from streamrl.learner.model.examples import RlExample, empty_example
+from streamrl.learner.model.experts import replayable
+from streamrl.learner.model.model import (
     BATCH,
     POSITION,
     compute_policy,
@@ -37,9 +38,8 @@ from streamrl.learner.model import (
     unnamed,
     with_axes,
 )
-from streamrl.learner.normalization import average_named, segment_numbers
-from streamrl.learner.objective import make_objective, to_run_metrics
 from streamrl.learner.optimizers import UpdateRecord, make_optimizer
+from streamrl.learner.parallel.mesh import data_parallel_devices, shard_rows, trainer_config
 
 logger = logging.getLogger(__name__)
 

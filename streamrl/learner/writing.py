@@ -6,13 +6,13 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 
 from streamrl.config import topology
-from streamrl.learner import distributed
+from streamrl.learner.parallel import distributed
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.trainer import PolicyTrainer
-from streamrl.log.protocol import Log
-from streamrl.log.retrying import RetryingWriter
-from streamrl.processor.part import OpenPart, open_part
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.retrying import RetryingWriter
+from streamrl.stream.processor.part import OpenPart, open_part
+from streamrl.stream.records import PolicyVersion
 
 
 def open_writing_part(

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from streamrl.errors import ConfigError, PortTaken
+from streamrl.system.errors import ConfigError, PortTaken
 from streamrl.system.http_connection import LimitedConnection, Limits
 
 LIMITS = Limits()

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from streamrl.errors import HubError, ModelError, describe_error
+from streamrl.system.errors import HubError, ModelError, describe_error
 
 NAME = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from streamrl.config.topology import POLICY_VERSIONS_PARTITION
-from streamrl.log.protocol import Log, Message, beginning_offset
-from streamrl.log.reading import read
-from streamrl.log.records_of import record_in
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.protocol import Log, Message, beginning_offset
+from streamrl.stream.log.reading import read
+from streamrl.stream.log.records_of import record_in
+from streamrl.stream.records import PolicyVersion
 
 POLL_S = 0.05
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamrl.records import AdapterBase
+from streamrl.stream.records import AdapterBase
 from streamrl.weights.manifest import MANIFEST, StoredWeights
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store

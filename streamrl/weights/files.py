@@ -18,7 +18,7 @@ from typing import BinaryIO, Protocol, TypeVar, cast
 import fsspec
 from fsspec.core import url_to_fs
 
-from streamrl.errors import WeightError, describe_error
+from streamrl.system.errors import WeightError, describe_error
 from streamrl.weights.manifest import (
     MANIFEST,
     Manifest,

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from streamrl.errors import WeightError
-from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion
+from streamrl.stream.records import AdapterBase, AdapterCheck, PolicyVersion
+from streamrl.system.errors import WeightError
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"

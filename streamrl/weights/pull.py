@@ -10,8 +10,8 @@ import json
 import shutil
 from pathlib import Path
 
-from streamrl.errors import WeightError, describe_error
-from streamrl.records import AdapterCheck, PolicyVersion
+from streamrl.stream.records import AdapterCheck, PolicyVersion
+from streamrl.system.errors import WeightError, describe_error
 from streamrl.weights.files import open_version, read_manifest, verify
 from streamrl.weights.manifest import CONFIG, MANIFEST, StoredWeights, to_bytes
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from streamrl.errors import WeightError
+from streamrl.system.errors import WeightError
 from streamrl.weights.files import (
     as_weight_error,
     describe,

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from streamrl.monitoring.show_status import output_width
+from streamrl.run.monitoring.show_status import output_width
 from tests.agents.account import Account
 from tests.agents.practice import AGENTS, MISMATCH, trained
 

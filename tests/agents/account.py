@@ -12,13 +12,13 @@ import numpy as np
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log
-from streamrl.log.reading import read
-from streamrl.recordings.audit import audit
-from streamrl.recordings.processors import processors_of
-from streamrl.recordings.replay import replay
-from streamrl.records import ModelCall, PolicyVersion, Record, Rollout
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import ModelCall, PolicyVersion, Record, Rollout
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 from tests.support.parity import learner_logprobs

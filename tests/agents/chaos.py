@@ -29,15 +29,15 @@ import yaml
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.gateway.key_command import make_key
-from streamrl.local_kafka import broker, ports
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.processors import processors_of
-from streamrl.recordings.replay import replay
-from streamrl.records import ModelCall, Rollout
+from streamrl.extensions.gateway.key_command import make_key
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.local_kafka import broker, ports
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import ModelCall, Rollout
 from tests.agents.account import records
 from tests.support.sampling_stub import END, SamplingStub, by_checksum, rendered, text_of
 from tests.support.waiting import patience

@@ -28,12 +28,12 @@ import yaml
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem
-from streamrl.local_kafka import broker
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
-from streamrl.records import Demand, ModelCall, Rollout
+from streamrl.stream.local_kafka import broker
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Demand, ModelCall, Rollout
 from tests.agents.account import records
 from tests.support.beats import repeating
 from tests.support.sampling_stub import END, SamplingStub, by_checksum, rendered, text_of

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import yaml
 
-from streamrl.gateway.key_command import make_key
-from streamrl.local_kafka.connect import connect_or_start
-from streamrl.local_kafka.ports import choose_ports
-from streamrl.log.kafka import KafkaLog
+from streamrl.extensions.gateway.key_command import make_key
+from streamrl.stream.local_kafka.connect import connect_or_start
+from streamrl.stream.local_kafka.ports import choose_ports
+from streamrl.stream.log.kafka.log import KafkaLog
 from tests.agents.account import Account, account, answered_calls
 from tests.loop.runs import ROOT, live
 from tests.support.waiting import until

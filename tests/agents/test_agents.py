@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.records import Reward, SessionEnd, SessionStart
+from streamrl.stream.records import Reward, SessionEnd, SessionStart
 from tests.agents import env_kills
 from tests.agents.chaos import killed
 from tests.agents.practice import AGENTS, MISMATCH, trained

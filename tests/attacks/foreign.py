@@ -14,27 +14,27 @@ from pathlib import Path
 from rich.console import Console
 
 from streamrl.config.run_file import parse
-from streamrl.errors import StreamrlError
-from streamrl.inference.vllm_launch import Installation, Keys, VllmLaunch
-from streamrl.local_kafka import distribution
-from streamrl.log.codec import to_message
-from streamrl.log.dead_letters import PREFIX
-from streamrl.log.memory import MemoryLog
-from streamrl.log.parquet import (
+from streamrl.extensions.recordings.archive import plan, run_file_for_import
+from streamrl.extensions.recordings.dead_letters import retry
+from streamrl.extensions.recordings.replay import replay
+from streamrl.inference.servers.vllm_launch import Installation, Keys, VllmLaunch
+from streamrl.run.monitoring.cells import quoted
+from streamrl.stream.local_kafka import distribution
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.dead_letters import PREFIX
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.parquet import (
     ExportedFile,
     ExportedPartition,
     ExportManifest,
     FileLog,
     write_manifest,
 )
-from streamrl.log.protocol import Log, Output, end_offset
-from streamrl.log.reading import read
-from streamrl.monitoring.cells import quoted
-from streamrl.processor.definition import to_json
-from streamrl.recordings.archive import plan, run_file_for_import
-from streamrl.recordings.dead_letters import retry
-from streamrl.recordings.replay import replay
-from streamrl.records import JournalEntry, PolicyVersion
+from streamrl.stream.log.protocol import Log, Output, end_offset
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.definition import to_json
+from streamrl.stream.records import JournalEntry, PolicyVersion
+from streamrl.system.errors import StreamrlError
 from tests.attacks.table import Attack
 from tests.support.data_path import RUN, TOPICS, parts
 
@@ -228,29 +228,33 @@ def orders_to_a_terminal(directory: Path) -> str:
 
 
 ATTACKS = (
-    Attack("S6", "a journal names code to import", "processor/processor.py", code_of_a_journal),
+    Attack(
+        "S6", "a journal names code to import", "stream/processor/processor.py", code_of_a_journal
+    ),
     Attack(
         "S7",
         "an export names a cluster and variables",
-        "recordings/archive.py",
+        "extensions/recordings/archive.py",
         variables_of_an_importer,
     ),
-    Attack("S7", "an export names a file elsewhere", "log/parquet.py", file_elsewhere),
-    Attack("S7", "an export has an endless gap", "log/parquet.py", endless_gap),
+    Attack("S7", "an export names a file elsewhere", "stream/log/parquet.py", file_elsewhere),
+    Attack("S7", "an export has an endless gap", "stream/log/parquet.py", endless_gap),
     Attack("S7", "a setting of Kafka loads a library", "config/checks/operation.py", library),
     Attack("S12", "a secret stands in a run file", "config/secrets.py", secrets_in_a_run_file),
-    Attack("S13", "vLLM reads the user's secrets", "inference/vllm_launch.py", secrets_of_vllm),
+    Attack(
+        "S13", "vLLM reads the user's secrets", "inference/servers/vllm_launch.py", secrets_of_vllm
+    ),
     Attack(
         "S15",
         "a letter is put back into another topic",
-        "log/dead_letters.py",
+        "stream/log/dead_letters.py",
         letter_to_another_topic,
     ),
     Attack("S16", "programs are planted below /tmp", "config/ownership.py", planted_programs),
     Attack(
         "S17",
         "a text gives orders to the terminal",
-        "monitoring/cells.py",
+        "run/monitoring/cells.py",
         orders_to_a_terminal,
     ),
 )

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from streamrl.envs.servers import process
-from streamrl.records import Reward, SessionEnd
-from streamrl.sessions.keys import local_secret
+from streamrl.envs.sessions.keys import local_secret
+from streamrl.stream.records import Reward, SessionEnd
 from tests.attacks.table import Attack
 from tests.support.gateways import ENV, Gateways, gateways
 from tests.support.waiting import patience
@@ -301,20 +301,35 @@ def tool_of_an_env_server(directory: Path) -> str:
 
 
 ATTACKS = [
-    Attack("F1", "an agent rewards itself", "gateway/server.py", rewards_itself),
-    Attack("F1", "an agent ends its session", "gateway/server.py", ends_its_session),
-    Attack("F1", "an agent resumes its session", "gateway/server.py", resumes_for_other_keys),
-    Attack("F1", "an agent makes keys of its own", "sessions/keys.py", makes_keys),
-    Attack("F1", "rewards beyond the list", "gateway/sessions_api.py", rewards_beyond_the_range),
+    Attack("F1", "an agent rewards itself", "extensions/gateway/server.py", rewards_itself),
+    Attack("F1", "an agent ends its session", "extensions/gateway/server.py", ends_its_session),
+    Attack(
+        "F1", "an agent resumes its session", "extensions/gateway/server.py", resumes_for_other_keys
+    ),
+    Attack("F1", "an agent makes keys of its own", "envs/sessions/keys.py", makes_keys),
+    Attack(
+        "F1",
+        "rewards beyond the list",
+        "extensions/gateway/sessions_api.py",
+        rewards_beyond_the_range,
+    ),
     Attack("F2", "a tool of an env server", "envs/servers/process.py", tool_of_an_env_server),
     Attack("F4", "a head without end", "system/http_connection.py", head_without_end),
-    Attack("F5", "6,000 open tags", "sessions/tool_calls.py", open_tags),
-    Attack("F6", "names of 1 MB in messages", "gateway/requests.py", fat_records),
-    Attack("F10", "calls at once", "gateway/calls.py", calls_at_once),
-    Attack("F10", "sessions at once", "gateway/sessions_api.py", sessions_at_once),
+    Attack("F5", "6,000 open tags", "envs/sessions/tool_calls.py", open_tags),
+    Attack("F6", "names of 1 MB in messages", "extensions/gateway/requests.py", fat_records),
+    Attack("F10", "calls at once", "extensions/gateway/calls.py", calls_at_once),
+    Attack("F10", "sessions at once", "extensions/gateway/sessions_api.py", sessions_at_once),
     Attack(
-        "F15", "tool calls that are no JSON", "sessions/tool_calls.py", calls_that_cannot_be_encoded
+        "F15",
+        "tool calls that are no JSON",
+        "envs/sessions/tool_calls.py",
+        calls_that_cannot_be_encoded,
     ),
-    Attack("F16", "2.6 million empty lists", "gateway/bodies.py", one_large_body),
-    Attack("", "another site's name for the gateway", "gateway/server.py", names_of_other_sites),
+    Attack("F16", "2.6 million empty lists", "extensions/gateway/bodies.py", one_large_body),
+    Attack(
+        "",
+        "another site's name for the gateway",
+        "extensions/gateway/server.py",
+        names_of_other_sites,
+    ),
 ]

@@ -28,14 +28,14 @@ import yaml
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.gateway.key_command import make_key
-from streamrl.local_kafka import broker
-from streamrl.local_kafka.ports import free_port
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
-from streamrl.records import Server
+from streamrl.extensions.gateway.key_command import make_key
+from streamrl.stream.local_kafka import broker
+from streamrl.stream.local_kafka.ports import free_port
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Server
 from tests.support.beats import repeating
 from tests.support.waiting import patience, until
 

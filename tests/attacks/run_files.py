@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.config.run_file import RunFile, parse
-from streamrl.errors import ConfigError
-from streamrl.log import acls
-from streamrl.log.parquet import ExportManifest, FileLog, write_manifest
-from streamrl.recordings.archive import run_file_for_import
+from streamrl.extensions.recordings.archive import run_file_for_import
+from streamrl.stream.log.kafka import acls
+from streamrl.stream.log.parquet import ExportManifest, FileLog, write_manifest
+from streamrl.system.errors import ConfigError
 from tests.attacks.table import Attack
 
 MINE: dict[str, Any] = {"run": "nice", "envs": {"copy-digits": {}}}
@@ -84,7 +84,12 @@ def secret_under_another_name(directory: Path) -> str:
 ATTACKS = [
     Attack("F9", "a variable as client.id", "config/secrets.py", variable_as_client_id),
     Attack("F9", "a password in clear", "config/addresses.py", password_in_clear),
-    Attack("F3", "a program of an export", "recordings/foreign_settings.py", program_of_an_export),
-    Attack("F8", "rights over another run", "log/acls.py", rights_over_another_run),
+    Attack(
+        "F3",
+        "a program of an export",
+        "extensions/recordings/foreign_settings.py",
+        program_of_an_export,
+    ),
+    Attack("F8", "rights over another run", "stream/log/kafka/acls.py", rights_over_another_run),
     Attack("F19", "a secret by another name", "config/secrets.py", secret_under_another_name),
 ]

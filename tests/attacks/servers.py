@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from streamrl.inference.inside_vllm.streamrl_guard import Guard
+from streamrl.inference.servers.inside_vllm.streamrl_guard import Guard
 from tests.attacks.table import Attack
 
 KEYS = {
@@ -63,7 +63,7 @@ def picture_among_tokens(directory: Path) -> str:
     return asking("/inference/v1/generate", body)
 
 
-WHERE = "inference/inside_vllm/streamrl_guard.py"
+WHERE = "inference/servers/inside_vllm/streamrl_guard.py"
 ATTACKS = (
     Attack("S18", "thousands of endless answers", WHERE, answers_without_end),
     Attack("S18", "thousands of prompts in a request", WHERE, prompts_without_end),

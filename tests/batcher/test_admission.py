@@ -22,11 +22,11 @@ from streamrl.batcher.process import due, make_processor, step
 from streamrl.batcher.state import BatcherState
 from streamrl.config import choices, run_file
 from streamrl.envs.flow_control import OutstandingLimit
-from streamrl.errors import ConfigError
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Event
-from streamrl.recordings.replay import replay
-from streamrl.records import Batch, Demand, Fate
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import Batch, Demand, Fate
+from streamrl.system.errors import ConfigError
 from tests.support.batcher import CONFIG, arrivals
 from tests.support.build import group, group_event, version_event
 from tests.support.data_path import RUN, TOPICS, parts, play

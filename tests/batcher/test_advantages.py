@@ -17,9 +17,9 @@ from streamrl.batcher.advantages import (
 from streamrl.batcher.assemble import assemble
 from streamrl.buffer.advantages import ADVANTAGES, advantage_named
 from streamrl.config import run_file
-from streamrl.errors import ConfigError
-from streamrl.learner.examples import expand
-from streamrl.records import Batch
+from streamrl.learner.model.examples import expand
+from streamrl.stream.records import Batch
+from streamrl.system.errors import ConfigError
 from tests.support.batcher import CONFIG, arrivals, step_once
 from tests.support.build import floats, group, version_event
 

@@ -10,9 +10,9 @@ from streamrl.batcher.assemble import Sharding, assemble, within_bytes
 from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
-from streamrl.log import chunks
-from streamrl.log.codec import encode
-from streamrl.records import Batch, Fate
+from streamrl.stream.log import chunks
+from streamrl.stream.log.codec import encode
+from streamrl.stream.records import Batch, Fate
 from tests.support.batcher import CONFIG, arrivals, fates, forked, step_once
 from tests.support.build import group, group_event, version_event
 

@@ -9,7 +9,7 @@ from streamrl.batcher import process
 from streamrl.batcher.balance import COSTS, cost_named, costs_of, flops, imbalance, tokens
 from streamrl.batcher.packing import pack
 from streamrl.config import run_file
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 
 
 def test_flops_by_hand():

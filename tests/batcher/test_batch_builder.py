@@ -14,8 +14,8 @@ from msgspec import structs
 from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.process import reconcile, step
 from streamrl.batcher.state import BatcherState, EnvQueue
-from streamrl.log.protocol import Output
-from streamrl.records import Batch, Demand, Fate, Metric
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Batch, Demand, Fate, Metric
 from tests.support.batcher import CONFIG, arrivals, batches, fates, forked, step_once
 from tests.support.build import group, group_event, version_event
 

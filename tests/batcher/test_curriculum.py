@@ -29,17 +29,17 @@ from streamrl.batcher.selection import REMAINDER, rebase_deficit
 from streamrl.batcher.state import BatcherState
 from streamrl.config import choices, run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.errors import ConfigError
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output
-from streamrl.log.reading import read
-from streamrl.processor.definition import ProcessorState
-from streamrl.processor.restore import restore
-from streamrl.processor.snapshots import serialize_state
-from streamrl.processor.transaction import process_batch
-from streamrl.recordings.replay import replay
-from streamrl.records import Batch, Demand, Metric
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Log, Message, Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.definition import ProcessorState
+from streamrl.stream.processor.restore import restore
+from streamrl.stream.processor.snapshots import serialize_state
+from streamrl.stream.processor.transaction import process_batch
+from streamrl.stream.records import Batch, Demand, Metric
+from streamrl.system.errors import ConfigError
 from tests.support.batcher import CONFIG
 from tests.support.build import floats, group, group_event, version_event
 from tests.support.data_path import TOPICS

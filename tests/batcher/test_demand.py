@@ -8,8 +8,8 @@ from streamrl.batcher.demand import absent_producers, spilled_tokens, update_gra
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.state import BatcherState, EnvQueue
-from streamrl.log.protocol import Output
-from streamrl.records import Demand
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Demand
 from tests.support.batcher import CONFIG, arrivals, step_once
 from tests.support.build import group, group_event, version_event
 

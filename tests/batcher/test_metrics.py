@@ -11,7 +11,7 @@ from msgspec import structs
 from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
-from streamrl.records import Batch, Metric
+from streamrl.stream.records import Batch, Metric
 from tests.support.batcher import CONFIG, arrivals, forked, step_once
 from tests.support.build import group, group_event, version_event
 

@@ -10,8 +10,8 @@ from random import Random
 from streamrl.batcher.process import paused, step
 from streamrl.batcher.report import report
 from streamrl.batcher.state import BatcherState
-from streamrl.log.protocol import Output
-from streamrl.records import Batch, Demand, Fate
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Batch, Demand, Fate
 from tests.support.batcher import CONFIG, arrivals, batches, fates, step_once
 from tests.support.build import group, group_event, version_event
 

@@ -10,7 +10,7 @@ from streamrl.batcher import process as batcher
 from streamrl.batcher.state import BatcherState
 from streamrl.buffer import process as buffer
 from streamrl.buffer.state import BufferState
-from streamrl.records import Batch, Demand, ScoredGroup
+from streamrl.stream.records import Batch, Demand, ScoredGroup
 from tests.support.batcher import CONFIG
 from tests.support.buffer import CONFIG as BUFFER
 from tests.support.buffer import fates, step_once

@@ -7,7 +7,7 @@ from streamrl.batcher.settings import batcher_config, curriculum_rules, first_st
 from streamrl.batcher.state import BatcherState
 from streamrl.config.run_file import with_overrides
 from streamrl.config.sections.operation import Fork
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 from tests.support.data_path import RUN
 
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from bench.learner import a_batch, measure, real_tokens, run_file
-from streamrl.log.memory import MemoryLog
+from streamrl.stream.log.memory import MemoryLog
 from tests.learner.conftest import compiled  # noqa: F401
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench import loop
 from bench.loop import Heard, figures
-from streamrl.records import Metric
+from streamrl.stream.records import Metric
 
 
 def said(source: str, time_s: float, step: int | None = None, **values: float) -> Metric:

@@ -7,8 +7,8 @@ import pytest
 from safetensors import safe_open
 
 from bench import random_model
-from streamrl.learner import model
-from streamrl.learner.mesh import use_mesh
+from streamrl.learner.model import model
+from streamrl.learner.parallel.mesh import use_mesh
 
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bench.weights import gaps, middle, plain, stages
-from streamrl.records import PolicyVersion
+from streamrl.stream.records import PolicyVersion
 
 
 def test_the_stages_of_the_server_that_was_last():

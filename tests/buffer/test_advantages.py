@@ -15,7 +15,7 @@ from streamrl.buffer.advantages import (
     rloo,
 )
 from streamrl.config import choices
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 from tests.support.build import floats
 
 

@@ -15,11 +15,11 @@ from streamrl.buffer import process as buffer
 from streamrl.buffer.process import paused, step
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
-from streamrl.log import chunks
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Event, Message, Output, Undecodable
-from streamrl.processor.snapshots import deserialize_state, serialize_state
-from streamrl.records import Fate, LossWeights, Metric, Rollout
+from streamrl.stream.log import chunks
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.protocol import Event, Message, Output, Undecodable
+from streamrl.stream.processor.snapshots import deserialize_state, serialize_state
+from streamrl.stream.records import Fate, LossWeights, Metric, Rollout
 from tests.support.buffer import CONFIG, advance, fates, groups, of_size, step_once, wait
 from tests.support.build import rollout, rollout_event, turns, version_event
 

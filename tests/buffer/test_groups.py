@@ -2,7 +2,7 @@ import numpy as np
 
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group
-from streamrl.records import Turn
+from streamrl.stream.records import Turn
 from tests.support.build import floats, rollout, rollout_event, tokens, turns
 
 

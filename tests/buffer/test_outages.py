@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamrl.buffer.process import step
 from streamrl.buffer.state import BufferState
-from streamrl.log.protocol import Event
+from streamrl.stream.log.protocol import Event
 from tests.support.buffer import CONFIG, groups
 from tests.support.build import rollout, rollout_event, version_event
 

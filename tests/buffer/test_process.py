@@ -12,13 +12,13 @@ from streamrl.buffer import process as buffer
 from streamrl.buffer.process import make_processor, reconcile, step
 from streamrl.buffer.state import BufferState
 from streamrl.config.run_file import parse
-from streamrl.log.codec import to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.processor import processor
-from streamrl.processor.definition import from_json, to_json
-from streamrl.recordings.replay import replay
-from streamrl.records import LossWeights, ScoredGroup
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.processor import processor
+from streamrl.stream.processor.definition import from_json, to_json
+from streamrl.stream.records import LossWeights, ScoredGroup
 from tests.support.buffer import CONFIG, advance, fates, groups, step_once
 from tests.support.build import rollout, rollout_event, version_event
 from tests.support.data_path import RUN, TOPICS, announce, published, send_groups

@@ -11,7 +11,7 @@ from msgspec import structs
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group, split_sequences
 from streamrl.buffer.returns import per_token_rewards, reward_to_go, token_advantages
-from streamrl.records import Rollout, Turn
+from streamrl.stream.records import Rollout, Turn
 from tests.support.build import floats, rollout, rollout_event, tokens
 
 

@@ -16,20 +16,21 @@ from streamrl.buffer.process import step
 from streamrl.buffer.state import BufferState
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.errors import ConfigError
-from streamrl.log import acls, topics
-from streamrl.log.codec import to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.partitioner import partition_of
-from streamrl.log.protocol import Output
-from streamrl.log.reading import read
-from streamrl.orchestrator.resuming import refusals
-from streamrl.processor import processor
-from streamrl.processor.definition import Processor
-from streamrl.recordings.audit import audit
-from streamrl.recordings.processors import processors_of
-from streamrl.recordings.replay import replay
-from streamrl.records import Fate, Metric, ScoredGroup
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
+from streamrl.run.orchestrator.resuming import refusals
+from streamrl.stream.log import topics
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import acls
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.partitioner import partition_of
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor import processor
+from streamrl.stream.processor.definition import Processor
+from streamrl.stream.records import Fate, Metric, ScoredGroup
+from streamrl.system.errors import ConfigError
 from tests.support.build import rollout, rollout_event, version_event
 from tests.support.data_path import RUN, announce, wait_for_batches
 from tests.support.waiting import patience, until

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from streamrl.buffer.state import EnvRules, OpenGroup, Window, record_bytes
-from streamrl.log.protocol import Event
-from streamrl.records import InferenceMetadata, VersionSpan
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import InferenceMetadata, VersionSpan
 from tests.support.buffer import CONFIG, advance, fates, of_size
 from tests.support.build import rollout, rollout_event, turns, version_event
 

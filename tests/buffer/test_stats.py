@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from streamrl.buffer.stats import IntakeStats, RunningStats
-from streamrl.records import Metric
-from streamrl.records.limits import MAX_REWARD_NAMES
+from streamrl.stream.records import Metric
+from streamrl.stream.records.limits import MAX_REWARD_NAMES
 from tests.support.buffer import CONFIG, step_once
 from tests.support.build import rollout, rollout_event, version_event
 

@@ -11,10 +11,10 @@ from streamrl.buffer.process import step
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
 from streamrl.buffer.validation import refusal
-from streamrl.log.codec import DecodeError, decode, encode
-from streamrl.log.partitioner import partition_of
-from streamrl.log.protocol import Event
-from streamrl.records import Fate, InferenceMetadata, Metric, Rollout, Turn, VersionSpan
+from streamrl.stream.log.codec import DecodeError, decode, encode
+from streamrl.stream.log.partitioner import partition_of
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import Fate, InferenceMetadata, Metric, Rollout, Turn, VersionSpan
 from tests.support.buffer import CONFIG
 from tests.support.build import floats, rollout, rollout_event, tokens, turns, version_event
 

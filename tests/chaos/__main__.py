@@ -15,7 +15,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from streamrl.recordings.progress import progress_bar
+from streamrl.extensions.recordings.progress import progress_bar
 from tests.chaos import known
 from tests.chaos.harness import Stuck, struck
 from tests.chaos.plan import plan

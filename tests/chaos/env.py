@@ -14,10 +14,10 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.topology import env_part, journal
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Message, Output, beginning_offset
-from streamrl.processor.journal import last_record
-from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.protocol import Log, Message, Output, beginning_offset
+from streamrl.stream.processor.journal import last_record
+from streamrl.stream.records import Demand, EnvProgress, PolicyVersion, Rollout
 from tests.chaos import known
 
 TICK_S = 0.01

@@ -18,13 +18,13 @@ from random import Random
 from kafka import KafkaAdminClient
 
 from streamrl.config.run_file import RUN_FILE, RunFile
-from streamrl.local_kafka import broker, connect
-from streamrl.log import topic_changes
-from streamrl.log.kafka import KafkaLog
-from streamrl.orchestrator import run_directory
-from streamrl.orchestrator.plan import BROKER, FATAL
-from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.recordings.progress import OnProgress, no_progress
+from streamrl.extensions.recordings.progress import OnProgress, no_progress
+from streamrl.run.orchestrator import run_directory
+from streamrl.run.orchestrator.plan import BROKER, FATAL
+from streamrl.run.orchestrator.supervisor import Supervisor
+from streamrl.stream.local_kafka import broker, connect
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
 from tests.chaos import known
 from tests.chaos.part import note_of
 from tests.chaos.plan import Kill

@@ -14,8 +14,8 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.topology import env_part
-from streamrl.log.codec import encode
-from streamrl.records import Batch, Rollout, Turn
+from streamrl.stream.log.codec import encode
+from streamrl.stream.records import Batch, Rollout, Turn
 
 RUN = "chaos"
 GROUP_SIZE = 4

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamrl.config.run_file import RunFile
-from streamrl.errors import InputGone, VersionMismatch
 from streamrl.learner.inputs import follow_batches_until
-from streamrl.log.codec import to_message
-from streamrl.log.protocol import Log, Output, Writer
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Log, Output, Writer
+from streamrl.stream.records import PolicyVersion
+from streamrl.system.errors import InputGone, VersionMismatch
 from streamrl.weights.announcements import announced_hashes
 from tests.chaos import known
 

@@ -15,11 +15,11 @@ from typing import Any
 from streamrl.cli.shared import LOG_FORMAT
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.errors import StreamrlError
-from streamrl.local_kafka import connect
-from streamrl.log.protocol import Log
-from streamrl.processor import processor
-from streamrl.recordings.processors import processors_of
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.stream.local_kafka import connect
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.processor import processor
+from streamrl.system.errors import StreamrlError
 from streamrl.system.signals import stop_on
 from tests.chaos import env, learner
 from tests.chaos.watched import Note, UntransactedLog, WatchedLog

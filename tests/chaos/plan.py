@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from streamrl.orchestrator.plan import BROKER
+from streamrl.run.orchestrator.plan import BROKER
 from tests.chaos.known import role
 
 BROKER_FRAC = 0.12  # of all kills

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from streamrl.orchestrator.plan import BROKER
+from streamrl.run.orchestrator.plan import BROKER
 from tests.chaos.harness import Struck
 from tests.chaos.verdict import Verdict
 

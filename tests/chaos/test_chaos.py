@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from streamrl.orchestrator.plan import BROKER
+from streamrl.run.orchestrator.plan import BROKER
 from tests.chaos import known
 from tests.chaos.harness import Harness, at_work, struck
 from tests.chaos.plan import Kill, plan

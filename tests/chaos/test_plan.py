@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from streamrl.orchestrator.plan import BROKER
+from streamrl.run.orchestrator.plan import BROKER
 from tests.chaos.known import role
 from tests.chaos.plan import LONGEST_PAUSE_S, plan
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from streamrl.config.run_file import RunFile
-from streamrl.log import topics
-from streamrl.log.codec import decode, encode, to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output, TopicPartition
-from streamrl.log.reading import read
-from streamrl.records import Batch, PolicyVersion, Record, Rollout
+from streamrl.stream.log import topics
+from streamrl.stream.log.codec import decode, encode, to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Log, Message, Output, TopicPartition
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Batch, PolicyVersion, Record, Rollout
 from tests.chaos import known, part
 from tests.chaos.verdict import Verdict, verdict
 from tests.support.waiting import patience, until

@@ -14,16 +14,16 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import env_part, journal
-from streamrl.errors import StreamrlError
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
 from streamrl.learner.inputs import read_batches
-from streamrl.log.codec import encode, to_event
-from streamrl.log.protocol import Event, Log
-from streamrl.log.reading import read
-from streamrl.processor.journal import last_record
-from streamrl.recordings.audit import audit
-from streamrl.recordings.processors import processors_of
-from streamrl.recordings.replay import replay
-from streamrl.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.stream.log.codec import encode, to_event
+from streamrl.stream.log.protocol import Event, Log
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.journal import last_record
+from streamrl.stream.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.system.errors import StreamrlError
 from tests.chaos import known
 from tests.support.rubbish import is_rubbish
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from streamrl.errors import TransactionFailed
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.kafka_admin import CALL_TIMEOUT_S, COMMON
-from streamrl.log.kafka_producer import PRODUCER, produce
-from streamrl.log.protocol import Message, Offsets, Writer
+from streamrl.stream.log.kafka.admin import CALL_TIMEOUT_S, COMMON
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.kafka.producer import PRODUCER, produce
+from streamrl.stream.log.protocol import Message, Offsets, Writer
+from streamrl.system.errors import TransactionFailed
 
 SIZE = 3 * 8  # bytes
 # outputs and journal, where they are written one after the other: somebody may be killed there

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from streamrl.cli import cli
 from streamrl.cli.group import RunName
-from streamrl.errors import BrokerUnreachable
+from streamrl.system.errors import BrokerUnreachable
 from tests.support.command import streamrl
 
 RUN = "run: r\nenvs: {copy-digits: {}}\n"

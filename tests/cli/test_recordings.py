@@ -4,9 +4,9 @@ import pytest
 from click.testing import CliRunner
 
 from streamrl.cli import cli, recordings
-from streamrl.recordings import fork
-from streamrl.recordings.fork import ForkRequest, Retrain
-from streamrl.recordings.new_rewards import ScorerVersion
+from streamrl.extensions.recordings import fork
+from streamrl.extensions.recordings.fork import ForkRequest, Retrain
+from streamrl.extensions.recordings.new_rewards import ScorerVersion
 from tests.support.data_path import RUN
 
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamrl.cli import cli
-from streamrl.orchestrator import whole_run
+from streamrl.run.orchestrator import whole_run
 from tests.support.hub import serving_hub, use_hub
 
 

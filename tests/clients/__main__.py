@@ -4,7 +4,7 @@ gateway. Prints a row each. Exit code 1 if one fails, or if a turn of it was rew
 Broker, gateway and assembler are the real ones, in separate processes. The answers are scripted,
 since no small policy calls the tools of eleven clients: the server is a stub whose tokens are bytes
 and whose logprobs are a function of the token. `--record` writes what the clients send into the
-fixtures of tests/gateway.
+fixtures of tests/extensions/gateway.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from streamrl.config import topology
-from streamrl.monitoring.show_status import output_width
-from streamrl.records import ModelCall, Rollout
+from streamrl.run.monitoring.show_status import output_width
+from streamrl.stream.records import ModelCall, Rollout
 from tests.agents.account import records
 from tests.agents.chaos import ENV, Run
 from tests.clients import fixtures

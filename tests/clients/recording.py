@@ -9,7 +9,7 @@ from unittest import mock
 
 from starlette.requests import Request
 
-from streamrl.gateway.server import HttpApi
+from streamrl.extensions.gateway.server import HttpApi
 from tests.clients.fixtures import to_fixture
 from tests.clients.programs import PROGRAMS, play, scripted
 from tests.support.gateways import gateways

@@ -7,7 +7,7 @@ import streamrl
 from streamrl.batcher.advantages import NORMALIZERS
 from streamrl.buffer.advantages import ADVANTAGES
 from streamrl.config import choices
-from streamrl.monitoring.sinks.runner import NEEDS, SHIPPED
+from streamrl.run.monitoring.sinks.runner import NEEDS, SHIPPED
 
 
 def test_the_names_of_a_run_file_are_those_of_the_functions():
@@ -20,7 +20,9 @@ def test_the_names_of_a_run_file_are_those_of_the_functions():
     )
     for name in ("LOSSES", "DIVERGENCES"):
         named = [*getattr(choices, name)]
-        assert named == keys_of(source, name), f"{name}: choices.py and learner/losses.py differ"
+        assert named == keys_of(source, name), (
+            f"{name}: choices.py and learner/loss/losses.py differ"
+        )
 
 
 def keys_of(source: str, name: str) -> list[str]:

@@ -11,7 +11,7 @@ from streamrl.config.sections.envs import PassRate
 from streamrl.config.sections.serving import EvalEnv
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.envs.difficulty_filter import to_visit
-from streamrl.evaluator.suite import passes
+from streamrl.extensions.evaluator.suite import passes
 from tests.support.build import rollout
 
 

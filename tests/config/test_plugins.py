@@ -6,8 +6,8 @@ import pytest
 
 from streamrl.config.plugins import Plugin, import_path, imports_in, is_import, plugins
 from streamrl.config.run_file import parse
-from streamrl.errors import ConfigError
-from streamrl.monitoring.sinks import runner
+from streamrl.run.monitoring.sinks import runner
+from streamrl.system.errors import ConfigError
 from tests.support.packages import install
 
 

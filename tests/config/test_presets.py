@@ -9,7 +9,7 @@ import yaml
 from streamrl.config import run_file
 from streamrl.config.presets import PRESETS, PRETRAINED
 from streamrl.config.run_file import RunFile, load, parse, parse_resolved, with_overrides
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 
 
 def a_run(**sections: Any) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from streamrl.config.secrets import (
     resolve_reference,
     resolve_references,
 )
-from streamrl.errors import ConfigError
-from streamrl.local_kafka import connect
-from streamrl.sessions.keys import Key, RunKeys
+from streamrl.envs.sessions.keys import Key, RunKeys
+from streamrl.stream.local_kafka import connect
+from streamrl.system.errors import ConfigError
 
 SECRET = "hunter2-and-more"
 

@@ -9,29 +9,29 @@ from typing import Any
 
 import pytest
 
-from streamrl.assembler import process as assembler
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.topology import ROLES, Role, parts
-from streamrl.log import topics
-from streamrl.monitoring.run_view import BATCHES, TOPICS
-from streamrl.processor.definition import Processor
+from streamrl.extensions.assembler import process as assembler
+from streamrl.run.monitoring.run_view import BATCHES, TOPICS
+from streamrl.stream.log import topics
+from streamrl.stream.processor.definition import Processor
 
 PACKAGE = Path(topology.__file__).parents[1]
 KINDS = {name: value for name, value in vars(topology).items() if name.isupper()}
 BUILDERS = {"turns", "rewards", "rollouts", "groups", "visits", "journal"}
 # What a room does with a kind of topics by code that all rooms share.
 SHARED = {
-    topology.METRICS: "log/meter.py",
-    topology.DEAD_LETTERS: "log/dead_letters.py",
-    topology.JOURNAL: "processor/processor.py",
+    topology.METRICS: "stream/log/meter.py",
+    topology.DEAD_LETTERS: "stream/log/dead_letters.py",
+    topology.JOURNAL: "stream/processor/processor.py",
 }
 ELSEWHERE = {
     "scorer": {topology.POLICY_VERSIONS},  # weights/announcements.py
     "evaluator": {topology.SERVERS},  # envs/pool_rewards.py
-    "orchestrator": {*TOPICS, *BATCHES},  # monitoring/run_view.py
+    "orchestrator": {*TOPICS, *BATCHES},  # run/monitoring/run_view.py
 }
 
 
@@ -119,7 +119,7 @@ def test_a_room_names_the_topics_that_the_page_gives_its_role_and_no_others(role
     where = f"{role.name.upper()} in streamrl/config/topology.py"
     place = f"streamrl/{role.room}"
     if role is topology.ORCHESTRATOR:
-        place += " (and TOPICS of monitoring/run_view.py)"
+        place += " (and TOPICS of run/monitoring/run_view.py)"
     surplus = sorted(named - page)
     assert not surplus, (
         f"{place} names {', '.join(surplus)}: add them to what {where} consumes,"

@@ -22,10 +22,10 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.log.codec import to_event
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.reading import read
-from streamrl.records import Record
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Record
 from streamrl.system import process_group
 from tests.support import brokers
 from tests.support.waiting import patience

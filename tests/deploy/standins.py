@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import connect
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Output
-from streamrl.monitoring.http import serving
-from streamrl.monitoring.metric_names import METRICS
-from streamrl.records import Server
+from streamrl.run.monitoring.http import serving
+from streamrl.run.monitoring.metric_names import METRICS
+from streamrl.stream.local_kafka import connect
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.meter import Meter
+from streamrl.stream.log.protocol import Log, Output
+from streamrl.stream.records import Server
 from streamrl.system.signals import stop_on
 from tests.chaos import env, learner
 

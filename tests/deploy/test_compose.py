@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from streamrl.config import run_file
-from streamrl.local_kafka.distribution import VERSION
-from streamrl.log.codec import to_message
-from streamrl.log.protocol import Output
-from streamrl.recordings.audit import audit
-from streamrl.records import Batch, PolicyVersion
+from streamrl.extensions.recordings.audit import audit
+from streamrl.stream.local_kafka.distribution import VERSION
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Batch, PolicyVersion
 from tests.deploy.commands import check_command
 from tests.deploy.composed import KEY, PATIENCE_S, ROOT, Composed, composed, resolved
 from tests.inference.stub import Stub

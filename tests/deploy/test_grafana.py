@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl.log import topic_changes
-from streamrl.monitoring.metric_names import METRICS
+from streamrl.run.monitoring.metric_names import METRICS
+from streamrl.stream.log.kafka import topic_changes
 from tests.chaos import known
 from tests.deploy.scraping import DASHBOARDS, DEPLOY, all_expressions, check_rules, prometheus
 from tests.loop.runs import ROOT, live

@@ -21,11 +21,12 @@ import streamrl
 from streamrl.cli import cli
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.errors import TopicMissing
-from streamrl.local_kafka.distribution import FILES, VERSION
-from streamrl.log import acls, topics
-from streamrl.monitoring.metric_names import METRICS
-from streamrl.orchestrator.plan import BROKER_GONE
+from streamrl.run.monitoring.metric_names import METRICS
+from streamrl.run.orchestrator.plan import BROKER_GONE
+from streamrl.stream.local_kafka.distribution import FILES, VERSION
+from streamrl.stream.log import topics
+from streamrl.stream.log.kafka import acls
+from streamrl.system.errors import TopicMissing
 from tests.deploy import models
 from tests.deploy.commands import check_command
 from tests.deploy.kubectl import render

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl import errors
-from streamrl.errors import StreamrlError
-from streamrl.orchestrator.plan import FATAL
+from streamrl.run.orchestrator.plan import FATAL
+from streamrl.system import errors
+from streamrl.system.errors import StreamrlError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

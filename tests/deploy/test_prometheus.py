@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from streamrl.monitoring.metric_names import METRICS
+from streamrl.run.monitoring.metric_names import METRICS
 from tests.support.waiting import patience
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "prometheus"

@@ -11,10 +11,10 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.log import topic_changes
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
-from streamrl.records import RunConfig
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import RunConfig
 from tests.docs.blocks import ROOT
 from tests.support.build import rollout
 from tests.support.data_path import play, publish

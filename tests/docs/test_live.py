@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.local_kafka import broker, connect
+from streamrl.stream.local_kafka import broker, connect
 from tests.docs.blocks import PAGES, ROOT, Block, all_blocks, blocks, commands
 from tests.loop.runs import Live, live, quickstart
 from tests.support.waiting import patience

@@ -25,8 +25,8 @@ from docs.hooks import commands, records, settings, site
 from streamrl.cli import cli
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.section import Section
-from streamrl.monitoring.metric_names import METRICS
-from streamrl.records import RECORDS, Column, Probe
+from streamrl.run.monitoring.metric_names import METRICS
+from streamrl.stream.records import RECORDS, Column, Probe
 from tests.docs.blocks import PAGES, ROOT
 from tests.support.waiting import patience
 

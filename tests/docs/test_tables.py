@@ -16,7 +16,7 @@ from streamrl.config.sections.batches import Buffer
 from streamrl.config.sections.learner import Learner
 from streamrl.config.topology import ROLES, Role
 from streamrl.envs.catalog import ENVS, REWARDS
-from streamrl.log import topics
+from streamrl.stream.log import topics
 from tests.docs.blocks import ROOT
 
 # Each part has these.

@@ -15,9 +15,9 @@ from streamrl.envs.api import Message
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.inference.client import ContextFull, SampledCompletion
-from streamrl.inference.prefix import NO_PREFIX, Prefix
-from streamrl.records import Rollout, VersionSpan
+from streamrl.inference.clients.client import ContextFull, SampledCompletion
+from streamrl.inference.clients.prefix import NO_PREFIX, Prefix
+from streamrl.stream.records import Rollout, VersionSpan
 
 END = 3  # of a turn
 

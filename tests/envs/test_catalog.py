@@ -30,7 +30,7 @@ from streamrl.envs.catalog import (
     make_reward,
     resolve_env,
 )
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 from tests.support.packages import install
 from tests.support.waiting import patience
 

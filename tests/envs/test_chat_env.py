@@ -15,11 +15,11 @@ import pytest
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.log.codec import to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.log.records_of import records_of
-from streamrl.records import Demand, Metric, Rollout
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.log.records_of import records_of
+from streamrl.stream.records import Demand, Metric, Rollout
 from tests.inference.stub import Stub
 from tests.support.bpe import bpe
 from tests.support.modules import module_of

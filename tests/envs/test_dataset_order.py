@@ -4,7 +4,7 @@ import pytest
 
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder, epoch_permutation
 from streamrl.envs.problem_cursor import ProblemCursor
-from streamrl.records import EnvProgress
+from streamrl.stream.records import EnvProgress
 
 
 def test_every_epoch_has_each_problem_once_in_an_order_of_its_own():

@@ -17,14 +17,14 @@ from streamrl.config.sections.envs import Env, PassRate
 from streamrl.envs import process
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.envs.difficulty_filter import ProblemStats, is_filtered, to_visit
-from streamrl.errors import ConfigError
-from streamrl.inference import client
-from streamrl.inference.client import SampledCompletion
-from streamrl.log.codec import to_event
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.log.reading import read
-from streamrl.records import Demand, Rollout, VersionSpan, Visit
+from streamrl.inference.clients import client
+from streamrl.inference.clients.client import SampledCompletion
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Demand, Rollout, VersionSpan, Visit
+from streamrl.system.errors import ConfigError
 from tests.support import life
 from tests.support.build import floats, rollout, tokens
 from tests.support.data_path import publish

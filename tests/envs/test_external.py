@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.log.codec import to_event
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Message, Output
-from streamrl.log.reading import read
-from streamrl.records import Demand, Rollout
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Demand, Rollout
 from tests.inference.stub import Stub
 from tests.support.beats import repeating
 from tests.support.data_path import publish

@@ -3,7 +3,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from streamrl.envs.flow_control import OutstandingLimit
-from streamrl.records import Demand
+from streamrl.stream.records import Demand
 
 
 def demand(wanted: int, closed: int = 0) -> Demand:

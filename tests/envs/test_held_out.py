@@ -18,8 +18,8 @@ from streamrl.envs.held_out import (
     text_fingerprint,
 )
 from streamrl.envs.shipped.copy_digits import CopyDigits
-from streamrl.errors import ConfigError
-from streamrl.records import Turn
+from streamrl.stream.records import Turn
+from streamrl.system.errors import ConfigError
 from tests.support.build import tokens
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.envs.loading import construct, load
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 
 
 def mine(seed: int, digits: int = 1, **others: int) -> tuple[int, int, dict[str, int]]:

@@ -22,12 +22,12 @@ from streamrl.envs.api import (
     Problem,
 )
 from streamrl.envs.open_sessions import ResumeOffsets, recorded_calls, session_names
-from streamrl.inference.client import SampledCompletion
-from streamrl.log.codec import to_event
-from streamrl.log.memory import MemoryLog, MemoryWriter
-from streamrl.log.protocol import Output
-from streamrl.log.reading import read
-from streamrl.records import (
+from streamrl.inference.clients.client import SampledCompletion
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.memory import MemoryLog, MemoryWriter
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import (
     Demand,
     EnvProgress,
     ModelCall,

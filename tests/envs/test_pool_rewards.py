@@ -15,10 +15,15 @@ import pytest
 from streamrl.config.run_file import RunFile, parse
 from streamrl.envs import pool_rewards
 from streamrl.envs.pool_rewards import connected, wait_until_ready
-from streamrl.errors import ConfigError, InferenceError
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.rescore import RescoreResult, rescore, rewards_of_scorer, scorer_of
+from streamrl.extensions.recordings.rescore import (
+    RescoreResult,
+    rescore,
+    rewards_of_scorer,
+    scorer_of,
+)
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.system.errors import ConfigError, InferenceError
 from tests.inference.stub import Stub
 from tests.support.build import rollout_saying
 from tests.support.data_path import publish
@@ -91,7 +96,7 @@ def values(log: MemoryLog) -> dict[str, float]:
 def test_the_scorer_asks_the_pool_and_a_server_that_dies_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("streamrl.recordings.rescore.PORTION", 10)
+    monkeypatch.setattr("streamrl.extensions.recordings.rescore.PORTION", 10)
     log = recorded()
     with (
         SamplingStub("inference-judge-0", score) as one,

@@ -17,12 +17,17 @@ from safetensors.numpy import load_file, save_file
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.learner import TinyModel
 from streamrl.envs.pool_rewards import connected, wait_until_ready
-from streamrl.learner.export import WEIGHTS
+from streamrl.extensions.recordings.rescore import (
+    RescoreResult,
+    rescore,
+    rewards_of_scorer,
+    scorer_of,
+)
+from streamrl.learner.files.export import WEIGHTS
 from streamrl.learner.initial import tiny_tokenizer, write_tiny
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.rescore import RescoreResult, rescore, rewards_of_scorer, scorer_of
-from streamrl.records import Reward
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Reward
 from tests.support.build import rollout_saying
 from tests.support.data_path import publish
 from tests.support.live import START_S, LiveServers, vllm_processes
@@ -139,7 +144,7 @@ def is_alive(process: psutil.Process) -> bool:
 def test_a_judge_that_is_killed_in_the_middle_makes_no_reward(
     judges: LiveJudges, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("streamrl.recordings.rescore.PORTION", 10)
+    monkeypatch.setattr("streamrl.extensions.recordings.rescore.PORTION", 10)
     record = judges.records()[JUDGES[1]]
     assert record is not None
     family = vllm_processes(record.url)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
-from streamrl.records import EnvProgress
+from streamrl.stream.records import EnvProgress
 
 
 def test_replica_i_of_n_takes_every_nth_problem():

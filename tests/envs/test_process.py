@@ -19,14 +19,14 @@ from streamrl.envs import replica as replica_module
 from streamrl.envs.api import Problem
 from streamrl.envs.replica import BURST_S
 from streamrl.envs.shipped.copy_digits import CopyDigits
-from streamrl.errors import ConfigError, TopicMissing, TransactionFailed
-from streamrl.inference import client
-from streamrl.inference.client import SampledCompletion, SamplingFailed
-from streamrl.log.codec import to_event
-from streamrl.log.memory import MemoryLog, MemoryWriter
-from streamrl.log.protocol import Message, Output
-from streamrl.log.reading import read
-from streamrl.records import Demand, EnvProgress, Rollout, Server, VersionSpan
+from streamrl.inference.clients import client
+from streamrl.inference.clients.client import SampledCompletion, SamplingFailed
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.memory import MemoryLog, MemoryWriter
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Demand, EnvProgress, Rollout, Server, VersionSpan
+from streamrl.system.errors import ConfigError, TopicMissing, TransactionFailed
 from tests.support import life
 from tests.support.build import floats, tokens
 from tests.support.data_path import publish

@@ -14,9 +14,9 @@ from streamrl.envs import replica as replica_module
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.envs.replica import PAUSE_S, Replica, RolloutGroup
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Message, Output
-from streamrl.records import Demand, EnvProgress, Rollout, Server
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.records import Demand, EnvProgress, Rollout, Server
 from tests.support.build import rollout
 
 

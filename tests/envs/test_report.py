@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.config.sections.envs import Env
 from streamrl.envs.report import NO_DEMAND_S, EnvReport
-from streamrl.records import Rollout
+from streamrl.stream.records import Rollout
 from tests.support.build import rollout
 
 

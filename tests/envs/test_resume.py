@@ -20,10 +20,10 @@ from streamrl.envs.resume import (
 )
 from streamrl.envs.shipped.calculator import Calculator
 from streamrl.envs.shipped.copy_digits import CopyDigits
-from streamrl.inference.client import make_client
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.records import Demand, EnvProgress, Visit
+from streamrl.inference.clients.client import make_client
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Demand, EnvProgress, Visit
 from tests.support.data_path import publish
 
 ENV = "copy-digits"

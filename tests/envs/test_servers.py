@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.envs import process
-from streamrl.log.codec import to_event
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, end_offset
-from streamrl.log.reading import read
-from streamrl.records import Demand, Rollout, Server
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output, end_offset
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Demand, Rollout, Server
 from tests.inference.stub import Stub
 from tests.support.data_path import publish
 from tests.support.waiting import patience

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from streamrl.records import Server
+from streamrl.stream.records import Server
 
 TOO_LONG = (
     "This model's maximum context length is 64 tokens. However, your prompt contains at least 65"

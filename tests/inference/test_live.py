@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from streamrl.config.sections.envs import Env
-from streamrl.errors import InferenceError
-from streamrl.inference.client import SampledCompletion, SamplingFailed
-from streamrl.inference.server_connection import ServerConnection
-from streamrl.learner.export import WEIGHTS
-from streamrl.log.codec import to_event
-from streamrl.log.reading import read
-from streamrl.records import PolicyVersion, Server
+from streamrl.inference.clients.client import SampledCompletion, SamplingFailed
+from streamrl.inference.clients.server_connection import ServerConnection
+from streamrl.learner.files.export import WEIGHTS
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import PolicyVersion, Server
+from streamrl.system.errors import InferenceError
 from tests.support.live import KEY, LiveServers, vllm_processes
 from tests.support.waiting import patience
 

@@ -13,10 +13,10 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.envs import Env
-from streamrl.inference.client import SamplingFailed, make_client
-from streamrl.inference.engine import Engine
-from streamrl.inference.inside_vllm.streamrl_guard import Guard
-from streamrl.inference.vllm_launch import Installation, Keys, VllmLaunch, run_keys
+from streamrl.inference.clients.client import SamplingFailed, make_client
+from streamrl.inference.servers.engine import Engine
+from streamrl.inference.servers.inside_vllm.streamrl_guard import Guard
+from streamrl.inference.servers.vllm_launch import Installation, Keys, VllmLaunch, run_keys
 from streamrl.system.http_server import HttpServerThread, open_listener, url_of
 from tests.inference.stub import Stub
 

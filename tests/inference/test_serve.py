@@ -11,19 +11,19 @@ import msgspec
 import pytest
 
 from streamrl.config import run_file
-from streamrl.errors import WeightError
-from streamrl.inference import load_schedule
-from streamrl.inference.guests import Guests
-from streamrl.inference.probe import Mismatch, probe_tolerance
-from streamrl.inference.process import serve
-from streamrl.inference.registration import Registration
-from streamrl.inference.served_run import ServedRun
-from streamrl.inference.version_follower import VersionFollower
-from streamrl.inference.vllm_host import LoadResult, VllmHost
-from streamrl.log.memory import MemoryLog
-from streamrl.log.meter import Meter
-from streamrl.log.protocol import Output
-from streamrl.records import PolicyVersion, Server
+from streamrl.inference.servers import load_schedule
+from streamrl.inference.servers.guests import Guests
+from streamrl.inference.servers.probe import Mismatch, probe_tolerance
+from streamrl.inference.servers.process import serve
+from streamrl.inference.servers.registration import Registration
+from streamrl.inference.servers.served_run import ServedRun
+from streamrl.inference.servers.version_follower import VersionFollower
+from streamrl.inference.servers.vllm_host import LoadResult, VllmHost
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.meter import Meter
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import PolicyVersion, Server
+from streamrl.system.errors import WeightError
 from tests.support.data_path import publish, published
 
 VERSION = PolicyVersion(learner="lead", version=3, uri="file:///x", size_bytes=1, sha256="ab")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from streamrl.config.sections.learner import TinyModel
-from streamrl.learner import mesh, trainer
+from streamrl.learner import trainer
 from streamrl.learner.initial import write_tiny
-from streamrl.learner.mesh import enable_compilation_cache
+from streamrl.learner.parallel import mesh
+from streamrl.learner.parallel.mesh import enable_compilation_cache
 from tests.conftest import COMPILED
 from tests.learner.updaters import shared_updater
 

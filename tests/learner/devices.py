@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from streamrl.local_kafka.ports import free_port
+from streamrl.stream.local_kafka.ports import free_port
 from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]

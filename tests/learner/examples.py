@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamrl.learner.examples import RlExample
+from streamrl.learner.model.examples import RlExample
 
 
 class Segment(NamedTuple):

@@ -15,8 +15,9 @@ from pathlib import Path
 import jax
 
 from streamrl.config.sections.learner import Learner
-from streamrl.learner import export, model
-from streamrl.learner.staging import StagedFiles, staging_directory
+from streamrl.learner.files import export
+from streamrl.learner.files.staging import StagedFiles, staging_directory
+from streamrl.learner.model import model
 from streamrl.learner.update import Updater
 from tests.learner.conftest import CONTEXT
 

@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from streamrl.batcher.assemble import Sharding, assemble
 from streamrl.config.sections.learner import Learner
-from streamrl.learner import model
-from streamrl.learner.examples import RlExample, expand
+from streamrl.learner.model import model
+from streamrl.learner.model.examples import RlExample, expand
 from tests.learner.examples import Segment, example
 from tests.learner.updaters import shared_updater
 from tests.support.build import group

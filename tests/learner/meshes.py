@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from streamrl.config.sections.learner import Learner
-from streamrl.learner import model
+from streamrl.learner.model import model
 from streamrl.learner.update import Updater
 from tests.learner.conftest import CONTEXT
 from tests.learner.gradients import ROWS, batch, gradient

@@ -11,9 +11,9 @@ import numpy as np
 from haliax import Axis
 from safetensors.numpy import save_file
 
-from streamrl.learner import export
-from streamrl.learner.families import levanter_config, to_transformers_v4
+from streamrl.learner.files import export
 from streamrl.learner.initial import tiny_tokenizer
+from streamrl.learner.model.families import levanter_config, to_transformers_v4
 
 CONTEXT = 32
 LAYERS = 2

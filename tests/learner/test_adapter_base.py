@@ -14,15 +14,17 @@ from safetensors.numpy import load_file
 
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
-from streamrl.learner import adapters, checkpoints, export, mesh
+from streamrl.extensions.recordings.export_model import export_model
+from streamrl.extensions.recordings.inherited_records import inherited_versions
+from streamrl.learner import adapters
 from streamrl.learner.adapter_base import base_manifest, write_base
+from streamrl.learner.files import checkpoints, export
+from streamrl.learner.parallel import mesh
 from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
-from streamrl.log.codec import to_event
-from streamrl.log.memory import MemoryLog
-from streamrl.recordings.export_model import export_model
-from streamrl.recordings.inherited_records import inherited_versions
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.records import PolicyVersion
 from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
 from tests.learner import plain_llama

@@ -12,10 +12,12 @@ from levanter.adaptor.lora import merge_lora_modules
 from safetensors.numpy import load_file
 
 from streamrl.config.sections.learner import Lora
-from streamrl.errors import ModelError
-from streamrl.learner import adapters, export, model
+from streamrl.learner import adapters
 from streamrl.learner.adapters import AdapterFormat
-from streamrl.learner.mesh import use_mesh
+from streamrl.learner.files import export
+from streamrl.learner.model import model
+from streamrl.learner.parallel.mesh import use_mesh
+from streamrl.system.errors import ModelError
 from streamrl.weights.manifest import Manifest
 from tests.learner import mixture, plain_llama
 from tests.learner.conftest import CONTEXT

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
+from streamrl.extensions.recordings.fork import child_run_file
+from streamrl.extensions.recordings.fork_topics import copy_for_retraining
+from streamrl.extensions.recordings.new_rewards import read_rewards
 from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
-from streamrl.log.memory import MemoryLog
-from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import copy_for_retraining
-from streamrl.recordings.new_rewards import read_rewards
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.records import PolicyVersion
 from streamrl.weights.announcements import announced_hashes
-from tests.learner.test_process import learning
-from tests.recordings.test_retraining_fork import (
+from tests.extensions.recordings.test_retraining_fork import (
     PARTITIONED,
     STYLE,
     WEIGHTED,
@@ -28,6 +27,7 @@ from tests.recordings.test_retraining_fork import (
     style,
     wander,
 )
+from tests.learner.test_process import learning
 
 
 def run_of(directory: Path, tiny: Path) -> RunFile:

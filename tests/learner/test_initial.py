@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 
 from streamrl.config import run_file
 from streamrl.config.sections.learner import TinyModel
-from streamrl.errors import ModelError
 from streamrl.learner import initial
 from streamrl.learner.initial import initial_model_dir, tiny_tokenizer, write_tiny
-from streamrl.learner.model import load_tokenizer
+from streamrl.learner.model.model import load_tokenizer
+from streamrl.system.errors import ModelError
 from tests.learner.conftest import CONTEXT, TINY
 
 QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"

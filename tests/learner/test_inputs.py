@@ -14,10 +14,10 @@ from streamrl.learner.inputs import (
     read_existing,
     take_until_stopped,
 )
-from streamrl.log.codec import to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.records import Batch, Scores
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Batch, Scores
 from tests.support.build import floats, group
 from tests.support.data_path import publish
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from streamrl.config.sections.learner import Learner
-from streamrl.learner.examples import RlExample
-from streamrl.learner.objective import make_objective
-from tests.learner.test_objective import IDS, average, predictions
+from streamrl.learner.loss.objective import make_objective
+from streamrl.learner.model.examples import RlExample
+from tests.learner.loss.test_objective import IDS, average, predictions
 
 START = 0
 LETTERS = (1, 2, 3)

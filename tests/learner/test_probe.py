@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from streamrl.learner import probe
-from streamrl.learner.attention import CUDNN_SEGMENTS, segment_table
 from streamrl.learner.initial import tiny_tokenizer
-from streamrl.records import Batch
+from streamrl.learner.model.attention import CUDNN_SEGMENTS, segment_table
+from streamrl.stream.records import Batch
 from tests.support.batcher import CONFIG, arrivals, step_once
 from tests.support.build import version_event
 

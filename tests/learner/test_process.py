@@ -18,7 +18,17 @@ import pytest
 from streamrl.batcher.assemble import assemble
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.errors import (
+from streamrl.learner import inputs, process
+from streamrl.learner.files import checkpoints
+from streamrl.learner.parallel import mesh
+from streamrl.learner.probe import batch_tokens
+from streamrl.learner.trainer import PolicyTrainer
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output, Writer
+from streamrl.stream.log.retrying import RetryingWriter
+from streamrl.stream.records import Batch, Metric, PolicyVersion
+from streamrl.system.errors import (
     Fenced,
     InputGone,
     StreamrlError,
@@ -26,20 +36,12 @@ from streamrl.errors import (
     TransactionFailed,
     VersionMismatch,
 )
-from streamrl.learner import checkpoints, inputs, mesh, process
-from streamrl.learner.probe import batch_tokens
-from streamrl.learner.trainer import PolicyTrainer
-from streamrl.log.codec import to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, Writer
-from streamrl.log.retrying import RetryingWriter
-from streamrl.records import Batch, Metric, PolicyVersion
 from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 from tests.learner import plain_llama
-from tests.orchestrator.test_resuming import LEARNER
+from tests.run.orchestrator.test_resuming import LEARNER
 from tests.support.build import group
 from tests.support.data_path import publish, published
 from tests.support.waiting import patience

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.errors import ModelError
-from streamrl.learner import model
 from streamrl.learner.initial import tiny_tokenizer
-from streamrl.learner.mesh import use_mesh
+from streamrl.learner.model import model
+from streamrl.learner.parallel.mesh import use_mesh
+from streamrl.system.errors import ModelError
+from tests.learner.model.test_families import plain, says, through
 from tests.learner.plain_llama import log_softmax
 from tests.learner.plain_transformers import CONTEXT
-from tests.learner.test_families import plain, says, through
 
 PUBLISHED = Path(__file__).parent / "published"
 UNSUPPORTED = {

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from streamrl.config.run_file import RunFile, with_overrides
-from streamrl.errors import CheckpointError, Fenced, WeightError
-from streamrl.learner import checkpoints
-from streamrl.learner.checkpoints import PendingCheckpoint
+from streamrl.learner.files import checkpoints
+from streamrl.learner.files.checkpoints import PendingCheckpoint
+from streamrl.learner.files.staging import StagedFiles
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.publisher import VersionPublisher
-from streamrl.learner.staging import StagedFiles
 from streamrl.learner.start import newest_checkpoint
 from streamrl.learner.trainer import (
     PolicyTrainer,
@@ -28,10 +27,11 @@ from streamrl.learner.trainer import (
     copies_of,
     open_trainer,
 )
-from streamrl.log.memory import MemoryLog
-from streamrl.log.meter import Meter
-from streamrl.log.protocol import Message, Offsets, Writer
-from streamrl.log.retrying import RetryingWriter
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.meter import Meter
+from streamrl.stream.log.protocol import Message, Offsets, Writer
+from streamrl.stream.log.retrying import RetryingWriter
+from streamrl.system.errors import CheckpointError, Fenced, WeightError
 from streamrl.weights.manifest import WeightRef
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
@@ -222,7 +222,7 @@ def test_a_process_that_does_not_write_hands_over_its_files_and_announces_nothin
             raise WeightError("its directory is full")
 
     monkeypatch.setattr(StagedFiles, "stage_own_files", stage_own_files)
-    monkeypatch.setattr("streamrl.learner.staging.report", lambda what, said: None)
+    monkeypatch.setattr("streamrl.learner.files.staging.report", lambda what, said: None)
     publisher = made(policy, log)
     publisher.writer = None
     with pytest.raises(WeightError, match="full"), publisher:

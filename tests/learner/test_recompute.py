@@ -14,15 +14,16 @@ import pytest
 
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.sections.operation import Fork
-from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
-from streamrl.learner import checkpoints, mesh
+from streamrl.extensions.recordings.export_model import export_model
+from streamrl.extensions.recordings.replay_weights import compare_versions
+from streamrl.learner.files import checkpoints
+from streamrl.learner.parallel import mesh
 from streamrl.learner.recompute import recompute_version, retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.export_model import export_model
-from streamrl.recordings.replay_weights import compare_versions
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import PolicyVersion
+from streamrl.system.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
 from streamrl.weights.announcements import announced_hashes
 from streamrl.weights.files import describe
 from streamrl.weights.pull import pull

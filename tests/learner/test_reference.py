@@ -10,15 +10,15 @@ import pytest
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.learner import TinyModel
 from streamrl.config.sections.operation import Fork
-from streamrl.errors import ModelError
 from streamrl.learner.initial import write_tiny
-from streamrl.learner.mesh import use_mesh
+from streamrl.learner.parallel.mesh import use_mesh
 from streamrl.learner.reference import (
     EXTERNAL,
     ReferenceModel,
     reference_version,
     static_reference_dir,
 )
+from streamrl.system.errors import ModelError
 from tests.learner.conftest import CONTEXT, TINY
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamrl.learner.scores import ScoreAssembler
-from streamrl.records import Scores
+from streamrl.stream.records import Scores
 from tests.support.build import floats
 
 

@@ -8,14 +8,14 @@ import pytest
 from msgspec import structs
 
 from streamrl.config import run_file
-from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import start
-from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.files.checkpoints import TrainingPosition
 from streamrl.learner.start import find_start, learner_settings, newest_checkpoint
 from streamrl.learner.trainer import ResumePoint, checkpoint_directory
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Output
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Log, Output
+from streamrl.stream.records import PolicyVersion
+from streamrl.system.errors import ConfigError, VersionMismatch
 from tests.support.data_path import publish
 
 RUN = run_file.parse({"run": "r", "envs": {"copy-digits": {}}})

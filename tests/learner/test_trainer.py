@@ -10,8 +10,10 @@ import pytest
 
 from streamrl.batcher.assemble import assemble
 from streamrl.config.run_file import RunFile, parse
-from streamrl.learner import checkpoints, model, trainer
+from streamrl.learner import trainer
+from streamrl.learner.files import checkpoints
 from streamrl.learner.inputs import TrainingInput
+from streamrl.learner.model import model
 from streamrl.learner.update import Updater
 from tests.support.build import group
 

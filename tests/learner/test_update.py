@@ -12,10 +12,11 @@ from jax import monitoring
 from safetensors.numpy import load_file
 
 from streamrl.config.sections.learner import Learner
-from streamrl.errors import ConfigError
-from streamrl.learner import export, model
-from streamrl.learner.examples import RlExample
+from streamrl.learner.files import export
+from streamrl.learner.model import model
+from streamrl.learner.model.examples import RlExample
 from streamrl.learner.update import Updater, device_row_order, normalize_advantages, reorder_rows
+from streamrl.system.errors import ConfigError
 from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT
 from tests.learner.examples import Segment, example

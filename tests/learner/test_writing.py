@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from streamrl.config.run_file import parse
-from streamrl.errors import Fenced
-from streamrl.learner import distributed
+from streamrl.learner.parallel import distributed
 from streamrl.learner.writing import open_publisher, open_writing_part
-from streamrl.log.memory import MemoryLog
-from streamrl.log.retrying import RetryingWriter
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.retrying import RetryingWriter
+from streamrl.system.errors import Fenced
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker, connect
-from streamrl.log.codec import to_event
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.reading import read
-from streamrl.records import Metric, PolicyVersion, Record
+from streamrl.stream.local_kafka import broker, connect
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Metric, PolicyVersion, Record
 from tests.support.processes import MARK, is_marked
 from tests.support.waiting import patience
 

@@ -22,12 +22,12 @@ import yaml
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.log import topic_changes
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Message, Output, end_offset
-from streamrl.recordings.audit import audit
-from streamrl.recordings.dead_letters import letters
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.dead_letters import letters
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Message, Output, end_offset
 from tests.support.build import rollout
 from tests.support.data_path import announce, wait_for_batches
 from tests.support.rubbish import KIND, KINDS, LARGE, SCHEMA, bad

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl.local_kafka import connect
+from streamrl.stream.local_kafka import connect
 from tests.loop.runs import ROOT, live, metric_values
 
 

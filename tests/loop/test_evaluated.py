@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from streamrl.config.sections.serving import Inference
-from streamrl.local_kafka import connect
-from streamrl.log.codec import to_event
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.reading import read
-from streamrl.records import Evaluation, Record, Rollout
+from streamrl.stream.local_kafka import connect
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Evaluation, Record, Rollout
 from tests.loop.runs import ROOT, Live, live
 from tests.support.parity import learner_logprobs
 from tests.support.waiting import patience

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.recordings.audit import audit
-from streamrl.records import Batch, PolicyVersion, Server
+from streamrl.extensions.recordings.audit import audit
+from streamrl.stream.records import Batch, PolicyVersion, Server
 from tests.loop.runs import ROOT, STREAMRL, Live, live, quickstart
 from tests.support.waiting import patience
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from streamrl.config import topology
-from streamrl.local_kafka import connect
-from streamrl.recordings.audit import audit
-from streamrl.records import Rollout
+from streamrl.extensions.recordings.audit import audit
+from streamrl.stream.local_kafka import connect
+from streamrl.stream.records import Rollout
 from tests.loop.runs import live
 
 SETTINGS = {

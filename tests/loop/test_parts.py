@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamrl.config import topology
-from streamrl.records import Fate, PolicyVersion, Rollout
+from streamrl.stream.records import Fate, PolicyVersion, Rollout
 from streamrl.weights.pull import pull
 from tests.loop.runs import ROOT, Live, any_part, live
 from tests.support import go

@@ -16,10 +16,10 @@ import pytest
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.local_kafka import connect
-from streamrl.log.kafka import KafkaLog
-from streamrl.recordings.audit import audit
-from streamrl.recordings.replay import replay
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.local_kafka import connect
+from streamrl.stream.log.kafka.log import KafkaLog
 from tests.docs.blocks import blocks, commands
 from tests.loop.runs import Live, any_part, command_line, live, quickstart
 from tests.support.waiting import patience

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl.local_kafka import connect
-from streamrl.records import Scores
+from streamrl.stream.local_kafka import connect
+from streamrl.stream.records import Scores
 from tests.loop.runs import ROOT, any_part, live, metric_values
 
 WORKER = "scorer --index 1"

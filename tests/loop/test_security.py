@@ -22,13 +22,14 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.errors import AccessDenied
-from streamrl.log import acls, topics
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
-from streamrl.log.reading import read
-from streamrl.records import Batch, PolicyVersion
+from streamrl.stream.log import topics
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.kafka import acls
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Batch, PolicyVersion
+from streamrl.system.errors import AccessDenied
 from tests.inference.stub import Stub
 from tests.support.secure import Secure
 from tests.support.waiting import patience

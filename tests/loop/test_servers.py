@@ -20,12 +20,12 @@ import yaml
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
-from streamrl.local_kafka import connect
-from streamrl.log.codec import to_event
-from streamrl.log.reading import read
-from streamrl.recordings.audit import audit
-from streamrl.recordings.replay import replay
-from streamrl.records import Metric, Rollout, Server
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.local_kafka import connect
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import Metric, Rollout, Server
 from tests.loop.runs import ROOT, STREAMRL, Live, live
 from tests.support.live import vllm_processes
 from tests.support.waiting import patience

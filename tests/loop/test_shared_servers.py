@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from streamrl.recordings.audit import audit
-from streamrl.recordings.processors import processors_of
-from streamrl.recordings.replay import replay
-from streamrl.records import PolicyVersion, Rollout, Server
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.records import PolicyVersion, Rollout, Server
 from tests.loop.runs import Live, live, metric_values
 
 VERSIONS = 3

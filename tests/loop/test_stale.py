@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 import yaml
 
-from streamrl.local_kafka import connect
+from streamrl.stream.local_kafka import connect
 from tests.loop.runs import ROOT, live, metric_values
 
 

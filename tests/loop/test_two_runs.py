@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from streamrl.log import topic_changes
-from streamrl.log.kafka import KafkaLog
-from streamrl.recordings.audit import audit
-from streamrl.recordings.replay import replay
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
 from tests.support.data_path import RUN, parts, play
 
 

@@ -12,19 +12,19 @@ from unittest.mock import patch
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.log import memory, topics
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output, partitions_of
-from streamrl.log.reading import read
-from streamrl.processor.definition import Processor
-from streamrl.processor.restore import restore
-from streamrl.processor.transaction import process_batch
-from streamrl.recordings.audit import audit
-from streamrl.recordings.dead_letters import letters
-from streamrl.recordings.processors import processors_of
-from streamrl.recordings.replay import replay
-from streamrl.records import Batch, Fate, PolicyVersion
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.dead_letters import letters
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.log import memory, topics
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Message, Output, partitions_of
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.definition import Processor
+from streamrl.stream.processor.restore import restore
+from streamrl.stream.processor.transaction import process_batch
+from streamrl.stream.records import Batch, Fate, PolicyVersion
 from tests.support.build import rollout
 
 ENVS = ("copy", "add")  # the poison is copy's

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.log import protocol
-from streamrl.log.codec import to_message
-from streamrl.log.protocol import Message, Output
-from streamrl.records import Metric, ModelCall, PolicyVersion, Record, Reward, Rollout
+from streamrl.stream.log import protocol
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.records import Metric, ModelCall, PolicyVersion, Record, Reward, Rollout
 from tests.poison.chain import VOCAB
 from tests.support import rubbish, sessions
 from tests.support.build import group, rollout, turns

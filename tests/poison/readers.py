@@ -13,18 +13,18 @@ import msgpack
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.dashboard import state as dashboard
-from streamrl.dashboard.reading import LiveState, catch_up
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, unreadable
-from streamrl.log.reading import read
-from streamrl.monitoring.report import write_report
-from streamrl.monitoring.status import read_view
-from streamrl.recordings.archive import export
-from streamrl.recordings.audit import audit
-from streamrl.recordings.dead_letters import summarize_causes
-from streamrl.recordings.processors import processors_of
-from streamrl.recordings.replay import replay
+from streamrl.extensions.dashboard import state as dashboard
+from streamrl.extensions.dashboard.reading import LiveState, catch_up
+from streamrl.extensions.recordings.archive import export
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.dead_letters import summarize_causes
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
+from streamrl.run.monitoring.report import write_report
+from streamrl.run.monitoring.status import read_view
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Message, unreadable
+from streamrl.stream.log.reading import read
 from tests.poison import chain
 from tests.poison.poisons import AGENTS, MIB, SETTINGS, merged
 

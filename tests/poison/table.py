@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from streamrl.dashboard import state as dashboard
-from streamrl.log.codec import to_event
-from streamrl.log.memory import MemoryLog
-from streamrl.monitoring import run_view
-from streamrl.recordings.dead_letters import letters
+from streamrl.extensions.dashboard import state as dashboard
+from streamrl.extensions.recordings.dead_letters import letters
+from streamrl.run.monitoring import run_view
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.memory import MemoryLog
 from tests.poison import readers
 from tests.poison.chain import given
 from tests.poison.poisons import DATA_PATH, METRICS, Poison, changed

@@ -28,7 +28,7 @@ from streamrl.envs.shipped.judge import Judge
 from streamrl.envs.shipped.math_verify import MathVerify
 from streamrl.envs.shipped.multiple_choice import MultipleChoice
 from streamrl.envs.shipped.reasoning_gym import ReasoningGym
-from streamrl.inference.chat_endpoint import NoUsableAnswer
+from streamrl.inference.clients.chat_endpoint import NoUsableAnswer
 from tests.support.waiting import patience
 
 TABLES = Path(__file__).parent / "tables"

@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from streamrl.monitoring.show_status import output_width
-from streamrl.recordings.progress import progress_bar
+from streamrl.extensions.recordings.progress import progress_bar
+from streamrl.run.monitoring.show_status import output_width
 from tests.chaos.__main__ import interrupt
 from tests.chaos.harness import Stuck
 from tests.soak import known

@@ -37,7 +37,8 @@ def follow(clock: Clock) -> None:
     now = time.time
     time.time = lambda: now() + clock.offset_s
 
-    from streamrl.log import kafka_producer, kafka_writer
+    from streamrl.stream.log.kafka import producer as kafka_producer
+    from streamrl.stream.log.kafka import writer as kafka_writer
 
     produce = kafka_producer.produce
 

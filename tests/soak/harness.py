@@ -16,14 +16,14 @@ import psutil
 
 from streamrl.config import topology
 from streamrl.config.run_file import RUN_FILE, RunFile
-from streamrl.local_kafka import broker, connect
-from streamrl.log import topic_changes
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import end_offset
-from streamrl.orchestrator import run_directory
-from streamrl.orchestrator.plan import BROKER, Abort, decide
-from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.recordings.progress import OnProgress, no_progress
+from streamrl.extensions.recordings.progress import OnProgress, no_progress
+from streamrl.run.orchestrator import run_directory
+from streamrl.run.orchestrator.plan import BROKER, Abort, decide
+from streamrl.run.orchestrator.supervisor import Supervisor
+from streamrl.stream.local_kafka import broker, connect
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import end_offset
 from tests.chaos.harness import ROOT, TICK_S, Stuck
 from tests.soak import known
 from tests.soak.clock import STEP_S, Clock

@@ -27,15 +27,15 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.log.codec import to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output
-from streamrl.processor import processor
-from streamrl.processor.definition import Processor
-from streamrl.processor.journal import last_record
-from streamrl.processor.restore import restore
-from streamrl.processor.snapshots import serialize_state
-from streamrl.records import JournalEntry, PolicyVersion
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.processor import processor
+from streamrl.stream.processor.definition import Processor
+from streamrl.stream.processor.journal import last_record
+from streamrl.stream.processor.restore import restore
+from streamrl.stream.processor.snapshots import serialize_state
+from streamrl.stream.records import JournalEntry, PolicyVersion
 from tests.support.build import rollout
 from tests.support.waiting import patience
 

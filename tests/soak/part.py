@@ -34,9 +34,9 @@ def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
 
     from streamrl.cli.shared import LOG_FORMAT
     from streamrl.config import run_file
-    from streamrl.errors import StreamrlError
-    from streamrl.local_kafka import connect
-    from streamrl.log.kafka import KafkaLog
+    from streamrl.stream.local_kafka import connect
+    from streamrl.stream.log.kafka.log import KafkaLog
+    from streamrl.system.errors import StreamrlError
     from streamrl.system.signals import stop_on
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)

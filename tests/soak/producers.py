@@ -20,10 +20,10 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.topology import env_part, journal
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset
-from streamrl.processor.journal import last_record
-from streamrl.records import Demand, EnvProgress, PolicyVersion
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.protocol import Log, Message, Output, beginning_offset, end_offset
+from streamrl.stream.processor.journal import last_record
+from streamrl.stream.records import Demand, EnvProgress, PolicyVersion
 from tests.chaos.env import tokens_of
 from tests.chaos.known import at_version, rollouts
 from tests.soak import known

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.dead_letters import to_dead_letter
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output
-from streamrl.records import Fate
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.dead_letters import to_dead_letter
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.records import Fate
 from tests.soak.verdict import Soaked, look_at_fates
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS

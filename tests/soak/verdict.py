@@ -13,13 +13,13 @@ from pathlib import Path
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.errors import StreamrlError
-from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message
-from streamrl.log.reading import read
-from streamrl.processor.journal import entries
-from streamrl.recordings.dead_letters import letters
-from streamrl.records import Fate, JournalEntry, PolicyVersion, Rollout
+from streamrl.extensions.recordings.dead_letters import letters
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.protocol import Log, Message
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.journal import entries
+from streamrl.stream.records import Fate, JournalEntry, PolicyVersion, Rollout
+from streamrl.system.errors import StreamrlError
 from streamrl.weights.files import describe
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from streamrl.log.codec import decode, to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Event, Message, Output
-from streamrl.log.reading import read
-from streamrl.processor.definition import Processor, ProcessorState
-from streamrl.processor.restore import restore
-from streamrl.processor.transaction import process_batch
-from streamrl.records import Demand, EnvProgress, Metric
+from streamrl.stream.log.codec import decode, to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Event, Message, Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.definition import Processor, ProcessorState
+from streamrl.stream.processor.restore import restore
+from streamrl.stream.processor.transaction import process_batch
+from streamrl.stream.records import Demand, EnvProgress, Metric
 
 TOPICS = {"a": 1, "b": 1, "sums": 1, "metrics": 1, "dead-letters.a": 1, "journal.adder": 1}
 

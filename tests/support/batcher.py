@@ -11,8 +11,8 @@ from msgspec import structs
 
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherConfig, BatcherState
-from streamrl.log.protocol import Event, Output
-from streamrl.records import Batch, Fate, ScoredGroup
+from streamrl.stream.log.protocol import Event, Output
+from streamrl.stream.records import Batch, Fate, ScoredGroup
 from tests.support.build import group, group_event
 
 CONFIG = BatcherConfig(

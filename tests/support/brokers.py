@@ -4,7 +4,7 @@
 With Docker:
 
     export STREAMRL_TEST_BROKER=container
-    .venv/bin/pytest tests/log/test_contract.py tests/deploy/test_compose.py
+    .venv/bin/pytest tests/stream/log/test_contract.py tests/deploy/test_compose.py
 
 the first is what every log promises, the second the loop. Tests of the local broker itself, and of
 runs that have one of their own, start a local one either way.
@@ -25,9 +25,9 @@ import yaml
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from streamrl.local_kafka import broker as local
-from streamrl.local_kafka import ports
-from streamrl.local_kafka.broker import Setup
+from streamrl.stream.local_kafka import broker as local
+from streamrl.stream.local_kafka import ports
+from streamrl.stream.local_kafka.broker import Setup
 from tests.support.waiting import patience
 
 VARIABLE = "STREAMRL_TEST_BROKER"

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from streamrl.buffer.process import step
 from streamrl.buffer.state import BufferConfig, BufferState
-from streamrl.log.protocol import Event, Output
-from streamrl.records import Fate, ScoredGroup
+from streamrl.stream.log.protocol import Event, Output
+from streamrl.stream.records import Fate, ScoredGroup
 
 CONFIG = BufferConfig(
     envs=("copy",),

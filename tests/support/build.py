@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamrl.config import topology
-from streamrl.log.protocol import Event
-from streamrl.records import (
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import (
     Evaluation,
     InferenceMetadata,
     PassAt,

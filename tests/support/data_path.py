@@ -13,11 +13,11 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.log.codec import to_message
-from streamrl.log.protocol import Log, Output, end_offset
-from streamrl.log.records_of import R, records_of
-from streamrl.processor.definition import Processor
-from streamrl.records import Batch
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Log, Output, end_offset
+from streamrl.stream.log.records_of import R, records_of
+from streamrl.stream.processor.definition import Processor
+from streamrl.stream.records import Batch
 from tests.support.build import policy_version, rollout
 from tests.support.waiting import patience, until
 

@@ -12,7 +12,7 @@ from typing import Any
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.envs.servers.process import run_server
-from streamrl.records import Record, SessionEnd, SessionStart
+from streamrl.stream.records import Record, SessionEnd, SessionStart
 from tests.support.gateways import ENV, Gateways
 from tests.support.sampling_stub import SamplingStub, Say
 from tests.support.waiting import patience

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.operation import Fork
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.fork import child_run_file
-from streamrl.recordings.fork_topics import ForkResult, copy_inherited
-from streamrl.records import Batch, EnvProgress
+from streamrl.extensions.recordings.fork import child_run_file
+from streamrl.extensions.recordings.fork_topics import ForkResult, copy_inherited
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Batch, EnvProgress
 from tests.support.data_path import RUN, TOPICS, play, publish, published
 
 ENVS = {f"journal.env-{env}-0": 1 for env in RUN.envs}

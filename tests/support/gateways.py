@@ -14,13 +14,13 @@ import httpx
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
-from streamrl.gateway.process import main
-from streamrl.log.codec import decode, to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Output
-from streamrl.log.reading import read
-from streamrl.records import ModelCall, Record
-from streamrl.sessions.keys import Key, Right, keys_of
+from streamrl.envs.sessions.keys import Key, Right, keys_of
+from streamrl.extensions.gateway.process import main
+from streamrl.stream.log.codec import decode, to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Log, Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import ModelCall, Record
 from tests.support.sampling_stub import SamplingStub, Say, by_checksum
 from tests.support.waiting import patience, until
 

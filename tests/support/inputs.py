@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
-from streamrl.log.codec import to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output, TopicPartition
-from streamrl.processor.definition import Processor
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Message, Output, TopicPartition
+from streamrl.stream.processor.definition import Processor
 from tests.support.build import policy_version, rollout
 from tests.support.data_path import TOPICS
 

@@ -24,14 +24,14 @@ from safetensors.numpy import load_file, save_file
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.inference import process
-from streamrl.inference.client import Client, make_client
-from streamrl.learner.export import WEIGHTS
-from streamrl.log.codec import to_event, to_message
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.log.reading import read
-from streamrl.records import PolicyVersion, Probe, Server
+from streamrl.inference.clients.client import Client, make_client
+from streamrl.inference.servers import process
+from streamrl.learner.files.export import WEIGHTS
+from streamrl.stream.log.codec import to_event, to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.log.reading import read
+from streamrl.stream.records import PolicyVersion, Probe, Server
 from streamrl.weights.store import Store, version_name
 from tests.support.waiting import patience, until
 

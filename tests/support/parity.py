@@ -9,9 +9,9 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from streamrl.learner.examples import RlExample
-from streamrl.learner.mesh import use_mesh
-from streamrl.learner.model import load, predict
+from streamrl.learner.model.examples import RlExample
+from streamrl.learner.model.model import load, predict
+from streamrl.learner.parallel.mesh import use_mesh
 
 ROWS = 32
 

@@ -10,8 +10,8 @@ import msgpack
 import numpy as np
 
 from streamrl.config import topology
-from streamrl.log.codec import to_message
-from streamrl.log.protocol import Message, Output
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Message, Output
 from tests.support.build import rollout
 
 ENV = "copy"  # whose topic they are for

@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from streamrl.local_kafka import broker as brokers
-from streamrl.local_kafka import ports
-from streamrl.local_kafka.broker import Setup
+from streamrl.stream.local_kafka import broker as brokers
+from streamrl.stream.local_kafka import ports
+from streamrl.stream.local_kafka.broker import Setup
 from tests.support.waiting import patience
 
 MECHANISM = "SCRAM-SHA-512"

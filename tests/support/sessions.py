@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamrl.records import (
+from streamrl.stream.records import (
     InferenceMetadata,
     ModelCall,
     Reward,

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from streamrl.config.run_file import RunFile
-from streamrl.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
+from streamrl.stream.records import AdapterBase, AdapterCheck, PolicyVersion, Probe
 from streamrl.weights.bases import BASE, CHECK, base_store
 from streamrl.weights.store import Store
-from tests.inference.test_adapters import BY_THE_BASE, TOKENS
+from tests.inference.servers.test_adapters import BY_THE_BASE, TOKENS
 
 
 def writes(text: str, rank: int = 4) -> Callable[[Path], None]:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from streamrl.errors import ConfigError, PortTaken
+from streamrl.system.errors import ConfigError, PortTaken
 from streamrl.system.http_server import HttpServerThread, open_listener, url_of
 from tests.support.waiting import patience, until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from streamrl.errors import HubError, ModelError
+from streamrl.system.errors import HubError, ModelError
 from streamrl.system.hub import (
     HubName,
     check_may_push,

@@ -1,5 +1,6 @@
 """Nothing of a command outlives its owner. The other two forms are tested with the supervisor
-(tests/orchestrator/test_supervisor.py) and the broker (tests/local_kafka/test_broker.py).
+(tests/run/orchestrator/test_supervisor.py) and the broker
+(tests/stream/local_kafka/test_broker.py).
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import threading
 
 import msgspec
 
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.records import PolicyVersion
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import PolicyVersion
 from streamrl.weights.announcements import (
     announced_hashes,
     announcement_order,

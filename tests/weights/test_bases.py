@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamrl.errors import WeightError
-from streamrl.records import AdapterBase, AdapterCheck, Probe
+from streamrl.stream.records import AdapterBase, AdapterCheck, Probe
+from streamrl.system.errors import WeightError
 from streamrl.weights.bases import BASE, CHECK, base_store, copy_base
 from streamrl.weights.pull import pull
 

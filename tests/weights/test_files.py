@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.errors import WeightError
+from streamrl.system.errors import WeightError
 from streamrl.weights.files import (
     as_weight_error,
     describe,

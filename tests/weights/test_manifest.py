@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.errors import WeightError
+from streamrl.system.errors import WeightError
 from streamrl.weights.manifest import (
     MANIFEST,
     Manifest,

@@ -12,8 +12,8 @@ import fsspec
 import msgspec
 import pytest
 
-from streamrl.errors import WeightError
-from streamrl.records import PolicyVersion
+from streamrl.stream.records import PolicyVersion
+from streamrl.system.errors import WeightError
 from streamrl.weights import files as file_system
 from streamrl.weights.files import check_inside_store, describe, hash_file
 from streamrl.weights.manifest import MANIFEST, Manifest, differences, to_bytes

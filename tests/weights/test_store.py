@@ -9,8 +9,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamrl.errors import WeightError
-from streamrl.records import PolicyVersion
+from streamrl.stream.records import PolicyVersion
+from streamrl.system.errors import WeightError
 from streamrl.weights.manifest import (
     WeightRef,
 )

@@ -25,7 +25,7 @@ def problems(run: RunFile, resolved: bool) -> Iterator[str]:
     """Every problem of this run file.
 
     `resolved`: the file is the one that a run keeps; changes in it are checked when the run is
-    resumed (`orchestrator/resuming.py`).
+    resumed (`run/orchestrator/resuming.py`).
     """
     yield from env_problems(run)
     yield from pool_problems(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamrl.config.choices import NORMALIZED_ADVANTAGES, RELATIVE_ADVANTAGES
 from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config.choices import NAME, SERVERS, SERVERS_AT_URLS, template_problem
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile

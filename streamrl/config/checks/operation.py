@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from streamrl.config import topology
 from streamrl.config.addresses import cleartext_problem, is_loopback
 from streamrl.config.secrets import is_secret, misplaced_references, plaintext_secrets
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile

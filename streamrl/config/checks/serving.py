@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from streamrl.config import engine_settings
 from streamrl.config.choices import NAME
 from streamrl.config.topology import GENERATION
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile

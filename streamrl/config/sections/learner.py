@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from streamrl.config import presets
 from streamrl.config.choices import DIVERGENCES, LOSSES
 from streamrl.config.sections.section import Section, one_of
-from streamrl.text import unknown_name
+from streamrl.system.text import unknown_name
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from streamrl.config.plugins import Group, plugins
-from streamrl.text import unknown_name
+from streamrl.system.text import unknown_name
 
 
 class Section(BaseModel):

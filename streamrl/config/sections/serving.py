@@ -20,8 +20,8 @@ from streamrl.config import engine_settings
 from streamrl.config.ownership import is_ours
 from streamrl.config.sections.section import Section
 from streamrl.config.topology import GENERATION
-from streamrl.errors import ConfigError
-from streamrl.text import nearest_or_all
+from streamrl.system.errors import ConfigError
+from streamrl.system.text import nearest_or_all
 
 
 def engine_word(value: str) -> str:

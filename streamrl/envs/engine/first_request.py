@@ -8,8 +8,8 @@ from typing import Protocol
 
 from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Message, Problem, Tool
-from streamrl.inference.client import SampledCompletion
-from streamrl.inference.prefix import NO_PREFIX, Prefix
+from streamrl.inference.clients.client import SampledCompletion
+from streamrl.inference.clients.prefix import NO_PREFIX, Prefix
 
 
 class Sampler(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, MultiTurnEnv, Problem
-from streamrl.errors import describe_error
+from streamrl.system.errors import describe_error
 
 
 class ProblemError(Exception):

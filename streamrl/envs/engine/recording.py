@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamrl.config import topology
-from streamrl.log.codec import to_message
-from streamrl.log.protocol import Message, Output
-from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
-from streamrl.sessions.call_tree import CallTree
+from streamrl.envs.sessions.call_tree import CallTree
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.records import ModelCall, Record, SessionEnd, SessionStart
 
 RecordedCalls = dict[str, ModelCall]
 """The calls of a session that are in the log, by the request that they answer."""

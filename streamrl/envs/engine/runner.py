@@ -1,7 +1,7 @@
 """Makes the rollouts of a problem: the conversations of a group, their rewards, and the records.
 
 Every turn continues from the exact tokens before it. Where the chat template rewrites an earlier
-answer, the rollout forks (`inference/prefix.py`).
+answer, the rollout forks (`inference/clients/prefix.py`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ from streamrl.envs.engine.first_request import FirstRequest, Sampler
 from streamrl.envs.engine.recording import SessionRecording, TurnRecorder
 from streamrl.envs.engine.session import RolloutSession
 from streamrl.envs.engine.transcript import Task, Transcript, transcript_to_rollout
-from streamrl.errors import describe_error
-from streamrl.inference.client import SamplingFailed
-from streamrl.records import Rollout, SessionStart
-from streamrl.sessions.rewards import (
-    WeightedRewards,
-    apply_weights,
-    merge,
-    normalize,
-    totals,
-)
-from streamrl.sessions.rollouts import build_failed_rollout
+from streamrl.envs.sessions.rewards import WeightedRewards, apply_weights, merge, normalize, totals
+from streamrl.envs.sessions.rollouts import build_failed_rollout
+from streamrl.inference.clients.client import SamplingFailed
+from streamrl.stream.records import Rollout, SessionStart
+from streamrl.system.errors import describe_error
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,16 @@ from streamrl.envs.engine.time_limits import (
     with_time_limit,
 )
 from streamrl.envs.engine.transcript import Transcript
-from streamrl.errors import describe_error
-from streamrl.inference.client import (
+from streamrl.envs.sessions.call_tree import Continuation
+from streamrl.envs.sessions.messages import canonical, canonical_if_possible
+from streamrl.envs.sessions.model_calls import locate_answer, prefix_of, to_call, to_sampled
+from streamrl.inference.clients.client import (
     ContextFull,
     SampledCompletion,
     SamplingFailed,
     SamplingTimeout,
 )
-from streamrl.sessions.call_tree import Continuation
-from streamrl.sessions.messages import canonical, canonical_if_possible
-from streamrl.sessions.model_calls import locate_answer, prefix_of, to_call, to_sampled
+from streamrl.system.errors import describe_error
 
 MAX_STATE_BYTES = 65_536
 

@@ -12,11 +12,16 @@ from streamrl.envs.api import (
     PolicyTurn,
     Problem,
 )
-from streamrl.records import ModelCall, Rollout
-from streamrl.sessions import rollouts
-from streamrl.sessions.call_tree import CallTree
-from streamrl.sessions.rewards import WeightedRewards, with_rewards
-from streamrl.sessions.rollouts import RolloutName, in_order_of_turns, sampled_versions, to_turns
+from streamrl.envs.sessions import rollouts
+from streamrl.envs.sessions.call_tree import CallTree
+from streamrl.envs.sessions.rewards import WeightedRewards, with_rewards
+from streamrl.envs.sessions.rollouts import (
+    RolloutName,
+    in_order_of_turns,
+    sampled_versions,
+    to_turns,
+)
+from streamrl.stream.records import ModelCall, Rollout
 
 
 class Task(NamedTuple):

@@ -25,7 +25,7 @@ from typing import Any
 
 from streamrl.envs.engine.time_limits import borrowed
 from streamrl.envs.sandbox.limits import SandboxLimits, confine, die_with_parent, require_sandbox
-from streamrl.errors import describe_error
+from streamrl.system.errors import describe_error
 
 START_S = 60.0  # The time to import what the function needs.
 # After so much more than the limit of a call, the parent itself is taken to hang.

@@ -17,11 +17,11 @@ from pathlib import Path
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import inheritable_environment, resolve_reference
-from streamrl.errors import ConfigError, StreamrlError
-from streamrl.log.protocol import Log
-from streamrl.processor.part import open_part
-from streamrl.sessions.keys import Key, keys_of
+from streamrl.envs.sessions.keys import Key, keys_of
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.processor.part import open_part
 from streamrl.system import process_group
+from streamrl.system.errors import ConfigError, StreamrlError
 
 INSIDE = Path(__file__).parent / "inside"
 PROGRAMS = {

@@ -10,7 +10,7 @@ import re
 from typing import Literal, NamedTuple, get_args
 
 from streamrl.envs.api import Completion
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 AnswerPlace = Literal["whole", "after-think", "tag", "boxed"]
 PLACES: tuple[str, ...] = get_args(AnswerPlace)

@@ -9,15 +9,11 @@ from collections.abc import Sequence
 
 from streamrl.config.choices import TOOL_SYNTAXES, ToolSyntax
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
+from streamrl.envs.sessions.call_formats import ToolCall
+from streamrl.envs.sessions.tool_calls import function_tool, parse_calls, tool_message
 from streamrl.envs.shipped import arithmetic
 from streamrl.envs.shipped.answers import answer_in
 from streamrl.envs.shipped.copy_digits import positions_right
-from streamrl.sessions.call_formats import ToolCall
-from streamrl.sessions.tool_calls import (
-    function_tool,
-    parse_calls,
-    tool_message,
-)
 
 TOOL = function_tool(
     "calculator",

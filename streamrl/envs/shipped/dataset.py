@@ -19,7 +19,7 @@ from streamrl.envs.shipped.hub_rows import hub_rows
 from streamrl.envs.shipped.math_verify import MathVerify, unusable_golds
 from streamrl.envs.shipped.row_files import parse_rows, rows, unusable
 from streamrl.envs.shipped.samples import Columns, Sample, instructed, sample
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 REWARDS = ("math-verify", "exact", "positions", "none")
 

@@ -14,9 +14,9 @@ import msgspec
 
 from streamrl.envs.api import AgentLoopEnv, Message, PolicyClient, Problem, RewardResult
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
+from streamrl.envs.sessions.messages import canonical
 from streamrl.envs.shipped.cells import chat_message
 from streamrl.envs.shipped.row_files import columns_of, read_rows
-from streamrl.sessions.messages import canonical
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

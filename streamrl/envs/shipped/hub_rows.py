@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamrl.envs.shipped.row_files import Row
-from streamrl.errors import describe_error
 from streamrl.system import hub
+from streamrl.system.errors import describe_error
 
 
 def hub_rows(name: str, subset: str, split: str) -> Iterator[Row]:

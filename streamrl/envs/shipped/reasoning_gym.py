@@ -35,7 +35,7 @@ from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import SubprocessPool
 from streamrl.envs.shipped.answers import AnswerPlace, answer_in, check_place
 from streamrl.envs.shipped.math_text import stated_text
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 # Problems of one dataset: the library's own default. Some tasks draw all their problems at once, or
 # refuse more than 20,000.

@@ -20,7 +20,7 @@ from streamrl.envs.shipped.cells import (
     value_of,
 )
 from streamrl.envs.shipped.row_files import columns_of, read_rows
-from streamrl.text import nearest_or_all
+from streamrl.system.text import nearest_or_all
 
 LARGEST_TOKEN = 2**32
 RENAMED = ("prompt", "tokens", "answer")

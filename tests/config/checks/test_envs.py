@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.config import run_file
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.config.sections.serving import Eval, EvalEnv, Inference
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 
 
 def test_a_server_is_counted_through_the_pools():

@@ -9,7 +9,7 @@ import pytest
 from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Problem
 from streamrl.envs.engine.first_request import FirstRequest
-from streamrl.inference.client import SamplingFailed
+from streamrl.inference.clients.client import SamplingFailed
 from tests.envs.talking import Scripted
 
 PROBLEM = Problem([{"role": "user", "content": "q"}])

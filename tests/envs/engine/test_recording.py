@@ -13,9 +13,9 @@ from streamrl.envs.api import PolicyClient, Problem
 from streamrl.envs.engine.recording import RecordedCalls, TurnRecorder
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.inference.client import SamplingFailed
-from streamrl.log.codec import encode, to_event
-from streamrl.records import ModelCall, Rollout
+from streamrl.inference.clients.client import SamplingFailed
+from streamrl.stream.log.codec import encode, to_event
+from streamrl.stream.records import ModelCall, Rollout
 from tests.envs.engine.test_session import ASKED, Counted, Leader, once
 
 SCHEMAS = ("session-start", "model-call")

@@ -26,10 +26,10 @@ from streamrl.envs.api import (
 from streamrl.envs.catalog import make_reward
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.errors import ConfigError
-from streamrl.inference.client import SamplingFailed, SamplingTimeout
-from streamrl.log.codec import decode, encode
-from streamrl.records import Rollout
+from streamrl.inference.clients.client import SamplingFailed, SamplingTimeout
+from streamrl.stream.log.codec import decode, encode
+from streamrl.stream.records import Rollout
+from streamrl.system.errors import ConfigError
 from tests.envs.talking import END, Scripted
 from tests.support.build import rollout_event
 from tests.support.waiting import patience

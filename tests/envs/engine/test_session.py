@@ -20,8 +20,8 @@ from streamrl.envs.api import (
 )
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.inference.client import SamplingFailed
-from streamrl.records import Rollout
+from streamrl.inference.clients.client import SamplingFailed
+from streamrl.stream.records import Rollout
 from tests.envs.talking import Scripted
 
 ASKED: list[Message] = [{"role": "user", "content": "ab"}]

@@ -9,9 +9,9 @@ from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task, failed_group
-from streamrl.inference.client import SampledCompletion
-from streamrl.log.codec import decode, encode
-from streamrl.records import Rollout, VersionSpan
+from streamrl.inference.clients.client import SampledCompletion
+from streamrl.stream.log.codec import decode, encode
+from streamrl.stream.records import Rollout, VersionSpan
 from tests.support.build import floats, tokens
 
 TASK = Task(

@@ -13,8 +13,8 @@ from streamrl.config import choices, run_file
 from streamrl.config.run_file import parse
 from streamrl.config.topology import parts
 from streamrl.envs.servers import process
-from streamrl.errors import ConfigError
-from streamrl.sessions.keys import Key, keys_of
+from streamrl.envs.sessions.keys import Key, keys_of
+from streamrl.system.errors import ConfigError
 from tests.support.waiting import patience
 
 SECRET = "0123456789abcdef" * 2

@@ -15,9 +15,9 @@ from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.shipped.coding import Coding
-from streamrl.errors import ConfigError
-from streamrl.inference.client import Client
-from streamrl.records import Rollout
+from streamrl.inference.clients.client import Client
+from streamrl.stream.records import Rollout
+from streamrl.system.errors import ConfigError
 from tests.inference.stub import Stub
 from tests.support.waiting import patience
 

@@ -17,10 +17,10 @@ from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.problems import ProblemError, make_problem
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.errors import ConfigError
-from streamrl.inference.client import SampledCompletion
-from streamrl.inference.prefix import NO_PREFIX, Prefix
-from streamrl.records import VersionSpan
+from streamrl.inference.clients.client import SampledCompletion
+from streamrl.inference.clients.prefix import NO_PREFIX, Prefix
+from streamrl.stream.records import VersionSpan
+from streamrl.system.errors import ConfigError
 from tests.support.build import floats, tokens
 
 

@@ -16,9 +16,9 @@ from streamrl.config.sections.envs import Env
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.errors import ConfigError
-from streamrl.inference.client import Client
-from streamrl.records import Rollout
+from streamrl.inference.clients.client import Client
+from streamrl.stream.records import Rollout
+from streamrl.system.errors import ConfigError
 from tests.support.sampling_stub import SamplingStub
 
 ASKED = {"role": "user", "content": "3*4="}

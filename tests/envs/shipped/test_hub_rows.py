@@ -17,7 +17,7 @@ import yaml
 
 from streamrl.envs.catalog import make_env
 from streamrl.envs.shipped.hub_rows import hub_rows
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 from tests.support.hub import Hub, serving_hub, use_hub
 
 ROOT = Path(__file__).parents[3]

@@ -18,12 +18,12 @@ import pytest
 from streamrl.envs.api import Completion, Problem
 from streamrl.envs.catalog import make_reward
 from streamrl.envs.shipped.judge import Judge
-from streamrl.errors import ConfigError
-from streamrl.inference.chat_endpoint import NoUsableAnswer
-from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
-from streamrl.recordings.rescore import RewardScorer, rescore
-from streamrl.records import Reward
+from streamrl.extensions.recordings.rescore import RewardScorer, rescore
+from streamrl.inference.clients.chat_endpoint import NoUsableAnswer
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.protocol import Output
+from streamrl.stream.records import Reward
+from streamrl.system.errors import ConfigError
 from tests.support.build import rollout_saying
 from tests.support.data_path import publish, published
 
@@ -159,7 +159,7 @@ def test_the_last_score_counts_and_one_outside_the_range_is_none():
 
 def test_a_request_that_is_refused_is_not_repeated(model: Model, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Model, "next_outcome", lambda self, number: "500")
-    monkeypatch.setattr("streamrl.inference.chat_endpoint.REFUSED", (500,))
+    monkeypatch.setattr("streamrl.inference.clients.chat_endpoint.REFUSED", (500,))
     judge = Judge(model.url, "m", pause_s=0.0)
 
     async def ask() -> None:

@@ -10,7 +10,7 @@ import pytest
 from streamrl.envs.api import Completion
 from streamrl.envs.catalog import make_env
 from streamrl.envs.shipped.multiple_choice import chosen_letter
-from streamrl.errors import ConfigError
+from streamrl.system.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from streamrl.envs.servers.process import INSIDE
-from streamrl.local_kafka.ports import free_port
-from streamrl.records import ModelCall, Reward
+from streamrl.stream.local_kafka.ports import free_port
+from streamrl.stream.records import ModelCall, Reward
 from tests.support.env_servers import (
     EnvServer,
     ends,

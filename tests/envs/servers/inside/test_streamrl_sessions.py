@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from streamrl.envs.servers.process import INSIDE
-from streamrl.errors import StreamrlError
-from streamrl.records import Reward
+from streamrl.stream.records import Reward
+from streamrl.system.errors import StreamrlError
 from tests.support.env_servers import (
     EnvServer,
     ends,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamrl.envs.servers.process import INSIDE
-from streamrl.records import ModelCall, Reward
+from streamrl.stream.records import ModelCall, Reward
 from tests.envs.servers.answers import from_prompt
 from tests.support.env_servers import EnvServer, ends, gateway_of, of_kind, run_of, starts
 from tests.support.modules import module_of

@@ -1,0 +1,90 @@
+"""Reads the bodies of requests, so that no client can fill the memory or hold up the event loop.
+
+A body is at most gateway.max_body_mb, bodies that are still arriving are bounded together and for
+each session, and a large one is decoded in another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from starlette.requests import Request
+
+from streamrl.config.run_file import RunFile
+from streamrl.extensions.gateway.requests import RequestRejected, parse_body
+
+INLINE_BYTES = 100_000  # A longer body is decoded in another thread.
+BODIES = 64  # of the largest size that may arrive at a time
+BODIES_OF_OWNER = 4
+# Values and separators of a body whose prompt is empty, and more for each token of a prompt.
+FREE_VALUES = 20_000
+VALUES_PER_TOKEN = 4
+
+
+class BodyReader:
+    """Reads and decodes the bodies of one replica."""
+
+    def __init__(self, run: RunFile) -> None:
+        self._limit = int(run.gateway.max_body_mb * 1_000_000)
+        self._limit_in_words = f"{run.gateway.max_body_mb:g} MB (gateway.max_body_mb)"
+        contexts = [run.inference.of_pool(pool).max_model_len for pool in run.inference.sizes]
+        self._max_values = FREE_VALUES + VALUES_PER_TOKEN * max(contexts, default=0)
+        self._arriving = Counter[str]()  # bytes, by owner
+        # One thread, so that the event loop shares the interpreter with one at most.
+        self._decoding = ThreadPoolExecutor(1, "bodies")
+
+    async def read(self, request: Request, owner: str) -> dict[str, Any]:
+        """The JSON object of a request, empty if it has no body. Its content type has to be JSON's:
+        a web page cannot send that to another server without having asked. `owner`: who is bounded.
+
+        Raises RequestRejected.
+        """
+        text = bytearray()
+        counted = 0
+        try:
+            self._check_length(request.headers.get("content-length", ""))
+            async for chunk in request.stream():
+                text += chunk
+                self._check_length(str(len(text)))
+                self._arriving[owner] += len(chunk)
+                counted += len(chunk)
+                self._check_arriving(owner)
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if text and kind != "application/json":
+                raise RequestRejected(
+                    415, "send JSON, with the header Content-Type: application/json"
+                )
+            return await self._decode(bytes(text))
+        finally:
+            self._arriving[owner] -= counted
+            if not self._arriving[owner]:
+                del self._arriving[owner]
+
+    def _check_length(self, length: str) -> None:
+        if length.isdecimal() and int(length[:20]) > self._limit:
+            raise RequestRejected(413, f"the body has more than {self._limit_in_words}")
+
+    def _check_arriving(self, owner: str) -> None:
+        of_owner = self._arriving[owner]
+        if of_owner > BODIES_OF_OWNER * self._limit or self._arriving.total() > (
+            BODIES * self._limit
+        ):
+            raise RequestRejected(
+                503, "too many large bodies arrive at a time; send this one again", retry_after_s=1
+            )
+
+    async def _decode(self, text: bytes) -> dict[str, Any]:
+        values = text.count(b",") + text.count(b"[") + text.count(b"{")
+        if values > self._max_values:
+            raise RequestRejected(
+                400,
+                f"the body has more than {self._max_values:,} commas and brackets, which no prompt"
+                " of this model has",
+            )
+        if len(text) <= INLINE_BYTES:
+            return parse_body(text)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoding, parse_body, text)

@@ -1,0 +1,93 @@
+"""Writes records, and waits until they are in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+from streamrl.extensions.gateway.follower import RETRY_INTERVAL_S, Follower
+from streamrl.extensions.gateway.requests import RequestRejected
+from streamrl.stream.log.chunks import fits_message
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Message, NonTransactionalProducer, Output
+from streamrl.system.errors import BrokerUnreachable
+
+# A producer forgets a message that it could not deliver for 30 s. Before that it is written again:
+# readers know a record that they have seen.
+WRITE_AGAIN_S = 25.0
+
+
+class Recorder:
+    """Writes records of sessions with a durable producer."""
+
+    def __init__(self, producer: NonTransactionalProducer, follower: Follower) -> None:
+        self._producer = producer
+        self._follower = follower
+
+    async def write(self, output: Output) -> None:
+        """Write a record, and wait until it is in the log."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_AGAIN_S):
+                    return await self._send(output)
+
+    async def write_and_wait(
+        self, outputs: Sequence[Output], is_applied: Callable[[], bool]
+    ) -> None:
+        """Write records, and wait until the follower has applied them, and all records before them.
+        `is_applied` says whether it has.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_AGAIN_S):
+                    await asyncio.gather(*map(self._send, outputs))
+                    return await self._follower.until(is_applied)
+
+    async def _send(self, output: Output) -> None:
+        loop = asyncio.get_running_loop()
+        message = to_message(output)
+        while True:
+            written = loop.create_future()
+            self._producer.send(message, partial(self._report, loop, message, written))
+            try:
+                return await written
+            except BrokerUnreachable:
+                await asyncio.sleep(RETRY_INTERVAL_S)
+
+    def _report(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        message: Message,
+        written: asyncio.Future[None],
+        partition: int,
+        offset: int,
+    ) -> None:
+        """Hand a report to the loop. The producer calls this on a thread of its own."""
+        at = message._replace(partition=partition, offset=offset)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._on_written, at, written)
+
+    def _on_written(self, message: Message, written: asyncio.Future[None]) -> None:
+        is_written = message.offset >= 0
+        if is_written and fits_message(message):
+            self._follower.on_written(message)
+        if written.done():  # whoever waited has left
+            return
+        if is_written:
+            written.set_result(None)
+        else:
+            written.set_exception(BrokerUnreachable("the broker has not taken the record"))
+
+
+@asynccontextmanager
+async def log_timeout(limit_s: float) -> AsyncIterator[None]:
+    """Raises RequestRejected if the log does not answer within this time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise RequestRejected(
+            503, f"the log has not answered within {limit_s:g} s; ask again", retry_after_s=1
+        ) from None

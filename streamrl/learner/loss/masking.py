@@ -1,0 +1,79 @@
+"""Sequences that cannot be trained on are masked, so that one of them does not cost the whole batch
+or end the learner.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from streamrl.buffer.validation import TEMPERATURES
+from streamrl.stream.records import Batch
+
+MAX_CELLS = 2**31  # of a batch: rows times tokens of a row
+
+
+class MaskedBatch(NamedTuple):
+    """A batch that is safe to give to the model."""
+
+    batch: Batch
+    sequences: int  # that are masked
+
+
+def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
+    """Mask each sequence that has a token id without an embedding, or a temperature that logits
+    cannot be divided by.
+
+    `vocab_size`: valid ids are below it. A masked sequence stays in its row, with unknown ids
+    replaced by 0, its `loss_mask` 0 and its temperature 1. If nothing is masked, the batch itself
+    is returned. Raises ValueError for a batch whose sequences do not fit its rows.
+    """
+    check_layout(batch)
+    unknown_prompt = batch.prompts >= vocab_size
+    unknown_token = batch.tokens >= vocab_size
+    bad_groups = np.zeros(len(batch.group_ids), bool)
+    bad_groups[np.repeat(np.arange(len(batch.group_ids)), batch.prompt_lengths)[unknown_prompt]] = (
+        True
+    )
+    bad = bad_groups[batch.groups]
+    bad[np.repeat(np.arange(len(batch.uids)), batch.lengths)[unknown_token]] = True
+    bad |= ~((batch.temperatures >= TEMPERATURES[0]) & (batch.temperatures <= TEMPERATURES[1]))
+    if not bad.any():
+        return MaskedBatch(batch, 0)
+    sampled = np.ones(len(batch.tokens), np.uint8) if batch.loss_mask is None else batch.loss_mask
+    changed = msgspec.structs.replace(
+        batch,
+        prompts=np.where(unknown_prompt, 0, batch.prompts).astype(batch.prompts.dtype),
+        tokens=np.where(unknown_token, 0, batch.tokens).astype(batch.tokens.dtype),
+        loss_mask=np.where(np.repeat(bad, batch.lengths), 0, sampled).astype(np.uint8),
+        temperatures=np.where(bad, 1, batch.temperatures).astype(np.float32),
+    )
+    return MaskedBatch(changed, int(bad.sum()))
+
+
+def check_layout(batch: Batch) -> None:
+    """Check that every sequence lies in a row of the batch. Raises ValueError."""
+    me = f"batch {batch.number}"
+    if not 0 <= batch.row_count * batch.max_seq_len <= MAX_CELLS:
+        raise ValueError(f"{me}: {batch.row_count} rows of {batch.max_seq_len} tokens")
+    if not len(batch.uids):
+        return
+    if batch.groups.min() < 0 or batch.groups.max() >= len(batch.group_ids):
+        raise ValueError(
+            f"{me}: a sequence is of group {int(batch.groups.max())}, and there are"
+            f" {len(batch.group_ids)}"
+        )
+    if batch.rows.min() < 0 or batch.rows.max() >= batch.row_count:
+        raise ValueError(
+            f"{me}: a sequence lies in row {int(batch.rows.max())}, and there are {batch.row_count}"
+        )
+    filled = np.bincount(
+        batch.rows, batch.lengths + batch.prompt_lengths[batch.groups], batch.row_count
+    )
+    if filled.max() > batch.max_seq_len:
+        raise ValueError(
+            f"{me}: row {int(filled.argmax())} is given {int(filled.max())} tokens, and holds"
+            f" {batch.max_seq_len}"
+        )

@@ -1,0 +1,233 @@
+"""RlExample is what the learner trains on: the ragged arrays of a Batch, laid out densely in rows.
+
+This file knows nothing of JAX. The scorer uses it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from streamrl.stream.records import Batch, columns_of
+
+
+class RlExample(NamedTuple):
+    """Dense arrays of shape (rows, max_seq_len), which are those of the batch.
+
+    Position i of `loss_mask`, `advantages`, the logprobs and the weights of losses is about the
+    prediction of token i + 1.
+    """
+
+    input_ids: np.ndarray  # int32; 0 where padded
+    loss_mask: np.ndarray  # float32: 1 where token i + 1 was sampled
+    segment_ids: np.ndarray  # int32: 0 is padding, 1.. are the sequences of the row
+    position_ids: np.ndarray  # int32: restarts at 0 in each segment
+    advantages: np.ndarray  # float32; 0 outside the mask
+    policy_logprobs: np.ndarray  # float32; 0 outside the mask
+    reference_logprobs: np.ndarray  # float32; 0 until the learner or a scorer fills them in
+    temperatures: np.ndarray  # float32: of the segment; 1 where padded
+    # float32; 0 outside the mask. None: 1 within it
+    policy_gradient_weights: np.ndarray | None = None
+    cross_entropy_weights: np.ndarray | None = None  # float32. None: 0
+    teacher_kl_weights: np.ndarray | None = None  # float32. None: 0
+    teacher_logprobs: np.ndarray | None = None  # float32; None where nobody has asked a teacher
+    # (rows, max_seq_len, layers, k) uint8 or uint16: the experts that token i itself was sent to,
+    # counted from 1; 0 where they are not known
+    routed_experts: np.ndarray | None = None
+
+
+# The columns by token of a batch that are arrays of an example, under the same name. One with a
+# default of None is there where the batch has it.
+TOKEN_COLUMNS = tuple(
+    name
+    for name, column in columns_of(Batch).items()
+    if column.per == "token" and column.ndim == 1 and name in RlExample._fields
+)
+
+
+def empty_example(row_count: int, max_seq_len: int, optional: Collection[str] = ()) -> RlExample:
+    """An example that is all padding. `optional`: fields with a default that it has too, which are
+    never `routed_experts`.
+
+    Its arrays are parts of one piece of memory, which is large enough for the kernel's huge pages:
+    touching eight small pieces takes ten times as long.
+    """
+    names = [
+        name
+        for name in RlExample._fields
+        if name not in RlExample._field_defaults or (name in optional and name != "routed_experts")
+    ]
+    memory = np.zeros((len(names), row_count, max_seq_len), np.float32)
+    arrays: dict[str, np.ndarray] = dict(zip(names, memory, strict=True))
+    for name in ("input_ids", "segment_ids", "position_ids"):
+        arrays[name] = arrays[name].view(np.int32)
+    arrays["temperatures"][:] = 1
+    return RlExample(**arrays)
+
+
+def expand(batch: Batch) -> RlExample:
+    """The dense arrays of a batch.
+
+    The model reads token i to predict token i + 1, so what is known of a token stands one position
+    before it. The first token of a sequence has no predictor and cannot train. In the example of
+    docs/design/logprobs.md, with seven prompt tokens and one sampled token, the loss mask is
+    [0, 0, 0, 0, 0, 0, 1, 0].
+    """
+    columns = [name for name in TOKEN_COLUMNS if getattr(batch, name) is not None]
+    dense = empty_example(batch.row_count, batch.max_seq_len, optional=columns)
+    arrays = dense._asdict()
+    flat = dense._replace(
+        **{name: array.reshape(-1) for name, array in arrays.items() if array is not None}
+    )
+    prompts = split_ragged(batch.prompts, batch.prompt_lengths)
+    completions = split_ragged(batch.tokens, batch.lengths)
+    # each dense array that is filled token by token, and its values by sequence
+    by_token = [
+        (getattr(flat, name), split_ragged(getattr(batch, name), batch.lengths)) for name in columns
+    ]
+    if batch.token_advantages is not None:
+        by_token.append((flat.advantages, split_ragged(batch.token_advantages, batch.lengths)))
+
+    segments = [0] * batch.row_count  # the sequences that each row has so far
+    positions = np.arange(batch.max_seq_len, dtype=np.int32)
+    per_sequence = zip(
+        sequence_starts(batch),
+        batch.rows.tolist(),
+        batch.groups.tolist(),
+        batch.advantages.tolist(),
+        batch.temperatures.tolist(),
+        strict=True,
+    )
+    for i, (start, row, group, advantage, temperature) in enumerate(per_sequence):
+        prompt = prompts[group]
+        first = start + len(prompt)
+        end = first + len(completions[i])
+        segments[row] += 1
+        flat.input_ids[start:first] = prompt
+        flat.input_ids[first:end] = completions[i]
+        flat.segment_ids[start:end] = segments[row]
+        flat.position_ids[start:end] = positions[: end - start]
+        if temperature != 1:  # it is 1 from the start
+            flat.temperatures[start:end] = temperature
+        # without a prompt, the first token of the completion has no predictor
+        skip = 0 if len(prompt) else 1
+        predicting = slice(first - 1 + skip, end - 1)
+        if batch.loss_mask is None:
+            flat.loss_mask[predicting] = 1
+        if batch.token_advantages is None:
+            flat.advantages[predicting] = advantage
+        for array, values in by_token:
+            array[predicting] = values[i][skip:]
+    if batch.loss_mask is not None:
+        flat.advantages[:] *= flat.loss_mask
+        for name in columns:
+            if name != "loss_mask":
+                getattr(flat, name)[:] *= flat.loss_mask
+    return dense._replace(routed_experts=dense_experts(batch))
+
+
+def dense_experts(batch: Batch) -> np.ndarray | None:
+    """The experts that each token was sent to, at its own position: (row_count, max_seq_len,
+    layers, k), 0 where they are not known. None for a batch that has none.
+    """
+    experts = batch.routed_experts
+    if experts is None:
+        return None
+    dense = np.zeros((batch.row_count, batch.max_seq_len, *experts.shape[1:]), experts.dtype)
+    flat = dense.reshape(-1, *experts.shape[1:])
+    prompts: list[np.ndarray] | None = None
+    if batch.prompt_routed_experts is not None:
+        prompts = split_ragged(batch.prompt_routed_experts, batch.prompt_lengths)
+    completions = split_ragged(experts, batch.lengths)
+    prompt_lengths = batch.prompt_lengths[batch.groups].tolist()
+    per_sequence = zip(
+        sequence_starts(batch), batch.groups.tolist(), prompt_lengths, completions, strict=True
+    )
+    for start, group, prompt_length, completion in per_sequence:
+        first = start + prompt_length
+        if prompts is not None:
+            flat[start:first] = prompts[group]
+        flat[first : first + len(completion)] = completion
+    return dense
+
+
+def sequence_starts(batch: Batch) -> list[int]:
+    """Where each sequence begins, counted through the rows one after another: the first cell of its
+    row that the sequences before it leave.
+    """
+    free = [row * batch.max_seq_len for row in range(batch.row_count)]
+    sizes = batch.prompt_lengths[batch.groups] + batch.lengths
+    starts = list[int]()
+    for row, size in zip(batch.rows.tolist(), sizes.tolist(), strict=True):
+        starts.append(free[row])
+        free[row] += size
+    return starts
+
+
+def rollout_numbers(batch: Batch) -> np.ndarray | None:
+    """The number of the rollout at each position: (row_count, max_seq_len) int32, counted from 1, 0
+    where padded. None where no rollout has forked, as `segment_ids` says the same then.
+
+    A rollout that forked has several sequences under one uid, and they may lie in several rows.
+    """
+    numbers = {uid: number for number, uid in enumerate(dict.fromkeys(batch.uids), 1)}
+    if len(numbers) == len(batch.uids):
+        return None
+    dense = np.zeros((batch.row_count, batch.max_seq_len), np.int32)
+    flat = dense.reshape(-1)
+    sizes = batch.prompt_lengths[batch.groups] + batch.lengths
+    per_sequence = zip(batch.uids, sequence_starts(batch), sizes.tolist(), strict=True)
+    for uid, start, size in per_sequence:
+        flat[start : start + size] = numbers[uid]
+    return dense
+
+
+def target_positions(batch: Batch) -> np.ndarray:
+    """The position, in the flattened dense arrays, that is about each token of `batch.tokens`: (sum
+    of lengths,) int64. It is -1 for a first token, which has no predictor.
+    """
+    positions = [np.empty(0, np.int64)]
+    per_sequence = zip(
+        sequence_starts(batch),
+        batch.prompt_lengths[batch.groups].tolist(),
+        batch.lengths.tolist(),
+        strict=True,
+    )
+    for start, prompt_length, length in per_sequence:
+        first = start + prompt_length
+        positions.append(np.arange(first - 1, first - 1 + length))
+        if not prompt_length:
+            positions[-1][:1] = -1
+    return np.concatenate(positions)
+
+
+def to_ragged(batch: Batch, dense: np.ndarray) -> np.ndarray:
+    """The values of a dense array that are about the tokens of the batch, in the order of
+    `batch.tokens`. A first token gets 0.
+
+    `dense`: (row_count, max_seq_len) float32. Returns (sum of lengths,) float32.
+    """
+    positions = target_positions(batch)
+    return np.where(positions < 0, np.float32(0), dense.reshape(-1)[positions])
+
+
+def to_dense(batch: Batch, values: np.ndarray) -> np.ndarray:
+    """The inverse of `to_ragged`: the dense array with these values at its tokens, and 0 elsewhere.
+
+    `values`: (sum of lengths,) float32. Returns (row_count, max_seq_len) float32. Raises ValueError
+    where there are not as many values as tokens.
+    """
+    positions = target_positions(batch)
+    if values.shape != positions.shape:
+        raise ValueError(f"batch {batch.number} has {len(positions)} tokens, not {values.size}")
+    dense = np.zeros(batch.row_count * batch.max_seq_len, np.float32)
+    dense[positions[positions >= 0]] = values[positions >= 0]
+    return dense.reshape(batch.row_count, batch.max_seq_len)
+
+
+def split_ragged(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Views of the consecutive parts of `array` that have these lengths."""
+    ends = np.cumsum(lengths).tolist()
+    return [array[end - n : end] for n, end in zip(lengths.tolist(), ends, strict=True)]

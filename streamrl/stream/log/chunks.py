@@ -1,0 +1,340 @@
+"""Records larger than a Kafka message travel as several messages, their chunks. Writers of a log
+split them and readers join them, so parts see neither.
+
+The chunks of a record go to one partition, in order. Each has two headers of its own before any
+other. Their values are ASCII:
+
+    schema           chunk/1
+    streamrl.chunk   ID INDEX COUNT, and in the last chunk the SHA-256 of the whole value
+
+The last chunk also has the headers of the record. The record lies at the offset of its last chunk.
+
+Whether chunks make a record follows from the partition alone, wherever a reader has begun. From the
+first chunk to the last there are at most SPAN_RECORDS offsets, and the chunks among them, of this
+record and of others, have at most twice the bytes of the largest record. So a reader never holds
+more than that. A last chunk that makes no record is returned as it is, and becomes a dead letter.
+Other chunks that make none are skipped. docs/records.md describes this for other languages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streamrl.config import topology
+from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
+from streamrl.stream.log.claims import is_claim
+from streamrl.stream.log.protocol import (
+    Log,
+    Message,
+    Offsets,
+    Reader,
+    TopicPartition,
+    beginning_offset,
+)
+from streamrl.stream.log.reading import read
+from streamrl.system.errors import StreamrlError
+
+CHUNK_SCHEMA = ("schema", b"chunk/1")
+CHUNK_HEADER = "streamrl.chunk"
+
+# The most that key, headers and value of a message may have. Topics take 8 MiB, which includes
+# Kafka's own framing.
+MESSAGE_BYTES = 8 * 1024 * 1024 - 4_096
+CHUNK_BYTES = 4_000_000
+HEADER_BYTES = 200  # the most that a chunk's own headers have
+KEY_BYTES = 1_000_000  # longer keys are truncated; nothing depends on the rest of them
+# No env writes to these topics, so their records may have LARGE_RECORD_BYTES.
+OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)
+SPAN_RECORDS = 100_000
+
+INCOMPLETE = (
+    "it is the last chunk of a record whose other chunks are missing, in another order, altered, "
+    "or too far away"
+)
+
+
+def record_limit(topic: str) -> int:
+    """The most bytes that a record of the topic may have."""
+    return LARGE_RECORD_BYTES if topology.kind_of(topic) in OWN_TOPICS else RECORD_BYTES
+
+
+def size_of(message: Message) -> int:
+    return (
+        len(message.value or b"")
+        + len(message.key or b"")
+        + sum(len(name) + len(value) for name, value in message.headers)
+    )
+
+
+def fits_message(message: Message) -> bool:
+    """Whether Kafka takes the message as it is, and not in chunks."""
+    return size_of(message) <= MESSAGE_BYTES
+
+
+def split(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages, with those that are larger than Kafka takes split into chunks. Raises
+    StreamrlError for one that no reader would join.
+    """
+    if all(map(fits_message, messages)):
+        return messages
+    pieces: list[Message] = []
+    for message in messages:
+        if fits_message(message):
+            pieces.append(message)
+        else:
+            pieces += _chunks(message)
+    return pieces
+
+
+def _chunks(message: Message) -> Iterator[Message]:
+    if len(message.key or b"") > KEY_BYTES:
+        message = message._replace(key=(message.key or b"")[:KEY_BYTES])
+    value = message.value or b""
+    size = min(CHUNK_BYTES, MESSAGE_BYTES - HEADER_BYTES - size_of(message._replace(value=b"")))
+    limit = record_limit(message.topic)
+    if size <= 0 or len(value) > limit:
+        raise StreamrlError(
+            f"a record of {len(value):,} bytes for {message.topic} cannot be written, "
+            f"at most {limit:,}; lower max_seq_len, group_size or total_token_budget"
+        )
+    # Without a key Kafka would choose a partition for each chunk.
+    partition = message.partition if message.key or message.partition >= 0 else 0
+    pieces = [value[start : start + size] for start in range(0, len(value), size)] or [b""]
+    name = os.urandom(8).hex()
+    for index, piece in enumerate(pieces):
+        place = f"{name} {index} {len(pieces)}"
+        headers: tuple[tuple[str, bytes], ...] = ()
+        if index == len(pieces) - 1:
+            place += f" {hashlib.sha256(value).hexdigest()}"
+            headers = message.headers
+        yield message._replace(
+            value=piece,
+            headers=(CHUNK_SCHEMA, (CHUNK_HEADER, place.encode()), *headers),
+            partition=partition,
+        )
+
+
+def is_chunk(message: Message) -> bool:
+    return (
+        len(message.headers) > 1
+        and message.headers[0] == CHUNK_SCHEMA
+        and message.headers[1][0] == CHUNK_HEADER
+    )
+
+
+class Chunk(NamedTuple):
+    """A chunk: its piece of a record, and its place in the record by its headers."""
+
+    message: Message
+    name: bytes  # of its record
+    number: int  # of this chunk, from 0
+    total: int  # chunks of the record
+    sha256: str  # of the whole; empty but in the last chunk
+    data: bytes
+    headers: tuple[tuple[str, bytes], ...]  # of the record, in the last chunk
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.total - 1
+
+    @property
+    def makes_sense(self) -> bool:
+        return 0 <= self.number < self.total and self.is_last == bool(self.sha256)
+
+
+def chunk_of(message: Message) -> Chunk | None:
+    """The chunk that a message is. None where it is none, or its header makes no sense."""
+    if not is_chunk(message):
+        return None
+    name, *rest = message.headers[1][1][:200].split(b" ")
+    sha256 = rest.pop() if len(rest) == 3 else b""
+    if len(rest) != 2 or not all(number.isdigit() and len(number) < 7 for number in rest):
+        return None
+    chunk = Chunk(
+        message=message,
+        name=name,
+        number=int(rest[0]),
+        total=int(rest[1]),
+        sha256=sha256.decode("ascii", "replace"),
+        data=message.value or b"",
+        headers=message.headers[2:],
+    )
+    return chunk if chunk.makes_sense else None
+
+
+@dataclass
+class _PartialRecord:
+    """A record of which the first chunks have come."""
+
+    offset: int  # of its first chunk
+    total_bytes: int  # chunks of this partition before it
+    count: int
+    pieces: list[bytes] = field(default_factory=list[bytes])
+
+
+@dataclass
+class ChunkAssembler:
+    """Joins the chunks of one partition, in order. Which records are begun depends on the last
+    SPAN_RECORDS offsets only.
+    """
+
+    # by name, in the order of their first chunks
+    begun: dict[bytes, _PartialRecord] = field(default_factory=dict[bytes, _PartialRecord])
+    total_bytes: int = 0
+
+    def is_expected(self, chunk: Chunk) -> bool:
+        record = self.begun.get(chunk.name)
+        return chunk.number == 0 or (record is not None and chunk.number == len(record.pieces))
+
+    def add(self, chunk: Chunk) -> Message | None:
+        """Returns the whole record when its last chunk comes, or that chunk itself where the chunks
+        make no record. Returns None for all other chunks.
+        """
+        message = chunk.message
+        self.total_bytes += len(chunk.data)
+        self._forget_distant(message)
+        if chunk.number == 0:
+            self.begun.pop(chunk.name, None)  # the record begins again, after all others
+            before_bytes = self.total_bytes - len(chunk.data)
+            self.begun[chunk.name] = _PartialRecord(message.offset, before_bytes, chunk.total)
+        record = self.begun.get(chunk.name)
+        if record is None or (chunk.number, chunk.total) != (len(record.pieces), record.count):
+            self.begun.pop(chunk.name, None)
+            return message if chunk.is_last else None
+        record.pieces.append(chunk.data)
+        if not chunk.is_last:
+            return None
+        del self.begun[chunk.name]
+        whole = b"".join(record.pieces)
+        if hashlib.sha256(whole).hexdigest() != chunk.sha256:
+            return message
+        return message._replace(value=whole, headers=chunk.headers)
+
+    def _forget_distant(self, message: Message) -> None:
+        """Drop the records that began so far before this message that it cannot be theirs."""
+        span_bytes = 2 * record_limit(message.topic)  # several producers may write at the same time
+        for name, record in list(self.begun.items()):
+            span = message.offset - record.offset
+            if span <= SPAN_RECORDS and self.total_bytes - record.total_bytes <= span_bytes:
+                break
+            del self.begun[name]
+
+
+def joined(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages of one partition, from its first one on, with chunks joined to records."""
+    assembler = ChunkAssembler()
+    for message in messages:
+        chunk = chunk_of(message)
+        whole = message if chunk is None else assembler.add(chunk)
+        if whole is not None:
+            yield whole
+
+
+class JoiningReader:
+    """A reader of whole records over a reader of messages, without the claims among these. If it
+    begins between the chunks of a record, it reads back to find those before.
+    """
+
+    def __init__(self, reader: Reader, offsets: Offsets, log: Log) -> None:
+        self._reader = reader
+        self._log = log
+        self._start_offsets = dict(offsets)
+        self._seen_from = dict(offsets)  # chunks from these offsets on have been looked at
+        self._assemblers: dict[TopicPartition, ChunkAssembler] = {}
+        self._starts_at_retention: dict[TopicPartition, bool] = {}
+        # by record: the offset of its first chunk, of those that this reader has come across
+        self._begun: dict[TopicPartition, dict[bytes, int]] = {}
+
+    def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
+        """As `Reader.poll`. A poll that has found only chunks and claims returns nothing, although
+        its time is not over.
+        """
+        messages = self._reader.poll(max_messages, timeout_s)
+        if not any(is_chunk(message) or is_claim(message) for message in messages):
+            return messages
+        records: list[Message] = []
+        for message in messages:
+            record = None if is_claim(message) else self._joined(message)
+            if record is not None:
+                records.append(record)
+        return records
+
+    def position(self, topic: str, partition: int) -> int:
+        return self._reader.position(topic, partition)
+
+    def set_paused(self, topics: Collection[str]) -> None:
+        self._reader.set_paused(topics)
+
+    def seek(self, offsets: Offsets) -> None:
+        self._reader.seek(offsets)
+        for tp, offset in offsets.items():
+            self._start_offsets[tp] = offset
+            self._seen_from[tp] = offset
+            self._assemblers.pop(tp, None)
+            self._starts_at_retention.pop(tp, None)
+            self._begun.pop(tp, None)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _joined(self, message: Message) -> Message | None:
+        """The message itself if it is no chunk, or the record that it completes."""
+        chunk = chunk_of(message)
+        if chunk is None:
+            return message
+        tp = message.topic, message.partition
+        assembler = self._assemblers.setdefault(tp, ChunkAssembler())
+        oldest = message.offset - SPAN_RECORDS  # its record cannot have begun before
+        begun = self._begun.setdefault(tp, {})
+        if chunk.number == 0:
+            begun.pop(chunk.name, None)
+            begun[chunk.name] = message.offset
+            while begun[first := next(iter(begun))] < oldest:
+                del begun[first]
+        if not assembler.is_expected(chunk) and oldest < self._seen_from[tp]:
+            assembler = self._read_back(chunk)
+            self._assemblers[tp] = assembler
+        if (
+            not assembler.is_expected(chunk)
+            and oldest < self._start_offsets[tp]
+            and chunk.name not in begun
+            and self._begins_with_retention(tp)
+        ):
+            # Retention has deleted the first chunk, so this record is skipped.
+            return None
+        return assembler.add(chunk)
+
+    def _begins_with_retention(self, tp: TopicPartition) -> bool:
+        """Whether this reader has begun at the first record that retention has left."""
+        if tp not in self._starts_at_retention:
+            start = self._start_offsets[tp]
+            self._starts_at_retention[tp] = 0 < start <= beginning_offset(self._log, *tp)
+        return self._starts_at_retention[tp]
+
+    def _read_back(self, chunk: Chunk) -> ChunkAssembler:
+        """An assembler that has been given the chunks before this one, from so far back that the
+        first chunk of its record is among them, or cannot be found.
+        """
+        message = chunk.message
+        tp = message.topic, message.partition
+        oldest = max(beginning_offset(self._log, *tp), message.offset - SPAN_RECORDS, 0)
+        distance = 4 * chunk.number
+        while True:
+            begin = max(oldest, message.offset - distance)
+            assembler = ChunkAssembler()
+            for before in read(self._log, *tp, begin, message.offset, whole=False):
+                chunk_before = chunk_of(before)
+                if chunk_before is not None:
+                    assembler.add(chunk_before)
+            self._seen_from[tp] = min(self._seen_from[tp], begin)
+            if begin == oldest:
+                # Nothing further back can belong to the record.
+                self._seen_from[tp] = min(begin, message.offset - SPAN_RECORDS)
+                return assembler
+            if assembler.is_expected(chunk):
+                return assembler
+            distance *= 16

@@ -1,0 +1,337 @@
+"""Access rules of the broker. Each role of a run has a user, which may read and write what its
+parts read and write, and nothing else.
+
+The rules follow from `config/topology.py`. A user is named `<run>.<role>`, and each env has a user
+`<run>.env-<name>`. Three more users belong to people: `rescorer` gives recorded rollouts rewards
+(`streamrl rescore`), `auditor` reads everything (status, audit, replay, export), and `operator` may
+do everything within the run, which `streamrl topics apply` and `streamrl up` need. Idempotent
+writes need no rule, as Kafka 2.8 and later allow them to writers.
+"""
+
+# pyright: reportPrivateImportUsage=false
+# confluent_kafka.admin does not list in __all__ the names that it re-exports.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.config.topology import Role
+from streamrl.stream.log import topics
+from streamrl.stream.log.kafka.admin import Admin, access_denied, call_with_retries
+from streamrl.stream.log.kafka.reader import READER
+from streamrl.stream.log.topics import Topic
+from streamrl.system.errors import AccessDenied, ConfigError
+
+CALL_TIMEOUT_S = 10.0
+OF_SESSIONS = (topology.GATEWAY, topology.ASSEMBLER)  # They use the topics of envs with sessions.
+
+# The quotas of an env's user on each broker. An env may be compromised, or written by somebody
+# else, and must leave capacity for the other users. The rates are in bytes per second and far above
+# what rollouts need (docs/operations.md, Sizing). The percentage is of one thread of the broker.
+QUOTAS = {"producerByteRate": 20_000_000, "consumerByteRate": 20_000_000, "requestPercentage": 50}
+# The gateway writes what agents of all envs send.
+GATEWAY_QUOTAS = {
+    "producerByteRate": 50_000_000,
+    "consumerByteRate": 100_000_000,  # of a replica that starts
+    "requestPercentage": 100,
+}
+
+
+class User(NamedTuple):
+    """The user of a role's parts. A role that has parts for each env has a user for each env."""
+
+    name: str  # the name without the run, which precedes it on the broker
+    role: Role
+    identities: tuple[str, ...]  # the transactional ids of its parts
+    env: str = ""  # the env whose topics it uses; empty for those of all envs
+
+
+class Rule(NamedTuple):
+    """The operations that a user may carry out on one resource, or on all with a prefix."""
+
+    resource: Literal["topic", "group", "transactional-id"]
+    name: str  # the name on the broker, which begins with the run's
+    # Kafka's names: READ, WRITE, CREATE, DESCRIBE and ALL. READ and WRITE include DESCRIBE.
+    operations: tuple[str, ...]
+    prefixed: bool = False  # whether `name` is a prefix
+
+    def __str__(self) -> str:
+        name = f"{self.name}*" if self.prefixed else self.name
+        return f"{','.join(self.operations):10} {self.resource} {name}"
+
+
+def user_name(run: RunFile, name: str) -> str:
+    """The name of a user on the broker."""
+    return f"{run.run}.{name}"
+
+
+def users(run: RunFile) -> list[User]:
+    """The users of the run's parts, in the order of the loop."""
+    users = list[User]()
+    for role in topology.ROLES:
+        if topology.TURNS in role.consumes and not run.session_envs:
+            continue  # The run has no topics of sessions, so there is nothing to be allowed.
+        parts = role.parts(run) if role.is_transactional else ()
+        if not role.is_per_env:
+            users.append(User(role.name, role, tuple(part.identity for part in parts)))
+            continue
+        for env, settings in run.envs.items():
+            if settings.sessions:
+                # Agents and env servers go through the gateway. A server has metrics of its part.
+                if settings.python:
+                    users.append(User(f"{role.name}-{env}", role, (), env))
+                continue
+            own = tuple(part.identity for part in parts if part.env == env)
+            # An env that the run does not start has no parts.
+            outside = (topology.outside_identity(env),)
+            users.append(User(f"{role.name}-{env}", role, own or outside, env))
+    return users
+
+
+def rules(run: RunFile, guests: Sequence[RunFile] = ()) -> dict[str, list[Rule]]:
+    """The rules of each user, by the user's name without the run. `guests`: runs that the servers
+    serve, too. Raises ConfigError for one that has not agreed to it.
+    """
+    prefix = f"{run.run}."  # A run's name has no dot, so no other run's names begin like this.
+    reading = [Rule("topic", prefix, ("READ",), True), Rule("group", prefix, ("DESCRIBE",), True)]
+    everything = [
+        Rule(resource, prefix, ("ALL",), True)
+        for resource in ("topic", "group", "transactional-id")
+    ]
+    by_user = {user.name: list(_rules_of(user, run)) for user in users(run)}
+    # An orchestrator reads all topics for the report that it writes at the end.
+    by_user[topology.ORCHESTRATOR.name] += reading
+    for guest in guests:
+        by_user[topology.INFERENCE.name] += _rules_of_guest(run, guest)
+    people = {"rescorer": rescoring(run), "auditor": reading, "operator": everything}
+    return {**by_user, **people}
+
+
+def rules_of_hosts(run: RunFile) -> dict[str, list[Rule]]:
+    """The rules on this run's topics that it gives the servers of other runs, by the whole name of
+    their user.
+    """
+    return {
+        f"{host}.{topology.INFERENCE.name}": list(_serving_guest(f"{run.run}."))
+        for host in run.inference.served_by
+    }
+
+
+def _rules_of_guest(run: RunFile, guest: RunFile) -> Iterator[Rule]:
+    if guest.run not in run.inference.also_serves:
+        raise ConfigError(
+            f"inference.also_serves: run {run.run} does not serve {guest.run}; name it there"
+        )
+    if run.run not in guest.inference.served_by:
+        raise ConfigError(
+            f"inference.served_by: run {guest.run} has not agreed to be served by {run.run}; it has"
+            " to name it there"
+        )
+    yield from _serving_guest(f"{guest.run}.")
+
+
+def rescoring(run: RunFile) -> list[Rule]:
+    """The rules of whoever gives the rollouts of any env new rewards, and makes the topic for them
+    if the run does not plan it.
+    """
+    prefix = f"{run.run}."
+    rules = list[Rule]()
+    for env in run.envs:
+        rules.append(Rule("topic", f"{prefix}{topology.rollouts(env)}", ("READ",)))
+        rules.append(Rule("topic", f"{prefix}{topology.rewards(env)}", ("READ", "WRITE", "CREATE")))
+    rules.append(Rule("topic", f"{prefix}{topology.SERVERS}", ("READ",)))  # for judges in pools
+    rules.append(Rule("group", f"{prefix}{READER}", ("DESCRIBE",)))
+    rules.append(Rule("transactional-id", f"{prefix}{topology.RESCORER}", ("WRITE",)))
+    return rules
+
+
+def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
+    """Add the rules of the run to the cluster's. Returns them as lines of text.
+
+    Rules that the cluster has already are kept. Raises AccessDenied for a user who may not change
+    rules, and ConfigError for a cluster without an authorizer.
+    """
+    admin = Admin(settings)
+    wanted: list[AclBinding] = []
+    for name, allowed in _by_whole_name(run).items():
+        for rule in allowed:
+            wanted += _bindings(name, rule)
+
+    def create() -> None:
+        for future in admin.create_acls(wanted, request_timeout=CALL_TIMEOUT_S).values():
+            try:
+                future.result()
+            except KafkaException as exception:
+                if exception.args[0].code() == KafkaError.SECURITY_DISABLED:
+                    raise ConfigError(
+                        f"the broker at {admin.address} has no authorizer: everybody may do"
+                        " everything; see SECURITY.md"
+                    ) from None
+                raise
+
+    admin.visible_topics()  # It raises an error with the reason if the broker cannot be reached.
+    try:
+        call_with_retries(create, admin.address)
+    except AccessDenied:
+        raise access_denied(settings, "change access rules") from None
+    return in_words(run)
+
+
+def in_words(run: RunFile) -> list[str]:
+    """A line for each rule, with its user."""
+    lines: list[str] = []
+    for name, allowed in _by_whole_name(run).items():
+        lines += [f"User:{name}  {rule}" for rule in allowed]
+    return lines
+
+
+def _by_whole_name(run: RunFile) -> dict[str, list[Rule]]:
+    """The rules of the run's users and of those that it is served by."""
+    own = {user_name(run, name): allowed for name, allowed in rules(run).items()}
+    return {**own, **rules_of_hosts(run)}
+
+
+def manifests(
+    run: RunFile, cluster: str = "streamrl", guests: Sequence[RunFile] = ()
+) -> list[dict[str, Any]]:
+    """The run's KafkaUsers. Strimzi's user operator makes up a password for each, and keeps it in
+    a Secret of the user's name.
+    """
+    users: list[dict[str, Any]] = []
+    for name, allowed in rules(run, guests).items():
+        spec: dict[str, Any] = {
+            "authentication": {"type": "scram-sha-512"},
+            "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
+        }
+        if name.startswith(f"{topology.ENV.name}-"):
+            spec["quotas"] = dict(QUOTAS)
+        elif name == topology.GATEWAY.name:
+            spec["quotas"] = dict(GATEWAY_QUOTAS)
+        metadata = {
+            "name": user_name(run, name),
+            "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
+        }
+        users.append(
+            {
+                "apiVersion": "kafka.strimzi.io/v1",
+                "kind": "KafkaUser",
+                "metadata": metadata,
+                "spec": spec,
+            }
+        )
+    return users
+
+
+def render(run: RunFile, cluster: str = "streamrl", guests: Sequence[RunFile] = ()) -> str:
+    """The run's KafkaUsers as YAML for `kubectl apply -f -`. A user's rules are in one resource, so
+    those on topics of `guests` are here.
+
+    Raises ConfigError as `topics.check_for_kubernetes` and `rules` do.
+    """
+    topics.check_for_kubernetes(run)
+    return yaml.safe_dump_all(manifests(run, cluster, guests), sort_keys=False, explicit_start=True)
+
+
+def _acl(rule: Rule) -> dict[str, Any]:
+    kind = "transactionalId" if rule.resource == "transactional-id" else rule.resource
+    resource = {
+        "type": kind,
+        "name": rule.name,
+        "patternType": "prefix" if rule.prefixed else "literal",
+    }
+    return {
+        "resource": resource,
+        "operations": [operation.capitalize() for operation in rule.operations],
+    }
+
+
+def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
+    role = user.role
+    prefix = f"{run.run}."
+    if user.env in run.session_envs:
+        yield Rule("topic", f"{prefix}{topology.METRICS}", ("WRITE",))
+        return
+    for topic in topics.plan(run):
+        if _concerns(topic, user, run):
+            kind = topic.kind.name
+            operations = ("READ",) * role.reads(kind) + ("WRITE",) * (kind in role.produces)
+            if operations:
+                yield Rule("topic", topic.name, operations)
+    yield Rule("group", f"{prefix}{READER}", ("DESCRIBE",))
+    # Others may add parts to an open role. Their identities begin with the role's name.
+    identities = (f"{role.name}-",) if role.is_open else user.identities
+    for identity in identities:
+        yield Rule("transactional-id", f"{prefix}{identity}", ("WRITE",), role.is_open)
+        if role.has_offsets:
+            yield Rule("group", f"{prefix}{identity}", ("READ",), role.is_open)
+    if role is topology.GATEWAY:  # which sessions are open: extensions/gateway/open_sessions.py
+        journal = topology.journal(topology.ASSEMBLER.name)
+        yield Rule("topic", f"{prefix}{journal}", ("READ",))
+    # A scorer skips the batches on which the lead learner has trained already.
+    if role is topology.SCORER:
+        (lead,) = topology.LEARNER.parts(run)
+        yield Rule("group", f"{prefix}{lead.identity}", ("DESCRIBE",))
+
+
+def _serving_guest(prefix: str) -> Iterator[Rule]:
+    """The rules on another run's topics that servers need to serve its adapters."""
+    yield Rule("topic", f"{prefix}{topology.POLICY_VERSIONS}", ("READ",))
+    for topic in topology.INFERENCE.produces:
+        yield Rule("topic", f"{prefix}{topic}", ("WRITE",))
+    yield Rule("group", f"{prefix}{READER}", ("DESCRIBE",))
+
+
+def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
+    """Whether a user, whose role uses this kind of topics, uses this one.
+
+    An env uses its own topics, and a part its own journal. Dead letters are written by the readers
+    of the topic that they come from.
+    """
+    of = topic.name.removeprefix(f"{run.run}.{topic.kind.name}").removeprefix(".")
+    match topic.kind.per:
+        case "run":
+            return True
+        case "env":
+            if user.role in OF_SESSIONS:
+                return of in run.session_envs
+            if user.role is topology.ENV and topic.kind.name == topology.TURNS:
+                return user.env == of and run.records_turns(of)
+            return user.env in ("", of)
+        case "part":
+            return of in user.identities
+        case "topic":
+            if user.role in OF_SESSIONS and topology.subject_of(of) not in run.session_envs:
+                return False
+            return user.role.reads(topology.kind_of(of))
+
+
+def _bindings(name: str, rule: Rule) -> Iterator[AclBinding]:
+    kind = {
+        "topic": ResourceType.TOPIC,
+        "group": ResourceType.GROUP,
+        "transactional-id": ResourceType.TRANSACTIONAL_ID,
+    }[rule.resource]
+    pattern = ResourcePatternType.PREFIXED if rule.prefixed else ResourcePatternType.LITERAL
+    for operation in rule.operations:
+        yield AclBinding(
+            kind,
+            rule.name,
+            pattern,
+            f"User:{name}",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )

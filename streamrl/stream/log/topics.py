@@ -1,0 +1,207 @@
+"""Topics as code: each kind of topic has a template in `topics/*.yaml`, and a run's topics follow
+from these templates and its run file. `render` writes manifests for Strimzi; `topic_changes.py`
+makes the topics.
+
+A template states the topic's records and key in its annotations, and explains them in its comments.
+Parts name a topic without the run (`rollouts.copy-digits`). On the broker its name is
+`<run>.<topic>`, so two runs never share a topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from string import Template
+from typing import Any, Literal
+
+import yaml
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.system.errors import ConfigError
+from streamrl.system.files import shipped_directory
+
+# Settings by which a broker deletes records begin with one of these.
+DELETING = ("retention.", "local.retention.", "cleanup.policy")
+# The longest name of a StatefulSet. Its pods have a label of that name and 11 more characters, and
+# Kubernetes allows 63.
+STATEFUL_SET_CHARS = 52
+# These annotations keep Argo CD and Helm from deleting a topic with its manifest.
+KEPT = {
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "helm.sh/resource-policy": "keep",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of topic, as its template in topics/ describes it."""
+
+    name: str
+    per: Literal["run", "env", "part", "topic"]  # a run has one such topic for each of these
+    records: tuple[str, ...]  # the schemas in it, as records.RECORDS names them; empty for any
+    key: str
+    has_dead_letters: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic that a run should have."""
+
+    name: str  # its name on the broker, which begins with the run's
+    kind: Kind
+    manifest: Mapping[str, Any]  # Strimzi's KafkaTopic
+
+    @property
+    def partitions(self) -> int:
+        return self.manifest["spec"]["partitions"]
+
+    @property
+    def replicas(self) -> int:
+        return self.manifest["spec"]["replicas"]
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The topic's settings on the broker, by Kafka's names."""
+        return self.manifest["spec"]["config"]
+
+
+def kinds() -> dict[str, Kind]:
+    """All kinds of topics, by name."""
+    directory = shipped_directory("topic_templates", "topics")
+    return {path.stem: _kind(path) for path in sorted(directory.glob("*.yaml"))}
+
+
+def _kind(path: Path) -> Kind:
+    text = path.read_text()
+    annotations: dict[str, Any] = {
+        name.removeprefix("streamrl/"): value
+        for name, value in yaml.safe_load(text)["metadata"]["annotations"].items()
+    }
+    return Kind(
+        name=path.stem,
+        per=annotations["per"],
+        records=tuple(filter(None, annotations["records"].split(","))),
+        key=annotations["key"],
+        has_dead_letters=annotations.get("dead-letters") == "true",
+        text=text,
+    )
+
+
+def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
+    """All topics of a run, sorted by kind. `cluster` is the name of Strimzi's Kafka resource."""
+    templates = kinds().values()
+    sources: list[str] = []
+    for kind in templates:
+        if kind.has_dead_letters:
+            names = _names(kind, run, sources=[])
+            sources += [f"{kind.name}.{name}" if name else kind.name for name in names]
+    topics: list[Topic] = []
+    for kind in templates:
+        topics += [_topic(kind, name, run, cluster) for name in _names(kind, run, sources)]
+    return topics
+
+
+def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
+    """The env, part or topic after which each topic of a kind is named.
+
+    `sources` are the topics whose unusable records are kept as dead letters.
+    """
+    match kind.per:
+        case "run":
+            return [""]
+        case "env":
+            if kind.name == topology.VISITS:
+                return [name for name, env in run.envs.items() if env.pass_rate]
+            if kind.name == topology.TURNS:
+                return list(run.turn_envs)
+            if kind.name == topology.REWARDS:
+                return []  # `streamrl rescore` makes it
+            return list(run.envs)
+        case "part":
+            identities: list[str] = []
+            for role in topology.ROLES:
+                if role.has_journal and role.is_needed(run):
+                    identities += [part.identity for part in role.parts(run)]
+            return identities
+        case "topic":
+            return sources
+
+
+def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
+    wanted = run.topics
+    values = {
+        kind.per: of,
+        "run": run.run,
+        "cluster": cluster,
+        "writers": ",".join(role.room for role in topology.writers(kind.name)),
+        "readers": ",".join(role.room for role in topology.readers(kind.name)),
+        "partitions": wanted.partitions,
+        "replicas": wanted.replicas,
+        # Writes go on while one replica is down, and each acknowledged record is on the others.
+        "min_insync_replicas": max(1, wanted.replicas - 1),
+        "retention_ms": round(wanted.retention_hours * 3_600_000),
+    }
+    manifest = yaml.safe_load(Template(kind.text).substitute(values))
+    config = manifest["spec"]["config"]
+    # A topic without a time of retention is a part's state, or is needed to read the whole run. The
+    # run file must not make the broker delete records from it.
+    may_delete = config.get("retention.ms", -1) != -1
+    for name, value in wanted.config.items():
+        if may_delete or not name.startswith(DELETING):
+            config[name] = value
+    manifest["spec"]["config"] = {name: str(value) for name, value in config.items()}
+    return Topic(manifest["metadata"]["name"], kind, manifest)
+
+
+def topics_of_recorded_run(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
+    """The topics of a recorded run, and those that its run file plans besides.
+
+    `partitions` has the recorded topics without the run's name, and their numbers of partitions.
+    Raises ConfigError for a topic of an unknown kind.
+    """
+    templates = kinds()
+    planned = {topic.name: topic for topic in plan(run)}
+    for name, count in partitions.items():
+        kind, _, of = name.partition(".")
+        if kind not in templates:
+            raise ConfigError(
+                f"topic {name} is of no kind that streamrl knows: {', '.join(templates)}"
+            )
+        # A topic of an env that the run file no longer has is not planned.
+        topic = planned.get(f"{run.run}.{name}") or _topic(templates[kind], of, run, "streamrl")
+        spec = {**topic.manifest["spec"], "partitions": count}
+        planned[topic.name] = replace(topic, manifest={**topic.manifest, "spec": spec})
+    return list(planned.values())
+
+
+def check_for_kubernetes(run: RunFile) -> None:
+    """Raise ConfigError for an env whose name is too long for Kubernetes to start its pods.
+
+    Kafka accepts every name that a run file may have.
+    """
+    for name in run.envs:
+        if len(f"env-{name}") > STATEFUL_SET_CHARS:
+            longest = STATEFUL_SET_CHARS - len("env-")
+            raise ConfigError(
+                f"envs.{name}: a name of {len(name)} characters is too long for Kubernetes, which"
+                f" labels the pods of the StatefulSet env-{name} with it; take one of at most"
+                f" {longest}"
+            )
+
+
+def render(run: RunFile, cluster: str = "streamrl") -> str:
+    """The run's KafkaTopics as YAML for `kubectl apply -f -`.
+
+    Strimzi deletes a topic when its manifest is deleted, so each manifest has the annotations that
+    keep it. Raises the ConfigError of `check_for_kubernetes`.
+    """
+    check_for_kubernetes(run)
+    manifests = [dict(topic.manifest) for topic in plan(run, cluster)]
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        annotations = {**metadata["annotations"], **KEPT}
+        manifest["metadata"] = {**metadata, "annotations": annotations}
+    return yaml.safe_dump_all(manifests, sort_keys=False, explicit_start=True)

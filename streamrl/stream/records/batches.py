@@ -1,0 +1,223 @@
+"""From groups to batches: what the buffer, the batcher and the scorers write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+
+from streamrl.stream.records.fields import (
+    Array,
+    BatchNumber,
+    Column,
+    Name,
+    Record,
+    check_columns,
+    check_experts,
+    check_floats,
+    check_lengths,
+    check_token_ids,
+    total_of,
+)
+
+
+class ScoredGroup(Record, frozen=True, kw_only=True):
+    """The rollouts of one problem with their advantages; an empty one says that a group closed with
+    nothing to train on.
+
+    One entry is one sequence. A rollout that forked has several, next to each other, with the same
+    uid, offset, advantage and reward. Columns by token are ragged: the values of the sequences, one
+    after another, cut by `lengths`. The `prompt` precedes each sequence.
+    """
+
+    environment: Name
+    group_id: Name
+    problem_id: Name
+    producer: Name  # empty: the group was counted before
+    epoch: int = 0  # of its first rollout
+    # This is no group: retention has deleted rollouts that the buffer had not read, so the accounts
+    # of the env's producers begin anew (`Demand.epoch`).
+    begins_epoch: bool = False
+    partition: int  # of rollouts.<env>
+    # where each rollout lies in that partition
+    offsets: Annotated[Array, Column("sequence", "<i8")]
+    uids: list[Name]
+    prompt: Array  # (p,) unsigned: the tokens that all sequences begin with and nobody sampled
+    lengths: Annotated[Array, Column("sequence", "<i4")]  # tokens behind the prompt
+    tokens: Annotated[Array, Column("token", "<u2", source="tokens")]  # <u2 or <u4
+    # 0 where not sampled
+    policy_logprobs: Annotated[Array, Column("token", "<f4", source="logprobs", finite=True)]
+    # 1 where sampled; None when all are
+    loss_mask: Annotated[Array | None, Column("token", "|u1", fill=1)] = None
+    advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
+    # None when each token has the advantage of its rollout
+    token_advantages: Annotated[
+        Array | None, Column("token", "<f4", fill="advantages", finite=True)
+    ] = None
+    rewards: Annotated[Array, Column("sequence", "<f4", source="reward", finite=True)]
+    temperatures: Annotated[Array, Column("sequence", "<f4", source="temperature")]
+    oldest_versions: Annotated[Array, Column("sequence", "<i4", source="policy_version")]
+    newest_versions: Annotated[Array, Column("sequence", "<i4", source="newest_policy_version")]
+    # None when none is
+    truncated: Annotated[Array | None, Column("sequence", "|u1", source="truncated")] = None
+    # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
+    policy_gradient_weights: Annotated[
+        Array | None, Column("token", "<f4", fill=1, finite=True)
+    ] = None
+    cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    teacher_kl_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    # (tokens, layers, k), as in a Turn; None when no turn has them
+    routed_experts: Annotated[
+        Array | None, Column("token", "|u1", source="routed_experts", ndim=3)
+    ] = None
+    prompt_routed_experts: Array | None = None  # (p, layers, k): of the prompt
+
+    def __post_init__(self) -> None:
+        what = f"group {self.group_id!r}"
+        counts = {"sequence": len(self.uids), "token": total_of(f"{what}: lengths", self.lengths)}
+        check_columns(what, self, counts)
+        check_token_ids(f"{what}: the prompt", self.prompt)
+        check_prompt_experts(what, self, len(self.prompt))
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens it costs in a batch: each sequence with its own copy of the prompt."""
+        return len(self.uids) * len(self.prompt) + len(self.tokens)
+
+
+class Batch(Record, frozen=True, kw_only=True):
+    """What the learner trains on at policy version `number`: whole groups, packed into rows.
+    Readable by itself.
+
+    Ragged like its groups: `prompts` are cut by `prompt_lengths` (one a group), columns by token
+    are cut by `lengths` (one a sequence; a rollout that forked has several, under the same uid).
+    Sequence i belongs to group `groups[i]` and lies in row `rows[i]`, behind those of that row that
+    come before it in the arrays. `learner/model/examples.py:expand` makes the fixed, dense
+    RlExample of it.
+    """
+
+    number: BatchNumber
+    policy_version: int  # the newest version the batcher had heard of
+    row_count: int
+    max_seq_len: int
+    processes: int = 1  # that train on it; number p has the rows from p * row_count / processes on
+    environments: list[Name]
+    group_ids: list[Name]
+    group_environments: Annotated[Array, Column("group", "<i4")]  # index into environments
+    prompts: Array  # (sum of prompt_lengths,) unsigned
+    prompt_lengths: Annotated[Array, Column("group", "<i4")]
+    uids: list[Name]
+    groups: Annotated[Array, Column("sequence", "<i4")]  # index into group_ids
+    rows: Annotated[Array, Column("sequence", "<i4")]
+    lengths: Annotated[Array, Column("sequence", "<i4")]
+    tokens: Annotated[Array, Column("token", "<u2")]  # <u2 or <u4
+    policy_logprobs: Annotated[Array, Column("token", "<f4", finite=True)]
+    loss_mask: Annotated[Array | None, Column("token", "|u1", fill=1)] = None
+    advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
+    # None when each token has the advantage of its rollout
+    token_advantages: Annotated[
+        Array | None, Column("token", "<f4", fill="advantages", finite=True)
+    ] = None
+    rewards: Annotated[Array, Column("sequence", "<f4", finite=True)]
+    temperatures: Annotated[Array, Column("sequence", "<f4")]
+    oldest_versions: Annotated[Array, Column("sequence", "<i4")]
+    # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
+    policy_gradient_weights: Annotated[
+        Array | None, Column("token", "<f4", fill=1, finite=True)
+    ] = None
+    cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    teacher_kl_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    # (tokens, layers, k), as in a Turn; None when no turn has them
+    routed_experts: Annotated[Array | None, Column("token", "|u1", ndim=3)] = None
+    prompt_routed_experts: Array | None = None  # (sum of prompt_lengths, layers, k)
+
+    def __post_init__(self) -> None:
+        what = f"batch {self.number}"
+        if self.processes < 1 or self.row_count % self.processes:
+            raise ValueError(
+                f"{what}: {self.row_count} rows cannot be divided among {self.processes} processes"
+            )
+        counts = {
+            "group": len(self.group_ids),
+            "sequence": len(self.uids),
+            "token": total_of(f"{what}: lengths", self.lengths),
+        }
+        check_columns(what, self, counts)
+        prompt_tokens = total_of(f"{what}: prompt_lengths", self.prompt_lengths)
+        check_lengths(what, self, ("prompts",), prompt_tokens)
+        check_token_ids(f"{what}: prompts", self.prompts)
+        check_prompt_experts(what, self, prompt_tokens)
+
+
+def first_of_rollout_mask(uids: Sequence[str]) -> np.ndarray:
+    """(n,) bool: true for the first sequence of each rollout. The sequences of a rollout lie next
+    to each other.
+    """
+    return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
+
+
+def mean_rewards(batch: Batch) -> dict[str, float]:
+    """The mean reward of each env's rollouts in the batch. A rollout counts once, however many
+    sequences it has. A sequence of a group that does not exist is of no env.
+    """
+    is_grouped = (batch.groups >= 0) & (batch.groups < len(batch.group_ids))
+    envs = np.full(len(batch.groups), -1, np.int32)
+    envs[is_grouped] = batch.group_environments[batch.groups[is_grouped]]
+    first = first_of_rollout_mask(batch.uids)
+    means = dict[str, float]()
+    for index, env in enumerate(batch.environments):
+        rewards = batch.rewards[first & (envs == index)]
+        if len(rewards):
+            means[env] = float(rewards.mean(dtype=np.float64))
+    return means
+
+
+def check_prompt_experts(what: str, record: ScoredGroup | Batch, length: int) -> None:
+    """The experts of prompts of `length` tokens have the layers of those of the other tokens."""
+    prompts = record.prompt_routed_experts
+    if prompts is None:
+        return
+    check_experts(f"{what}: prompt_routed_experts", prompts, length)
+    others = record.routed_experts
+    if others is None or others.shape[1:] != prompts.shape[1:]:
+        raise ValueError(f"{what}: prompt_routed_experts do not fit routed_experts")
+
+
+class Demand(Record, frozen=True, kw_only=True):
+    """How much work the batcher wants from an env: its replicas together keep what they have
+    launched and not seen closed within `wanted_tokens`.
+    """
+
+    environment: Name
+    # for the next batches, less what the batcher holds, or in place of envs that supply too little;
+    # 0 when it has enough
+    wanted_tokens: int
+    held_tokens: int
+    # by producer, since the run began: groups that came to an end in the buffer
+    closed_groups: dict[Name, int]
+    missing_tokens: int = 0  # how many the next batch is short of right now
+    # by producer, since the run began: groups that it may have begun; empty: as many as
+    # `wanted_tokens` allows
+    granted_groups: dict[Name, int] = {}
+    # How often retention has deleted groups that were not counted. When it grows, a producer has
+    # begun as many groups as are closed, and those that it has not published.
+    epoch: int = 0
+
+
+class Scores(Record, frozen=True, kw_only=True):
+    """Logprobs of a batch's tokens under the reference, and under the teacher if there is one."""
+
+    number: BatchNumber  # the batch
+    scorer: Name  # the worker
+    # policy version of the model; -1: one of its own (learner.reference.path); -2: the pool was not
+    # asked for a reference, and `logprobs` are 0
+    reference: int
+    logprobs: Array  # (n,) float32: of the batch's tokens, prompts left out; 0 where not sampled
+    teacher_logprobs: Array | None = None  # (n,) float32: likewise; None: there is no teacher
+
+    def __post_init__(self) -> None:
+        what = f"scores of batch {self.number}"
+        check_floats(f"{what}: logprobs", self.logprobs, None)
+        if self.teacher_logprobs is not None:
+            check_floats(f"{what}: teacher_logprobs", self.teacher_logprobs, len(self.logprobs))

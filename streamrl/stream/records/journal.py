@@ -1,0 +1,86 @@
+"""The books that processors keep: the fate of every rollout, journals and snapshots."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from streamrl.stream.records.fields import (
+    Array,
+    BatchNumber,
+    Name,
+    Record,
+    check_lengths,
+    misshapen,
+)
+
+FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
+ENV_REMOVED = "its env was taken out of the run"  # a `cause`
+
+
+class Fate(Record, frozen=True, kw_only=True):
+    """The final outcome of these rollouts. A fate belongs to a record of rollouts.<env>:
+    (partition, offset).
+    """
+
+    fate: FateKind
+    environment: Name
+    partition: int
+    offsets: Array  # (n,) int64
+    uids: list[Name] = []  # empty where they could not be read
+    policy_versions: Array | None = None  # (n,) int32: of the oldest token of each
+    batch: BatchNumber | None = None  # batched: into which
+    cause: str = ""
+
+    def __post_init__(self) -> None:
+        check_lengths("fate", self, ("offsets",), len(self.uids) or self.offsets.size)
+        if self.offsets.dtype.kind != "i":
+            raise ValueError(f"fate: offsets must be integers, not {self.offsets.dtype}")
+        versions = self.policy_versions
+        if versions is not None and versions.dtype.kind != "i":
+            raise ValueError(f"fate: policy_versions must be integers, not {versions.dtype}")
+        if versions is not None and versions.shape != self.offsets.shape:
+            raise misshapen("fate: policy_versions", versions, len(self.offsets))
+        if (self.fate == "batched") != (self.batch is not None):
+            raise ValueError(f"fate {self.fate} with batch {self.batch}")
+
+
+class Slice(Record, frozen=True, array_like=True, kw_only=True):
+    """Records `start` to `end` (exclusive) of one input partition, `count` of them, taken in one
+    go. Slices of a partition tile.
+    """
+
+    topic: str  # without the run's name
+    partition: int
+    start: int
+    end: int
+    count: int
+
+
+class JournalEntry(Record, frozen=True, kw_only=True):
+    """One transaction of a part: which slices it read, in order, and when. This is enough to run it
+    again.
+
+    Where `removed` is not None the part took no records: at its start it brought its state in line
+    with its configuration (`Processor.reconcile`), and with what retention had deleted: of each
+    (topic, partition, offset) everything below the offset.
+    """
+
+    sequence: int
+    time_s: float
+    slices: list[Slice]
+    digest: bytes  # of the outputs
+    output_count: int
+    snapshot_offset: int = -1  # where the newest complete snapshot lies in this partition; -1: none
+    config: str = ""  # JSON, at the start and at each change
+    removed: list[tuple[str, int, int]] | None = None
+    # whether records that were in the log when the part started were unread (`awake_clock.py`)
+    is_behind: bool = False
+
+
+class Snapshot(Record, frozen=True, kw_only=True):
+    """A part's state after entry `sequence`, held records by reference."""
+
+    sequence: int
+    positions: list[tuple[str, int, int]]  # topic, partition, next offset
+    state: bytes
+    config: str  # JSON: what was in force

@@ -1,0 +1,100 @@
+"""Calls as turns: each sampled token is sampled in one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from msgspec import structs
+
+from streamrl.buffer.groups import split_sequences
+from streamrl.envs.sessions import rollouts
+from streamrl.envs.sessions.rollouts import (
+    RolloutName,
+    build_failed_rollout,
+    build_rollout,
+    count_tokens,
+    in_order_of_turns,
+    to_turns,
+)
+from streamrl.stream.records import ModelCall, Rollout
+from tests.envs.sessions.test_call_tree import sessions
+from tests.support.sessions import call
+
+NAME = RolloutName("agents", "p", "s", "g", "agents-0")
+
+
+def made(calls: list[ModelCall], **fields: Any) -> Rollout:
+    earned: dict[str, Any] = {"reward": 1.0, "rewards": {}, **fields}
+    return build_rollout(NAME, calls, to_turns(calls), metadata={}, is_truncated=False, **earned)
+
+
+@given(sessions())
+def test_each_sampled_token_is_in_one_loss_mask(calls: list[ModelCall]):
+    sampled = [turn.tokens for turn in to_turns(calls) if turn.logprobs is not None]
+    assert sum(0 if t is None else len(t) for t in sampled) == sum(len(c.tokens) for c in calls)
+    assert len(split_sequences(made(calls))) == sum(
+        call.call not in {each.continues for each in calls if not each.fork} for call in calls
+    )
+
+
+def test_turns_stand_sequence_by_sequence():
+    calls = [call("a", [1], [2]), call("b", [9], [8]), call("c", [3], [4], "a")]
+    assert [each.call for each in in_order_of_turns(calls)] == ["a", "c", "b"]
+    assert [turn.message for turn in to_turns(calls)][1::2] == [
+        "said in a",
+        "said in c",
+        "said in b",
+    ]
+
+
+def test_a_vocabulary_of_more_than_65536_tokens():
+    wide = structs.replace(call("a", [1], [2]), tokens=np.array([70_000], np.uint32))
+    (asked, said) = made([wide]).turns
+    assert asked.tokens is not None and asked.tokens.dtype == np.uint32
+    assert said.tokens is not None and said.tokens.tolist() == [70_000]
+
+
+def test_what_no_reader_would_accept_is_found_here():
+    with pytest.raises(ValueError, match="not finite"):
+        made([call("a", [1], [2])], reward=float("nan"))
+
+
+def test_a_failed_rollout_says_why_in_text_that_can_be_written():
+    failed = build_failed_rollout(NAME, "a half \ud83d of a character", 3)
+    assert (failed.failure, failed.policy_version) == ("a half ? of a character", 3)
+    assert (failed.rollout_uid, failed.producer) == ("s", "agents-0")
+
+
+def test_a_tree_that_repeats_too_much_is_refused_before_it_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    calls = [call("a", [1] * 90, [2] * 10)]
+    calls += [call(f"b{i}", [3], [4], "a") for i in range(5)]
+    assert count_tokens(calls) == 5 * 102
+    assert sum(turn.token_count for turn in to_turns(calls)) == 5 * 102
+    monkeypatch.setattr(rollouts, "MAX_TOKENS", 509)
+    with pytest.raises(ValueError, match="510 tokens with what each repeats; 509 are the most"):
+        to_turns(calls)
+    monkeypatch.setattr(rollouts, "MAX_BYTES", 100)
+    with pytest.raises(ValueError, match="bytes; 100 are the most"):
+        made(calls[:1])
+
+
+@given(sessions())
+def test_tokens_are_counted_without_being_copied(calls: list[ModelCall]):
+    assert count_tokens(calls) == sum(turn.token_count for turn in to_turns(calls))
+
+
+def test_a_failure_is_as_long_as_a_record_can_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollouts, "MAX_CAUSE", 5)
+    assert build_failed_rollout(NAME, "123456789", -3).failure == "12345"
+
+
+def test_calls_at_two_temperatures_make_a_rollout_that_is_not_trained_on():
+    first = call("a", [1], [2], temperature=0.5)
+    assert made([first]).misaligned == ""
+    both = [first, call("b", [3], [4], continues="a", temperature=1.0)]
+    assert made(both).misaligned == "its calls were sampled at the temperatures [0.5, 1.0]"

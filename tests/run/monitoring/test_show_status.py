@@ -1,0 +1,117 @@
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from streamrl.config.run_file import RunFile, parse
+from streamrl.run.monitoring.run_view import new_view, update_view
+from streamrl.run.monitoring.show_status import tables
+from streamrl.run.monitoring.status import read_view, statuses
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.memory import MemoryLog
+from streamrl.stream.log.meter import Meter
+from streamrl.stream.log.protocol import Event, Output
+from streamrl.stream.records import Fate, Metric, PolicyVersion, Server
+from tests.run.monitoring.test_status import TOPICS
+from tests.support.build import evaluation
+
+
+@pytest.fixture
+def run() -> RunFile:
+    return parse({"run": "r", "envs": {"copy": {}}})
+
+
+def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
+    log = MemoryLog(TOPICS)
+    meter = Meter(log, "batcher")
+    meter.publish({"batches/copy/reward/mean": 0.25}, step=6, time_s=100.0)
+    Meter(log, "buffer").publish({"worker/left_alone_s/rollouts.copy": 12.0}, time_s=100.0)
+    log.append(
+        [
+            to_message(
+                Output(
+                    "policy-versions",
+                    "lead",
+                    PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0"),
+                )
+            )
+        ],
+        False,
+    )
+    log.append(
+        [
+            to_message(Output("evals", "held", made))
+            for made in (evaluation(version=20), evaluation(version=0), evaluation(learner="other"))
+        ],
+        False,
+    )
+    view = read_view(run, log)
+    console = Console(width=160, file=io.StringIO(), record=True)
+    for renderable in tables(run, view, statuses(run, view, {}, 101.0), 101.0):
+        console.print(renderable)
+    shown = console.export_text()
+    for text in (
+        "live",
+        "step 7",
+        "last batch 6",
+        "0.250 (batch 6)",
+        "env-copy-0",
+        "none",
+        "0, not read for now",
+        "held         20           @1 0.250 [0.062, 0.750]",
+    ):
+        assert text in shown, text
+
+
+ATTACK = "[/models/x] cannot be loaded \x1b]0;owned\x07 [link=http://evil]here[/link]"
+
+
+def test_what_a_server_says_is_neither_markup_nor_an_order_to_the_terminal(run: RunFile):
+    record = Server(
+        server_id="inference-0", url="", pool=ATTACK, state="error", error=ATTACK, heartbeat_s=99.0
+    )
+    view = update_view(new_view(run), [Event("servers", 0, 0, "inference-0", record)])
+    out = io.StringIO()
+    console = Console(file=out, width=400, force_terminal=True, color_system=None)
+    for table in tables(run, view, [], 100.0):
+        console.print(table)
+    assert (
+        "[/models/x] cannot be loaded \\x1b]0;owned\\x07" in out.getvalue()
+        and "[link=http://evil]here[/link]" in out.getvalue()
+    )
+    assert "\x1b]" not in out.getvalue() and "\x07" not in out.getvalue()
+
+
+def test_an_env_from_outside_is_a_part_and_what_went_wrong_is_shown():
+    run = parse({"run": "r", "envs": {"even": {"replicas": 0}, "odd": {"replicas": 0}}})
+    read = [
+        Metric(source="buffer", time_s=time_s, values={"part/read_records/rollouts.even": value})
+        for time_s, value in ((90.0, 3.0), (99.0, 3.0))
+    ]
+    failed = Fate(
+        fate="failed", environment="even", partition=0, offsets=np.arange(3), cause="no server"
+    )
+    aside = Fate(
+        fate="invalid",
+        environment="even",
+        partition=0,
+        offsets=np.arange(1),
+        cause="the record is empty",
+    )
+    events = [
+        *(Event("metrics", 0, 0, "buffer", record) for record in read),
+        *(Event("fates", 0, 0, "g", record) for record in (failed, aside)),
+    ]
+    view = update_view(new_view(run), events)
+    parts = {part.name: (part.state, part.heard_s_ago) for part in statuses(run, view, {}, 100.0)}
+    assert (parts["even (outside)"], parts["odd (outside)"]) == (
+        ("running", 10.0),
+        ("stopped", None),
+    )
+    console = Console(width=160, file=io.StringIO(), record=True)
+    for renderable in tables(run, view, statuses(run, view, {}, 100.0), 101.0):
+        console.print(renderable)
+    shown = console.export_text()
+    assert "even: 3 failed (last: no server), 1 dead-lettered (last: the record is empty)" in shown
+    assert "`streamrl dead-letters list RUN`" in shown
