@@ -1,17 +1,17 @@
 """streamrl: asynchronous RL of language models over a log.
 
-A token travels envs -> buffer -> batcher -> learner -> weights -> inference -> envs. The rooms
-stand on four floors, and no room imports from one that stands after it:
+A token travels envs -> buffer -> batcher -> learner -> weights -> inference -> envs. No room
+imports from one that is named after it (`tests/test_layers.py`):
 
-1. `records/`, `text.py`, `errors.py`: what lies in the log, and how a command ends. `system/`:
-   processes, signals, memory and files of this machine.
-2. `config/` (what a run is), `log/` (bytes in order), `processor/` (exactly once), `local_kafka/`
-   (a Kafka without Docker), `monitoring/` (what a run says of itself).
-3. The loop, a room a role: `weights/`, `inference/`, `sessions/` (the model calls of an agent as a
-   tree), `envs/`, `gateway/` and `assembler/` (agents that sample over HTTP), `buffer/`,
-   `batcher/`, `learner/`, `scorer/`, `evaluator/`.
-4. `orchestrator/` starts and watches them, `recordings/` runs a recorded run again, `dashboard/`
-   shows one in a browser, `cli/` is the command.
+1. `system/`: processes, files, errors and text of this machine. `config/`: what a run is.
+2. `stream/`: `records/`, the `log/` that holds them, the `processor/` that reads and writes it
+   exactly once, and a `local_kafka/` without Docker.
+3. The loop, a room a station: `weights/`, `inference/` (its clients and servers), `envs/` (with
+   `sessions/`, the model calls of an agent as a tree), `buffer/`, `batcher/`, `learner/`.
+4. `run/`: the `orchestrator/` starts and watches the parts, `monitoring/` shows how they are doing.
+5. `extensions/`, which nothing above imports: `gateway/` and `assembler/` (agents that sample over
+   HTTP), `evaluator/`, `scorer/`, `recordings/` (runs a recorded run again), `dashboard/`.
+6. `cli/` is the command.
 """
 
 __version__ = "0.1.0"

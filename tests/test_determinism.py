@@ -236,7 +236,7 @@ def test_what_a_step_may_reach_is_on_the_list():
         "def step(a, b): return sorted([a, b], key=id)",
         "def step(a, b): return hash(a)",
         # through the package, to its clock
-        "from streamrl.stream.processor.processor import run_processor\ndef step(): return run_processor",
+        "from streamrl.stream.processor import processor as p\ndef step(): return p.run_processor",
     ],
 )
 def test_a_source_that_reaches_further_is_found(source: str):

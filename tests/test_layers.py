@@ -19,7 +19,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 LEARNING = ["learner/*"]
 # The outside world, and the files that may touch it (patterns below streamrl/).
 OUTSIDE = {
-    "confluent_kafka": ["log/kafka*.py", "stream/log/kafka/acls.py", "local_kafka/*"],
+    "confluent_kafka": ["stream/log/kafka/*", "stream/local_kafka/*"],
     "kafka": [],  # kafka-python is the independent second client: tests only
     "pyarrow": ["stream/log/columns.py", "stream/log/parquet.py", "envs/shipped/row_files.py"],
     "duckdb": [],  # one of many tools that read an export: tests only
@@ -31,20 +31,20 @@ OUTSIDE = {
         "extensions/recordings/archive.py",
     ],
     "httptools": ["inference/clients/server_connection.py"],
-    "httpx": ["inference/*", "monitoring/*", "orchestrator/*", "cli/*"],
+    "httpx": ["inference/*", "run/monitoring/*", "run/orchestrator/*", "cli/*"],
     "openai": ["inference/*"],  # envs reach servers through inference/clients/client.py
     "huggingface_hub": ["system/hub.py"],
     "requests": ["system/hub.py"],  # its errors, as huggingface_hub lets them through
     "aiohttp": [],
     "socket": [
-        "local_kafka/*",
+        "stream/local_kafka/*",
         "inference/*",
-        "orchestrator/*",
+        "run/orchestrator/*",
         "run/monitoring/http.py",
         "run/monitoring/targets.py",
         "system/http_server.py",
     ],
-    "starlette": ["extensions/dashboard/server.py", "gateway/*"],
+    "starlette": ["extensions/dashboard/server.py", "extensions/gateway/*"],
     "sse_starlette": ["extensions/dashboard/server.py"],
     "uvicorn": ["system/http_server.py", "system/http_connection.py"],
     "playwright": [],  # tests only
@@ -57,16 +57,16 @@ OUTSIDE = {
     "subprocess": [
         "system/process_group.py",
         "envs/servers/process.py",
-        "local_kafka/*",
+        "stream/local_kafka/*",
         "inference/*",
-        "orchestrator/*",
+        "run/orchestrator/*",
         "cli/*",
     ],
     "psutil": [
         "system/process_group.py",
-        "local_kafka/*",
+        "stream/local_kafka/*",
         "inference/*",
-        "orchestrator/*",
+        "run/orchestrator/*",
         "cli/*",
     ],
     "jax": LEARNING,
@@ -95,38 +95,51 @@ HEAVY = (
     "matplotlib",
     "openai",
 )
-# Each room imports only rooms that stand before it. A role is a room with a process.
-FLOORS = (
-    ("records", "text", "errors", "system"),
-    ("config", "log", "processor", "local_kafka", "monitoring"),
-    (
-        "weights",
-        "inference",
-        "sessions",
-        "envs",
-        "gateway",
-        "assembler",
-        "buffer",
-        "batcher",
-        "learner",
-        "scorer",
-        "evaluator",
-    ),
-    ("orchestrator", "recordings", "dashboard", "cli"),
-)
-# These rooms run without JAX and torch, as the files above the rooms do.
-CORE = (
-    "records",
+# Each room imports only rooms that are named before it. A file belongs to the innermost of them.
+ROOMS = (
     "system",
     "config",
-    "log",
-    "processor",
-    "local_kafka",
-    "monitoring",
+    "stream/records",
+    "stream/log",
+    "stream/log/kafka",
+    "stream/processor",
+    "stream/local_kafka",
+    "weights",
+    "inference/clients",
+    "inference/servers",
+    "envs/sessions",
+    "envs",
     "buffer",
     "batcher",
-    "orchestrator",
-    "recordings",
+    "learner/model",
+    "learner/parallel",
+    "learner/files",
+    "learner/loss",
+    "learner",
+    "run/monitoring",
+    "run/orchestrator",
+    "extensions/scorer",
+    "extensions/evaluator",
+    "extensions/gateway",
+    "extensions/assembler",
+    "extensions/recordings",
+    "extensions/dashboard",
+    "cli",
+)
+# These rooms run without JAX and torch.
+LIGHT = (
+    "system",
+    "config",
+    "stream/records",
+    "stream/log",
+    "stream/log/kafka",
+    "stream/processor",
+    "stream/local_kafka",
+    "buffer",
+    "batcher",
+    "run/monitoring",
+    "run/orchestrator",
+    "extensions/recordings",
     "cli",
 )
 # inside the sandbox; literals
@@ -170,8 +183,18 @@ def first_names(file: str, top_level: bool = False) -> set[str]:
     return {name.split(".")[0] for name in imports(file, top_level)}
 
 
-def is_core(file: str) -> bool:
-    return "/" not in file or file.split("/")[0] in CORE
+def is_light(file: str) -> bool:
+    return room_of(file) in ("", *LIGHT)
+
+
+def room_of(file: str) -> str:
+    """The innermost room of a file, or nothing for a folder's own `__init__.py`."""
+    inside = [room for room in ROOMS if file.startswith(f"{room}/")]
+    return max(inside, key=len, default="")
+
+
+def room_of_module(name: str) -> str:
+    return room_of(name.removeprefix("streamrl.").replace(".", "/") + "/")
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -187,8 +210,8 @@ def test_the_outside_world_is_touched_in_its_rooms(file: str):
     )
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if is_core(file)])
-def test_the_core_loads_nothing_heavy(file: str):
+@pytest.mark.parametrize("file", [file for file in FILES if is_light(file)])
+def test_light_rooms_load_nothing_heavy(file: str):
     assert not first_names(file, top_level=True) & set(HEAVY)
 
 
@@ -245,34 +268,31 @@ def test_parts_do_not_call_each_other(file: str):
     """A part's process is started by the command line; others share its maths at most. What they
     have to say to each other lies in the log.
     """
-    room = file.split("/")[0]
+    room = room_of(file)
     foreign = {
         name
         for name in imports(file)
-        if name.startswith("streamrl.")
-        and name.split(".")[2:3] == ["process"]
-        and name.split(".")[1] != room
+        if name.endswith(".process") and room_of_module(name) not in ("", room)
     }
-    assert room in ("cli", "recordings") or not foreign, f"{file} imports {foreign}"
+    assert room in ("cli", "extensions/recordings") or not foreign, f"{file} imports {foreign}"
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != "__init__.py"])
+@pytest.mark.parametrize("file", [file for file in FILES if room_of(file)])
 def test_no_room_imports_upwards(file: str):
-    order = [room for floor in FLOORS for room in floor]
-    own = order.index(room_of(file))
-    rooms = {name: name.split(".")[1] for name in imports(file) if name.startswith("streamrl.")}
-    upwards = {name for name, room in rooms.items() if room in order and order.index(room) > own}
+    own = ROOMS.index(room_of(file))
+    rooms = {name: room_of_module(name) for name in imports(file) if name.startswith("streamrl.")}
+    upwards = {name for name, room in rooms.items() if room and ROOMS.index(room) > own}
     assert upwards == set()
 
 
-def test_every_room_has_its_floor():
-    assert {room_of(file) for file in FILES} - {"__init__"} == {
-        room for floor in FLOORS for room in floor
-    }
+def test_every_file_has_its_room():
+    assert [file for file in FILES if not room_of(file) and Path(file).name != "__init__.py"] == []
 
 
-def room_of(file: str) -> str:
-    return file.split("/")[0].removesuffix(".py")
+def test_the_package_has_a_dozen_folders_at_most():
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"}
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert len(folders) <= 12 and files == {"__init__.py", "py.typed"}
 
 
 def test_every_module_that_does_something_has_a_test_file_of_its_name():
@@ -300,14 +320,14 @@ def test_what_does_something_is_told_from_names_and_protocols():
     assert not does_something("A = 1\nclass P:\n  def f(self):\n    'Words.'\n    ...")
 
 
-def test_the_core_really_starts_without_what_is_heavy():
-    core = [
+def test_light_rooms_really_start_without_what_is_heavy():
+    light = [
         f"streamrl.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
         for file in FILES
-        if is_core(file)
+        if is_light(file)
     ]
     program = (
-        f"import importlib, sys\nfor name in {core!r}: importlib.import_module(name)\nprint(*[name"
+        f"import importlib, sys\nfor name in {light!r}: importlib.import_module(name)\nprint(*[name"
         f" for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

@@ -22,7 +22,7 @@ from streamrl.stream.log.memory import MemoryLog
 from tests.support.data_path import RUN, TOPICS, play
 from tests.support.waiting import patience
 from tests.support.wheels import build_wheel, call, install_wheel
-from tests.test_layers import CORE
+from tests.test_layers import LIGHT, room_of_module
 
 ROOT = Path(__file__).parents[1]
 IMPORT_ALL = """
@@ -96,11 +96,11 @@ def test_every_module_of_the_core_is_imported(empty: Path):
     count, missing = json.loads(
         call(empty / "env" / "bin" / "python", "-I", "-c", IMPORT_ALL, cwd=empty)
     )
-    of_core = {name for name in missing if name.split(".")[1] in CORE}
+    light = {name for name in missing if room_of_module(name) in LIGHT}
     # each an extra; the gateway's and the dashboard's have the HTTP server
     sinks = {f"streamrl.run.monitoring.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")}
     http = {"streamrl.system.http_connection", "streamrl.system.http_server"}
-    assert count > 100 and of_core == {*sinks, *http}
+    assert count > 100 and light == {*sinks, *http}
     assert set(missing.values()) <= EXTRAS.keys(), missing
     assert len(missing) < count / 4
 

@@ -1,4 +1,4 @@
-"""What becomes of each field of a request, as tables, from `streamrl/extensions/gateway/fields.py`."""
+"""What becomes of each field of a request, as tables, from the gateway's `fields.py`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
      │ └───────────────── demand ───────────────┘      └──▶                    │
      └── servers ── inference ◀───────────── policy-versions ──────────────────┘
 
-A role is a room of the package and a command. A part is one process of a role: it has a name and an
+A role is a command. A part is one process of a role: it has a name and an
 identity, which is its transactional id, its consumer group and the source of its metrics. Whatever
 lists topics, roles or parts follows from this page: what is started and watched, which topics there
 are, who may touch them, what is folded again.
@@ -184,7 +184,6 @@ class Role:
     """What all parts of a kind have in common. Topics are given by their kinds."""
 
     name: str  # of its command, and the beginning of its parts' identities
-    room: str  # of the package
     consumes: tuple[str, ...]  # what its loop reads
     reads_back: tuple[str, ...] = ()  # what else it reads: when it starts, what was done before
     produces: tuple[str, ...]  # what it writes; with JOURNAL, each part has a journal
@@ -313,7 +312,6 @@ def one_part(role: str) -> Callable[[RunFile], tuple[Part, ...]]:
 
 ENV = Role(
     name="env",
-    room="envs",
     consumes=(DEMAND, SERVERS, VISITS),
     reads_back=(TURNS,),  # where its model calls are recorded
     produces=(TURNS, ROLLOUTS, VISITS, JOURNAL, METRICS),
@@ -323,7 +321,6 @@ ENV = Role(
 )
 GATEWAY = Role(
     name="gateway",
-    room="gateway",
     consumes=(TURNS, SERVERS, DEMAND),
     reads_back=(JOURNAL,),  # the assembler's, for the sessions that are open
     produces=(TURNS, METRICS),
@@ -334,7 +331,6 @@ GATEWAY = Role(
 )
 ASSEMBLER = Role(
     name="assembler",
-    room="assembler",
     consumes=(TURNS,),
     produces=(ROLLOUTS, TURNS, DEAD_LETTERS, METRICS, JOURNAL),
     parts=one_part("assembler"),
@@ -343,7 +339,6 @@ ASSEMBLER = Role(
 )
 BUFFER = Role(
     name="buffer",
-    room="buffer",
     consumes=(ROLLOUTS, POLICY_VERSIONS),
     produces=(GROUPS, FATES, DEAD_LETTERS, METRICS, JOURNAL),
     parts=buffer_parts,
@@ -352,7 +347,6 @@ BUFFER = Role(
 )
 BATCHER = Role(
     name="batcher",
-    room="batcher",
     consumes=(GROUPS, POLICY_VERSIONS),
     produces=(BATCHES, DEMAND, FATES, DEAD_LETTERS, METRICS, JOURNAL),
     parts=one_part("batcher"),
@@ -360,7 +354,6 @@ BATCHER = Role(
 )
 SCORER = Role(
     name="scorer",
-    room="scorer",
     consumes=(BATCHES, POLICY_VERSIONS, SCORES),
     produces=(SCORES, METRICS),
     parts=scorer_parts,
@@ -371,7 +364,6 @@ SCORER = Role(
 )
 LEARNER = Role(
     name="learner",
-    room="learner",
     consumes=(BATCHES, SCORES),
     reads_back=(POLICY_VERSIONS,),
     produces=(POLICY_VERSIONS, METRICS),
@@ -382,7 +374,6 @@ LEARNER = Role(
 )
 INFERENCE = Role(
     name="inference",
-    room="inference",
     consumes=(POLICY_VERSIONS,),
     produces=(SERVERS, METRICS),
     parts=inference_parts,
@@ -391,7 +382,6 @@ INFERENCE = Role(
 )
 EVALUATOR = Role(
     name="evaluator",
-    room="evaluator",
     consumes=(POLICY_VERSIONS, SERVERS),  # servers: those of a judge's pool
     reads_back=(EVALS, ROLLOUTS),  # what was posed in training is not held out
     produces=(EVALS, METRICS),
@@ -400,7 +390,6 @@ EVALUATOR = Role(
 )
 ORCHESTRATOR = Role(
     name="orchestrator",
-    room="orchestrator",
     consumes=(METRICS, SERVERS, POLICY_VERSIONS, DEMAND, FATES, EVALS, BATCHES),
     produces=(CONFIG, METRICS),
     parts=one_part("orchestrator"),

@@ -17,7 +17,7 @@ from typing import Any
 from tests.clients.programs import ANSWER_TEXT, TASK, THOUGHT, TITLE
 from tests.clients.sdk_clients import AGAIN, QUESTION
 
-DIRECTORY = Path(__file__).parents[1] / "gateway" / "client_requests"
+DIRECTORY = Path(__file__).parents[1] / "extensions" / "gateway" / "client_requests"
 KEPT = 100  # characters of a text that is kept
 BILLING = "x-anthropic-billing-header"
 OURS = (

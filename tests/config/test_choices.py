@@ -13,7 +13,7 @@ from streamrl.run.monitoring.sinks.runner import NEEDS, SHIPPED
 def test_the_names_of_a_run_file_are_those_of_the_functions():
     """In the same order, which is that of the error that lists them."""
     # as text: no JAX here
-    source = (Path(streamrl.__file__).parent / "learner" / "losses.py").read_text()
+    source = (Path(streamrl.__file__).parent / "learner" / "loss" / "losses.py").read_text()
     assert [*choices.ADVANTAGES] == [*ADVANTAGES], "choices.py and buffer/advantages.py differ"
     assert [*choices.BATCH_NORMALIZERS] == [*NORMALIZERS], (
         "choices.py and batcher/advantages.py differ"

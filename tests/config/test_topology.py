@@ -22,6 +22,19 @@ from streamrl.stream.processor.definition import Processor
 PACKAGE = Path(topology.__file__).parents[1]
 KINDS = {name: value for name, value in vars(topology).items() if name.isupper()}
 BUILDERS = {"turns", "rewards", "rollouts", "groups", "visits", "journal"}
+# Where the process of a role is, below streamrl/.
+ROOMS = {
+    "env": "envs",
+    "gateway": "extensions/gateway",
+    "assembler": "extensions/assembler",
+    "buffer": "buffer",
+    "batcher": "batcher",
+    "scorer": "extensions/scorer",
+    "learner": "learner",
+    "inference": "inference/servers",
+    "evaluator": "extensions/evaluator",
+    "orchestrator": "run/orchestrator",
+}
 # What a room does with a kind of topics by code that all rooms share.
 SHARED = {
     topology.METRICS: "stream/log/meter.py",
@@ -114,10 +127,10 @@ def stands_on_the_page(role: Role) -> set[str]:
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_a_room_names_the_topics_that_the_page_gives_its_role_and_no_others(role: Role):
-    named = named_in(role.room)
+    named = named_in(ROOMS[role.name])
     page = stands_on_the_page(role)
     where = f"{role.name.upper()} in streamrl/config/topology.py"
-    place = f"streamrl/{role.room}"
+    place = f"streamrl/{ROOMS[role.name]}"
     if role is topology.ORCHESTRATOR:
         place += " (and TOPICS of run/monitoring/run_view.py)"
     surplus = sorted(named - page)
@@ -138,9 +151,11 @@ def test_a_topic_that_the_page_does_not_give_is_found():
 
 
 def test_every_room_with_a_process_is_a_role():
-    assert {path.parent.name for path in PACKAGE.glob("*/process.py")} == {
-        role.room for role in ROLES
+    processes = {
+        path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("process.py")
     }
+    assert processes - {"envs/servers"} == set(ROOMS.values())
+    assert [*ROOMS] == [role.name for role in ROLES]
     assert set(topology.STARTED) == {*ROLES} - {topology.ORCHESTRATOR}
 
 

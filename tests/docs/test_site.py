@@ -99,7 +99,7 @@ def test_every_setting_command_and_module_is_there(built: Path):
     ]
     shown = "".join(page.read_text() for page in (built / "api").glob("*.html"))
     # They run in vLLM's environment, and in an env's own.
-    elsewhere = ("streamrl.inference.inside_vllm.", "streamrl.envs.servers.inside.")
+    elsewhere = ("streamrl.inference.servers.inside_vllm.", "streamrl.envs.servers.inside.")
     assert [
         name for name in modules if f'id="{name}"' not in shown and not name.startswith(elsewhere)
     ] == []

@@ -1,0 +1,1 @@
+"""Clients: how envs and agents sample from the inference servers of a run."""

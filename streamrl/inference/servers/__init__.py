@@ -1,0 +1,1 @@
+"""Servers: vLLM, and the policy versions that it samples from."""

@@ -1,0 +1,1 @@
+"""What a learner writes and reads: versions, checkpoints, and tensors of many processes."""

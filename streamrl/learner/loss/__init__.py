@@ -1,0 +1,1 @@
+"""The loss of a batch, per token and as a mean."""

@@ -1,0 +1,1 @@
+"""The model: its families, layers and heads, in JAX and Levanter."""

@@ -1,0 +1,1 @@
+"""How devices and processes divide one model."""

@@ -136,8 +136,8 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
         kind.per: of,
         "run": run.run,
         "cluster": cluster,
-        "writers": ",".join(role.room for role in topology.writers(kind.name)),
-        "readers": ",".join(role.room for role in topology.readers(kind.name)),
+        "writers": ",".join(role.name for role in topology.writers(kind.name)),
+        "readers": ",".join(role.name for role in topology.readers(kind.name)),
         "partitions": wanted.partitions,
         "replicas": wanted.replicas,
         # Writes go on while one replica is down, and each acknowledged record is on the others.

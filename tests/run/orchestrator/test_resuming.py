@@ -56,7 +56,9 @@ OWN_TEST = {
     "run": "another name is another run: tests/run/orchestrator/test_run_directory.py",
     "runs_dir": "the directory has to be there: tests/run/orchestrator/test_run_directory.py",
     "fork": "below",
-    "topics.partitions": "refused where a topic has data: tests/stream/log/kafka/test_topic_changes.py",
+    "topics.partitions": (
+        "refused where a topic has data: tests/stream/log/kafka/test_topic_changes.py"
+    ),
     "topics.replicas": "refused: tests/stream/log/kafka/test_topic_changes.py",
     "buffer.shards": "refused: tests/buffer/test_shards.py",
     "envs": "added and taken out: tests/stream/processor/test_long_lives.py",
@@ -145,11 +147,17 @@ LEARNER = {
 }
 OWN_TEST |= {
     "gateway.revoked_before": "needs an env with sessions: tests/envs/sessions/test_keys.py",
-    "model.history": "read by who samples, and keeps nothing: tests/extensions/gateway/test_sampling.py",
+    "model.history": (
+        "read by who samples, and keeps nothing: tests/extensions/gateway/test_sampling.py"
+    ),
     "learner.preset": "sets others, which stand above: tests/config/test_presets.py",
-    "learner.mesh": "how devices divide the work changes no result: tests/learner/parallel/test_mesh.py",
+    "learner.mesh": (
+        "how devices divide the work changes no result: tests/learner/parallel/test_mesh.py"
+    ),
     "learner.teacher": "is in the scores of each batch: tests/extensions/scorer/test_process.py",
-    "learner.reference": "a checkpoint says whose reference it holds: tests/extensions/scorer/test_process.py",
+    "learner.reference": (
+        "a checkpoint says whose reference it holds: tests/extensions/scorer/test_process.py"
+    ),
 }
 # A replica of an env is started with it behind the progress of its earlier life.
 ENV = {
@@ -246,7 +254,9 @@ STARTED_WITH = {
 }
 # Section -> a test whose part has a life under one value, and another one under another value.
 STARTED_AGAIN = {
-    "scorer": "tests/extensions/scorer/test_process.py::test_a_run_goes_on_with_another_number_of_workers",
+    "scorer": (
+        "tests/extensions/scorer/test_process.py::test_a_run_goes_on_with_another_number_of_workers"
+    ),
     "weights": (
         "tests/learner/test_process.py"
         "::test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop"
@@ -255,7 +265,9 @@ STARTED_AGAIN = {
         "tests/inference/servers/test_process.py"
         "::test_started_again_it_serves_what_another_tolerance_lets_pass"
     ),
-    "eval": "tests/extensions/evaluator/test_process.py::test_started_again_it_follows_another_interval",
+    "eval": (
+        "tests/extensions/evaluator/test_process.py::test_started_again_it_follows_another_interval"
+    ),
 }
 WITH_TARGET = ["orchestrator.target={env: add, reward: 0.25}"]
 WITH_LORA = ["learner.lora={rank: 8}"]
