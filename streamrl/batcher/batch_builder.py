@@ -131,7 +131,7 @@ class BatchBuilder:
             self.record_shortage(self.totals.select().short)
 
     def publish_demand(self) -> None:
-        for demand in changed_demands(self.config, self.state, self.time_s):
+        for demand in changed_demands(self.config, self.state):
             self.outputs.append(Output(topology.DEMAND, demand.environment, demand))
 
     def reconcile(self, removed: Offsets) -> None:
@@ -330,18 +330,17 @@ class BatchBuilder:
     def record_shortage(self, short: dict[str, int]) -> None:
         """Note what the next batch is short of, and how long it has been short of what it was."""
         state = self.state
+        now_s = state.clock.awake_s
         if state.short:
             cause = DATA
             if not self.config.spill:
                 fractions = fractions_at(self.config, state, state.next_batch)
                 cause = waits_for(state.short, fractions)
-            waited_s = max(self.time_s - state.waited_until_s, 0.0)  # a clock may be set back
-            state.waited[cause] = state.waited.get(cause, 0.0) + waited_s
-            state.short_since_s = min(state.short_since_s, self.time_s)
+            state.waited[cause] = state.waited.get(cause, 0.0) + now_s - state.waited_until_s
         elif short:
-            state.short_since_s = self.time_s
+            state.short_since_s = now_s
         state.short = short
-        state.waited_until_s = self.time_s
+        state.waited_until_s = now_s
         self.skipped_attempt = False
 
     def record_deleted(self, env: str, held: HeldGroup) -> None:

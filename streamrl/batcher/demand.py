@@ -18,15 +18,15 @@ from streamrl.stream.records import Demand
 FIRST_WAIT_S = 60.0  # for the first group of a producer
 
 
-def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -> list[Demand]:
+def changed_demands(config: BatcherConfig, state: BatcherState) -> list[Demand]:
     """Update the grants of all producers, and return the demands that have changed since they were
     published last.
     """
     changed = list[Demand]()
-    for env, tokens in wanted_tokens(config, state, time_s).items():
+    for env, tokens in wanted_tokens(config, state).items():
         queue = state.queues.setdefault(env, EnvQueue())
         if env in config.producers:
-            update_grants(config, env, queue, tokens, time_s)
+            update_grants(config, env, queue, tokens, state.clock.awake_s)
         demand = demand_of(state, env, tokens)
         if demand != queue.demand:
             queue.demand = demand
@@ -34,7 +34,7 @@ def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -
     return changed
 
 
-def wanted_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> dict[str, int]:
+def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
     """By env, the tokens that the batches need that work begun now may be for (`admission.py`),
     less what is held. Nothing is wanted before a version is announced.
 
@@ -43,7 +43,7 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> 
     """
     admission = admission_named(config.admission)
     deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
-    spilled = spilled_tokens(config, state, time_s)
+    spilled = spilled_tokens(config, state)
     batches = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
     last = dict[int, int]()  # the number of the last batch that work begun now may be for
     wanted = dict[str, int]()
@@ -66,7 +66,7 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> 
     return wanted
 
 
-def spilled_tokens(config: BatcherConfig, state: BatcherState, time_s: float) -> int:
+def spilled_tokens(config: BatcherConfig, state: BatcherState) -> int:
     """What an env may supply for others: an even part, among the envs that seem to work, of what
     the next batch lacks and any env may supply.
 
@@ -80,7 +80,7 @@ def spilled_tokens(config: BatcherConfig, state: BatcherState, time_s: float) ->
         return 0
     queues = state.queues.values()
     working = sum(queue.tokens > 0 for queue in queues)
-    if time_s - state.short_since_s < config.shortage_after_s:
+    if state.clock.awake_s - state.short_since_s < config.shortage_after_s:
         last = state.next_batch - 1
         in_last = sum(queue.last_batch == last for queue in queues)
         working = max(working, in_last if last >= 0 else len(config.fractions))
@@ -120,12 +120,14 @@ def demand_of(state: BatcherState, env: str, tokens: int) -> Demand:
 
 
 def update_grants(
-    config: BatcherConfig, env: str, queue: EnvQueue, wanted_tokens: int, time_s: float
+    config: BatcherConfig, env: str, queue: EnvQueue, wanted_tokens: int, awake_s: float
 ) -> None:
-    """Set how many groups each of the env's producers may have begun by now."""
+    """Set how many groups each of the env's producers may have begun by now. `awake_s`: by the
+    batcher's clock.
+    """
     group_tokens = queue.group_tokens if queue.measured else config.group_tokens[env]
     producers = config.producers[env]
-    queue.away = absent_producers(config, env, queue, time_s)
+    queue.away = absent_producers(config, env, queue, awake_s)
     granted = {
         producer: queue.granted.get(producer, 0)
         for producer in producers
@@ -135,15 +137,14 @@ def update_grants(
     queue.granted = {
         producer: granted.get(producer, queue.closed.get(producer, 0) + 1) for producer in producers
     }
-    # A wait that seems to begin in the future begins now: the clock of the machine was set back.
     queue.busy_since_s = {
-        producer: min(queue.busy_since_s.get(producer, time_s), time_s)
+        producer: queue.busy_since_s.get(producer, awake_s)
         for producer, count in queue.granted.items()
         if count > queue.closed.get(producer, 0)
     }
 
 
-def absent_producers(config: BatcherConfig, env: str, queue: EnvQueue, time_s: float) -> list[str]:
+def absent_producers(config: BatcherConfig, env: str, queue: EnvQueue, awake_s: float) -> list[str]:
     """Producers that have had groups open for longer than one takes, without an end of any: they do
     not run, or do not run any more.
 
@@ -155,7 +156,7 @@ def absent_producers(config: BatcherConfig, env: str, queue: EnvQueue, time_s: f
     absent = list[str]()
     for producer, since_s in queue.busy_since_s.items():
         patience_s = limit_s if producer in queue.closed else min(FIRST_WAIT_S, limit_s)
-        if time_s - since_s >= patience_s:
+        if awake_s - since_s >= patience_s:
             absent.append(producer)
     if len(absent) < len(config.producers.get(env, ())):
         return absent

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from functools import partial
 
 from streamrl.batcher.batch_builder import BatchBuilder
-from streamrl.batcher.demand import absent_producers
 from streamrl.batcher.report import report
 from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.settings import batcher_config, first_state
@@ -43,6 +42,7 @@ def make_processor(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
         report=report,
         reconcile=reconcile,
         due=due,
+        clock=lambda state: state.clock,
         **run_settings(run),
     )
 
@@ -60,6 +60,7 @@ def step(
     `before`: build no batch of this number or a later one. A fork uses it to see what such a batch
     is made of.
     """
+    state.clock.advance(time_s)
     builder = BatchBuilder(config, state, time_s)
     for event in events:
         match event.record:
@@ -100,11 +101,10 @@ def paused(config: BatcherConfig, state: BatcherState) -> frozenset[str]:
 
 
 def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
-    """Whether grants have to be taken back from a producer, or given back to one, although no
-    record comes.
+    """Whether the clock has to advance although no record comes: the next batch is short, or a
+    producer has groups open, whose grants may be taken back.
     """
-    return any(
-        absent_producers(config, env, queue, time_s) != queue.away
-        for env, queue in state.queues.items()
-        if env in config.producers
+    waits_for_producers = any(
+        queue.busy_since_s for env, queue in state.queues.items() if env in config.producers
     )
+    return bool(state.short or waits_for_producers) and state.clock.is_due(time_s)

@@ -11,7 +11,7 @@ def report(config: BatcherConfig, state: BatcherState, time_s: float) -> Process
     """The gauges, and a warning for each share that the next batch has lacked for
     `shortage_after_s`: by how many tokens, and for how long.
     """
-    waited_s = time_s - state.short_since_s if state.short else 0.0
+    waited_s = state.clock.awake_s - state.short_since_s if state.short else 0.0
     values = {
         "batcher/blocked_s": waited_s,
         "batcher/next_batch": float(state.next_batch),

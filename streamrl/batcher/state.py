@@ -17,6 +17,7 @@ import numpy as np
 from streamrl.batcher.curriculum import CurriculumRules, CurriculumState, fractions_of
 from streamrl.batcher.selection import Candidate, rebase_deficit
 from streamrl.stream.log.protocol import Event
+from streamrl.stream.processor.awake_clock import AwakeClock
 from streamrl.stream.records import Demand, ScoredGroup, first_of_rollout_mask
 
 # The most producers of an env whose groups are counted: those of which a group has ended last. A
@@ -95,7 +96,8 @@ class EnvQueue(msgspec.Struct):
     epoch: int = 0  # groups of an earlier one are not counted (`Demand.epoch`)
     demand: Demand | None = None  # the last one published
     away: list[str] = []  # producers whose grants were taken back (`demand.absent_producers`)
-    # by producer with groups open: when the last one ended, or when it was granted the first
+    # by producer with groups open: when the last one ended, or when it was granted the first; by
+    # the awake clock
     busy_since_s: dict[str, float] = {}
     last_batch: int = -1  # the newest batch with a group of this env
 
@@ -165,9 +167,10 @@ class BatcherState(msgspec.Struct):
     # tokens carried over by share: what it is owed of earlier batches
     deficit: dict[str, float] = {}
     short: dict[str, int] = {}  # tokens that the next batch lacks, by share
-    short_since_s: float = 0.0
-    # Seconds that the next batch was short, by what it waited for. They are counted up to
-    # `waited_until_s`.
+    clock: AwakeClock = msgspec.field(default_factory=AwakeClock)  # all waits are measured by it
+    short_since_s: float = 0.0  # by the clock
+    # Seconds of the clock that the next batch was short, by what it waited for. They are counted up
+    # to `waited_until_s`.
     waited: dict[str, float] = {}
     waited_until_s: float = 0.0
     progress: CurriculumState = msgspec.field(default_factory=CurriculumState)

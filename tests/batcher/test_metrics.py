@@ -11,6 +11,7 @@ from msgspec import structs
 from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
+from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import Batch, Metric
 from tests.support.batcher import CONFIG, arrivals, forked, step_once
 from tests.support.build import group, group_event, version_event
@@ -18,11 +19,17 @@ from tests.support.build import group, group_event, version_event
 
 def test_a_batch_tells_how_long_it_waited_for_all_and_how_long_for_one_share():
     config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40)
-    state, _ = step(config, BatcherState(), [version_event(0)], 100.0)  # due: from now on it waits
-    state, _ = step(config, state, arrivals("a"), 103.0)
-    state, _ = step(config, state, arrivals("b"), 104.0)  # copy's 20 are there
     added = [group_event(i, group("add", f"d{i}")) for i in range(2)]
-    _, out = step(config, state, added, 110.0)
+    came = {
+        100: [version_event(0)],  # a batch is due: from now on it waits
+        103: arrivals("a"),
+        104: arrivals("b"),  # copy's 20 are there
+        110: added,
+    }
+    state = BatcherState()
+    out = list[Output]()
+    for second in range(100, 111):
+        state, out = step(config, state, came.get(second, []), float(second))
     (values,) = [o.record.values for o in out if isinstance(o.record, Metric)]
     assert (
         values["batcher/waited_for_data_s"] == 4.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from streamrl.batcher.process import paused, step
+from streamrl.batcher.process import due, paused, step
 from streamrl.batcher.report import report
 from streamrl.batcher.state import BatcherState
 from streamrl.stream.log.protocol import Output
@@ -34,11 +34,15 @@ def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
     assert batches(out) == []
     demands = {o.record.environment: o.record for o in out if isinstance(o.record, Demand)}
     assert demands["add"].missing_tokens == 20
-    assert report(config, state, 101.0).warnings == ()
-    assert report(config, state, 103.0).warnings == (
+    assert report(config, state, 100.0).warnings == ()
+    for time_s in (101.0, 102.0, 103.0):
+        assert due(config, state, time_s)
+        state, _ = step(config, state, [], time_s)
+    assert not due(config, state, 103.9)
+    assert report(config, state, 103.9).warnings == (
         "batch 0 has waited 3 s for add, 20 tokens short",
     )
-    assert report(config, state, 103.0).values["batcher/missing_tokens/add"] == 20
+    assert report(config, state, 103.9).values["batcher/missing_tokens/add"] == 20
 
 
 def test_how_a_poll_was_cut_does_not_matter():

@@ -1,0 +1,142 @@
+"""What an outage of the batcher, or a clock that is set, changes about what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamrl.batcher.process import step
+from streamrl.batcher.state import BatcherState
+from streamrl.stream.log.protocol import Event
+from streamrl.stream.records import Batch, Demand, ScoredGroup
+from tests.support.batcher import CONFIG
+from tests.support.build import group, group_event, version_event
+
+# Records come every 20 s, and no limit is reached within 2 s of one: those of producers after 43 s,
+# or 86 s where one wait begins at the end of another, that of a shortage after 25 s.
+EVERY_S = 20
+END_S = 240
+POLLED = 3  # records of a poll
+LIMIT_S = 43.0
+ENVS = ("copy", "add")
+PRODUCERS = ("a", "b", "c")
+RULES = replace(
+    CONFIG,
+    fractions=dict.fromkeys(ENVS, 0.5),
+    total_token_budget=40,
+    row_count=8,
+    max_age=4,
+    spill=True,
+    shortage_after_s=25.0,
+    producers={env: list(PRODUCERS) for env in ENVS},
+    group_tokens=dict.fromkeys(ENVS, 10),
+    group_limits_s=dict.fromkeys(ENVS, LIMIT_S),
+)
+
+Arrivals = list[tuple[int, Event]]  # the second in which each record is written, ascending
+
+
+class Decisions(NamedTuple):
+    """What the batcher decided, in order, and which producers it ever took to be absent."""
+
+    demands: list[Demand]
+    batches: list[list[str]]
+    absent: set[tuple[str, str]]  # env and producer
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> Arrivals:
+    """The groups of each env's producers, each of which may stop for a while or for good; and some
+    versions.
+    """
+    sent: Arrivals = [(0, version_event(0))]
+    for second in range(EVERY_S, END_S, EVERY_S):
+        for env in ENVS:
+            for producer in draw(st.lists(st.sampled_from(PRODUCERS), unique=True)):
+                made = group(env, f"{env}-{producer}-{second}")
+                sent.append(
+                    (second, group_event(0, msgspec.structs.replace(made, producer=producer)))
+                )
+        if draw(st.booleans()):
+            version = sum(event.topic == "policy-versions" for _, event in sent)
+            sent.append((second, version_event(version)))
+    return sent
+
+
+def decided(
+    sent: Arrivals,
+    away_at: int = 0,
+    away_s: int = 0,
+    jump_at: int = 0,
+    jump_s: float = 0.0,
+    end_s: int = END_S,
+) -> Decisions:
+    """What is decided before second `end_s` where the batcher is away from second `away_at` on for
+    `away_s`, and the clock is set by `jump_s` at second `jump_at`.
+    """
+    state = BatcherState()
+    unread = list[Event]()
+    found = Decisions([], [], set())
+    for second in range(end_s):
+        unread += [event for at, event in sent if at == second]
+        if away_at <= second < away_at + away_s:
+            continue
+        time_s = 1e6 + second + (jump_s if second >= jump_at else 0.0)
+        while True:
+            polled, unread = unread[:POLLED], unread[POLLED:]
+            state.clock.is_behind = bool(unread) and second == away_at + away_s
+            state, outputs = step(RULES, state, polled, time_s)
+            for output in outputs:
+                match output.record:
+                    case Demand() as demand:
+                        found.demands.append(demand)
+                    case Batch() as batch:
+                        found.batches.append(batch.group_ids)
+                    case _:
+                        pass
+            for env, queue in state.queues.items():
+                found.absent.update((env, producer) for producer in queue.away)
+            if not unread:
+                break
+    return found
+
+
+@settings(deadline=None, max_examples=25)
+@given(arrivals(), st.integers(0, END_S), st.floats(-1e5, 1e5))
+def test_a_clock_that_is_set_changes_no_decision(sent: Arrivals, jump_at: int, jump_s: float):
+    assert decided(sent, jump_at=jump_at, jump_s=jump_s) == decided(sent)
+
+
+@settings(deadline=None, max_examples=25)
+@given(arrivals(), st.integers(1, END_S), st.integers(1, 1_000))
+def test_an_outage_of_all_parts_changes_no_decision(sent: Arrivals, away_at: int, away_s: int):
+    later = [(at + away_s if at >= away_at else at, event) for at, event in sent]
+    disturbed = decided(later, away_at=away_at, away_s=away_s, end_s=END_S + away_s)
+    assert disturbed == decided(sent)
+
+
+def with_pauses(sent: Arrivals) -> set[tuple[str, str]]:
+    """Env and producer of each that ended no group for longer than one takes."""
+    last = {(env, producer): 0 for env in ENVS for producer in PRODUCERS}
+    paused = set[tuple[str, str]]()
+    for second, event in sent:
+        if isinstance(event.record, ScoredGroup):
+            name = event.record.environment, event.record.producer
+            if second - last[name] > LIMIT_S:
+                paused.add(name)
+            last[name] = second
+    return paused | {name for name, second in last.items() if END_S - second > LIMIT_S}
+
+
+@settings(deadline=None, max_examples=25)
+@given(arrivals(), st.integers(1, END_S), st.integers(1, 1_000))
+def test_an_outage_of_the_batcher_makes_no_producer_absent(
+    sent: Arrivals, away_at: int, away_s: int
+):
+    end_s = max(END_S, away_at + away_s + 1)
+    disturbed = decided(sent, away_at=away_at, away_s=away_s, end_s=end_s)
+    assert disturbed.absent <= with_pauses(sent)
