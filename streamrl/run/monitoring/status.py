@@ -10,18 +10,10 @@ from dataclasses import dataclass
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
-from streamrl.run.monitoring.run_view import (
-    SILENT_S,
-    TOPICS,
-    Gauge,
-    RunView,
-    gauge_of,
-    new_view,
-    update_view,
-)
-from streamrl.stream.log.codec import to_event
-from streamrl.stream.log.protocol import Log, TopicPartition, partitions_of
-from streamrl.stream.log.reading import read, read_partitions
+from streamrl.run.monitoring.run_view import SILENT_S, Gauge, RunView, gauge_of, new_view
+from streamrl.run.monitoring.start_offsets import fold, start_offsets
+from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.reading import read_partitions
 
 # Up to so many offsets, the lag is counted in records. A longer one is given in offsets, which
 # transaction markers take too.
@@ -41,19 +33,11 @@ class PartStatus:
 
 
 def read_view(run: RunFile, log: Log) -> RunView:
-    """The state of a run, from all records of its topics."""
+    """The state of a run, from its topics: of its metrics, the last ones."""
     view = new_view(run)
-    for topic, partition in view_partitions(log):
-        messages = read(log, topic, partition)
-        view = update_view(view, (to_event(message, TOPICS[topic]) for message in messages))
+    for tp, start in start_offsets(log, view).items():
+        fold(log, tp, view, start)
     return view
-
-
-def view_partitions(log: Log) -> list[TopicPartition]:
-    """The partitions from which the state of a run is folded. Raises TopicMissing while its topics
-    are still being made.
-    """
-    return partitions_of(log, TOPICS)
 
 
 def lag(log: Log, identity: str) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from streamrl.config.run_file import RunFile
 from streamrl.run.monitoring.metric_validation import validate_metric
-from streamrl.run.monitoring.run_view import deciding_view, update_view
+from streamrl.run.monitoring.run_view import RunView, update_view
 from streamrl.run.monitoring.verdict import Verdict, run_finished
 from streamrl.stream.log.protocol import Event, Offsets
 from streamrl.stream.records import Metric
@@ -20,11 +20,11 @@ MEASURE_EVERY_S = 1.0
 class RunWatch:
     """The view of a run, and whether it is over."""
 
-    def __init__(self, run: RunFile, began_s: float, history: Offsets) -> None:
+    def __init__(self, run: RunFile, view: RunView, history: Offsets) -> None:
         """`history` has the end offsets at the beginning. The records below them are dated by the
         clocks of their writers.
         """
-        self.view = deciding_view(run, began_s)
+        self.view = view
         self._limits = run.orchestrator
         self._history = dict(history)
         self._measured_s = 0.0

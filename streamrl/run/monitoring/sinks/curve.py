@@ -16,7 +16,9 @@ from streamrl.stream.records import Metric
 
 @dataclass
 class Curves:
-    """A fold over the topic `metrics`: the same records always give the same points."""
+    """A fold over the topic `metrics`, from any record on. What parts measure all the time is in
+    the points of a step if it has come since then.
+    """
 
     lead: str  # source of the lead learner's metrics
     gauges: dict[str, float] = field(default_factory=dict[str, float])

@@ -139,9 +139,16 @@ class Sinks:
         self._thread = threading.Thread(target=self._work, name="sinks", daemon=True)
         self._thread.start()
 
+    @property
+    def unwritten(self) -> int | None:
+        """The first offset of `metrics` that some sink has not written; None: there are no sinks.
+        Asked before the first `write`.
+        """
+        return min((sink.given + 1 for sink in self._sinks), default=None)
+
     def write(self, records: Iterable[tuple[int, Metric]]) -> None:
         """Queue records for all sinks. They are pairs of an offset and the record at that offset,
-        from the start of the topic on.
+        in order, from `unwritten` on or from before it.
         """
         entries: list[MetricRecord] = []
         for offset, metric in records:

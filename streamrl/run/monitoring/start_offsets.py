@@ -1,0 +1,105 @@
+"""Where a reader of a run begins, which may be weeks old: as late as what it shows and decides
+allows. Parts publish metrics every second, and batches are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from streamrl.config import topology
+from streamrl.config.sections.batches import Target
+from streamrl.run.monitoring.run_view import BATCHES, TOPICS, RunView, latest, update_view
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.protocol import (
+    Log,
+    TopicPartition,
+    beginning_offset,
+    end_offset,
+    partitions_of,
+)
+from streamrl.stream.log.reading import read
+
+SCHEMAS: Mapping[str, tuple[str, ...]] = {**TOPICS, **BATCHES}
+VERSIONS = topology.sole_partition(topology.POLICY_VERSIONS)
+METRICS = topology.sole_partition(topology.METRICS)
+# The offsets at the end of a topic that are read first. If they do not have what is needed, four
+# times as many are.
+LAST_VERSIONS = 4
+LAST_METRICS = 5_000
+BATCHES_OF_TARGET = 4  # for each batch that the target needs
+MOST_METRICS = 80_000  # A reader takes a few seconds for them.
+
+
+def start_offsets(
+    log: Log, view: RunView, target: Target | None = None, unwritten: int | None = None
+) -> dict[TopicPartition, int]:
+    """The offset from which each topic of the run is read, by a reader that folds it into `view`.
+    The newest policy version is folded in here: without it the steps of metrics are not believed.
+
+    `unwritten`: the first offset of `metrics` that a sink has not written; None: there are no
+    sinks. Raises TopicMissing while the topics are still being made.
+    """
+    offsets = log.beginning_offsets(partitions_of(log, TOPICS))
+    offsets[VERSIONS] = tail_start(
+        log, VERSIONS, LAST_VERSIONS, RunView(view.learner), lambda view: view.version >= 0
+    )
+    fold(log, VERSIONS, view, offsets[VERSIONS])
+    first = offsets[METRICS]
+    scratch = RunView(view.learner, version=view.version)
+    offsets[METRICS] = tail_start(log, METRICS, LAST_METRICS, scratch, has_progress, MOST_METRICS)
+    if unwritten is not None:
+        offsets[METRICS] = max(first, min(unwritten, offsets[METRICS]))
+    if target:
+        offsets[topology.sole_partition(topology.BATCHES)] = batches_start(log, target)
+    return offsets
+
+
+def has_progress(view: RunView) -> bool:
+    """Whether the newest batch is known, and for how long the run has had a server."""
+    return view.batch >= 0 and latest(view, "orchestrator/active_s") is not None
+
+
+def batches_start(log: Log, target: Target) -> int:
+    """The offset in `batches` from which on there are as many batches of the target's env as the
+    verdict needs. It is the first offset if the log has fewer.
+
+    A batch may be large, so no more of them are read than that.
+    """
+    return tail_start(
+        log,
+        topology.sole_partition(topology.BATCHES),
+        BATCHES_OF_TARGET * target.batches,
+        RunView("", counts_batches=True, rewards_kept=target.batches),
+        lambda view: len(view.rewards.get(target.env, {})) >= target.batches,
+    )
+
+
+def tail_start(
+    log: Log,
+    tp: TopicPartition,
+    length: int,
+    scratch: RunView,
+    is_enough: Callable[[RunView], bool],
+    most: int | None = None,
+) -> int:
+    """The offset `length`, 4 * `length`, 16 * `length` ... before the end of a partition from which
+    on its records are enough: `scratch` satisfies `is_enough` once they are folded in. The first
+    offset, or the one `most` before the end, if no later one is.
+    """
+    first = beginning_offset(log, *tp)
+    end = end_offset(log, *tp)
+    if most is not None:
+        first = max(first, end - most)
+    start = end
+    while start > first and not is_enough(scratch):
+        before = start
+        start = max(first, end - length)
+        fold(log, tp, scratch, start, before)
+        length *= 4
+    return start
+
+
+def fold(log: Log, tp: TopicPartition, view: RunView, start: int, end: int | None = None) -> None:
+    """Fold the records of a partition with start <= offset < end into the view."""
+    messages = read(log, *tp, start, end)
+    update_view(view, (to_event(message, SCHEMAS[tp[0]]) for message in messages))
