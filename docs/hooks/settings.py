@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from streamrl.config.presets import PRESETS
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.section import Section
 
@@ -32,6 +33,15 @@ class Place(NamedTuple):
 def tables() -> str:
     """All of them, in Markdown, in the order of the run file."""
     return "\n".join(table(place) for place in places(Place("", RunFile)))
+
+
+def presets() -> str:
+    """What each preset sets, as a table."""
+    rows = list[str]()
+    for preset, values in PRESETS.items():
+        settings = ", ".join(f"`{name}: {shown(value)}`" for name, value in values.items())
+        rows.append(f"| `{preset}` | {settings} |")
+    return "\n".join(["| preset | settings |", "|---|---|", *rows])
 
 
 def places(place: Place) -> Iterator[Place]:
@@ -147,7 +157,12 @@ def default_of(field: FieldInfo) -> str:
         return "required"
     if isinstance(value, Section) or value is None or value in ("", [], {}):
         return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f"`{shown(value)}`"
+
+
+def shown(value: Any) -> str:
+    """As a run file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def first_sentence(text: str) -> str:

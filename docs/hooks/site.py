@@ -33,6 +33,7 @@ _sources: dict[str, str] = {}  # of the pages that no file of docs/ is: file of 
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".jsonl": "json", ".toml": "toml"}
 MADE: dict[str, Callable[[], str]] = {
     "<!-- settings -->": settings.tables,
+    "<!-- presets -->": settings.presets,
     "<!-- commands -->": commands.pages,
     "<!-- requests -->": requests.tables,
     "<!-- records -->": records.tables,
