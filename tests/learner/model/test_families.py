@@ -33,7 +33,7 @@ SOME = ("gemma2", "qwen3_moe")
 # vLLM 0.32 on a CPU packs the weights of experts when it starts, and not again when they are
 # reloaded: what it answers then is refused by the probe. Where this fails, vLLM has been mended.
 STAY_OLD = ("qwen3_moe",)
-PLAIN = Path(__file__).with_name("plain_transformers.py")
+PLAIN = Path(__file__).parents[1] / "plain_transformers.py"
 
 
 @pytest.fixture(autouse=True)
