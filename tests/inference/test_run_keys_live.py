@@ -66,10 +66,13 @@ def serving(run: RunFile, monkeypatch: pytest.MonkeyPatch, stub: Stub) -> Iterat
         yield url_of(listener)
 
 
-async def sampled(run: RunFile, url: str, stub: Stub, n: int) -> int:
-    """The number of answers that the run's own client gets there. Raises SamplingFailed."""
+async def sampled(run: RunFile, url: str, stub: Stub, n: int, owner: str = "") -> int:
+    """The number of answers that the run's own client gets there, from an adapter of the run
+    `owner`, which is its own by default. Raises SamplingFailed.
+    """
     client = make_client(run, "generation")
-    client.on_server(stub.name, stub.record(url=url))
+    model = f"policy-7-1@{owner or run.run}"
+    client.on_server(stub.name, stub.record(url=url, model=model))
     try:
         return len(await client.sample(QUESTION, n, ENV))
     finally:
@@ -87,6 +90,9 @@ async def test_host_and_guest_sample_with_their_own_keys_and_are_counted_apart(
         assert await sampled(guest, url, stub, 3) == 3
         with pytest.raises(SamplingFailed, match="the run's own inference.api_key"):
             await sampled(run_with("third", "THIRD"), url, stub, 2)
+        for run, other in ((guest, "first"), (host, "second")):
+            with pytest.raises(SamplingFailed, match="with the key of its own run only"):
+                await sampled(run, url, stub, 2, owner=other)
         load = Engine(url, AGENT).read_load()
     assert load.requests == {"first": 1, "second": 2}
     assert load.answers == {"first": 4, "second": 5}

@@ -116,14 +116,15 @@ class LoadedAdapters:
                 f" (inference.probe_tolerance is {tolerance.value:g}); {tolerance.advice(mismatch)}"
             )
 
-    def load(self, version: int, directory: Path, run: str = "") -> str:
+    def load(self, version: int, directory: Path, run: str) -> str:
         """Load the adapter in `directory` next to the others. Returns the name that requests give
         for it. It is another one each time, because vLLM caches by name. `run`: whose version it
         is.
         """
         self._loads += 1
-        # inside_vllm/streamrl_adapters.py reads the version from the name.
-        name = f"{MODEL}-{version}-{self._loads}"
+        # inside_vllm/streamrl_adapters.py reads the version from the name, streamrl_guard.py the
+        # run that may sample with it.
+        name = f"{MODEL}-{version}-{self._loads}@{run}"
         self._engine.load_adapter(name, directory)
         self._directories.setdefault(run, {})[name] = directory
         return name

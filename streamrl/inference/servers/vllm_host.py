@@ -235,7 +235,8 @@ class VllmHost:
                     refuse_other_shape(copies.check, self._run.learner.lora)
                 self._adapters.check(base.check, copies.check, probe_tolerance(self._run))
                 self._checked.add(base.check.sha256)
-            return self._adapters.load(version.version, copies.weights, guest)
+            run = guest or self._run.run
+            return self._adapters.load(version.version, copies.weights, run)
         except InferenceError:
             # A guest's version is tried again and again, each time from a new copy.
             self._copies.delete(copies.weights)

@@ -91,10 +91,10 @@ def test_a_version_is_loaded_beside_the_others_under_a_name_of_its_own(
     stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
 ):
     first, second = copies(tmp_path, 2)
-    assert loaded.load(7, first) == "policy-7-1"
+    assert loaded.load(7, first, "own") == "policy-7-1@own"
     # loaded again after a probe that failed
-    assert loaded.load(7, second) == "policy-7-2"
-    assert stub.loaded == {"policy-7-1": str(first), "policy-7-2": str(second)}
+    assert loaded.load(7, second, "own") == "policy-7-2@own"
+    assert stub.loaded == {"policy-7-1@own": str(first), "policy-7-2@own": str(second)}
     assert not [path for path, _ in stub.asked if "pause" in path or "reset" in path]
 
 
@@ -102,7 +102,7 @@ def test_an_adapter_goes_when_no_request_uses_it(
     stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
 ):
     paths = copies(tmp_path, 5)
-    names = [loaded.load(version, path) for version, path in enumerate(paths)]
+    names = [loaded.load(version, path, "own") for version, path in enumerate(paths)]
     stub.old = names[2]
     stub.running = names[0]
     stub.waiting = names[1]
@@ -118,7 +118,7 @@ def test_each_run_keeps_its_newest_adapters(
     stub: AdapterStub, loaded: LoadedAdapters, tmp_path: Path
 ):
     own, other = copies(tmp_path / "own", 1), copies(tmp_path / "other", 3)
-    (name,) = [loaded.load(7, path) for path in own]
+    (name,) = [loaded.load(7, path, "own") for path in own]
     names = [loaded.load(version, path, "other") for version, path in enumerate(other, 7)]
     assert len({name, *names}) == 4, "version 7 of two runs has two names"
     loaded.unload_unused()

@@ -98,7 +98,7 @@ def test_the_adapters_of_two_runs_stand_on_one_base(
         other = host.load_version(adapter(second, 7), "second")
         started = [model.joinpath("adapter_model.safetensors").read_text() for model in models]
         assert started == ["a model"], "one vLLM"
-        assert (own.model, other.model) == ("policy-7-1", "policy-7-2")
+        assert (own.model, other.model) == ("policy-7-1@own", "policy-7-2@second")
         assert own.mismatch.max_abs < 1e-6 and other.mismatch.max_abs < 1e-6
         assert other.swap is not None and other.swap.pause_s == 0.0
         texts = [

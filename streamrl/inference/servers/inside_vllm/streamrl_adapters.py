@@ -3,7 +3,8 @@ next to it): the version spans of an answer name the version of the adapter that
 
 vLLM marks tokens with the version of its weights, and it has one at a time. With adapters the
 weights are the base's, and the adapter's name has the version that sampled: the name of version 12
-is `policy-12-3`. This module uses the standard library only, like `streamrl_guard.py`.
+of run `first` is `policy-12-3@first`. This module uses the standard library only, like
+`streamrl_guard.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 logger = logging.getLogger("vllm.streamrl_adapters")  # vLLM prints what its own loggers log.
 
-NAME = re.compile(r"policy-(\d+)-\d+")
+NAME = re.compile(r"policy-(\d+)-\d+@.+")
 
 
 def label() -> None:

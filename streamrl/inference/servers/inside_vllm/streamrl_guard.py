@@ -5,10 +5,11 @@ measures what the server's time goes to.
   workers, abort requests of others) are for its agent only. The agent has made up a key for this
   one server. vLLM itself would answer all who reach the port, with or without its own key.
 - Sampling, and what belongs to it, is for clients that send the key of a run that is served. Each
-  run has its own key, so its requests can be counted, and its key can be replaced while those of
-  other runs stay. If there are no keys, sampling is for everybody. No run's key gives control.
+  run has its own key, so its requests can be counted, its adapters are sampled by no other run, and
+  its key can be replaced while those of other runs stay. If there are no keys, sampling is for
+  everybody. No run's key gives control.
 - A request to sample has text of a bounded size, and asks for a bounded number of answers
-  (`answers_asked`). The length of an answer is bounded by vLLM's context.
+  (`request_of`, `answers_asked`). The length of an answer is bounded by vLLM's context.
 - `/health` answers everybody.
 - `PAUSE` pauses vLLM for its agent as soon as no step is running. (vLLM's own request then sleeps
   for 20 ms, so that clients get what was sampled.)
@@ -120,7 +121,9 @@ class Guard:
             if scope["type"] == "http" and not from_agent and path not in OPEN:
                 body = await _body(receive)
                 try:
-                    answers = answers_asked(body, self._max_samples)
+                    asked = request_of(body)
+                    answers = answers_asked(asked, self._max_samples)
+                    self._refuse_model_of_another_run(asked, runs)
                 except Objection as objection:
                     await _answer(send, 400, {"error": {"message": str(objection), "code": 400}})
                     return
@@ -152,6 +155,14 @@ class Guard:
                 time.monotonic(), asked=-asks, paused=False if path == RESUME else None
             )
 
+    def _refuse_model_of_another_run(self, asked: dict[str, Any], runs: Sequence[str]) -> None:
+        """Raise Objection if a request asks for an adapter of a run whose key it does not carry.
+        The name of an adapter ends with that of its run.
+        """
+        _, has_owner, owner = str(asked.get("model")).rpartition("@")
+        if self._keys and has_owner and owner not in runs:
+            raise Objection("model: an adapter is sampled with the key of its own run only")
+
     def _count(self, path: str, runs: Sequence[str], answers: int) -> None:
         """Count a request, if it samples, for the runs whose keys it carries: one, unless somebody
         has the keys of several.
@@ -169,18 +180,25 @@ class Objection(Exception):
     """A request to sample is refused. The message has the reason."""
 
 
-def answers_asked(body: bytes, max_samples: int) -> int:
-    """The number of answers that a request asks for. Raises Objection."""
+def request_of(body: bytes) -> dict[str, Any]:
+    """The object that a request has as its body, or an empty one. Raises Objection."""
     if len(body) > MAX_BODY_BYTES:
         raise Objection(f"the request has more than {MAX_BODY_BYTES} bytes")
     if not body:
-        return 0
+        return {}
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
         raise Objection("the request is not JSON") from None
     if not isinstance(asked, dict):
         raise Objection("the request is not a JSON object")
+    return asked
+
+
+def answers_asked(asked: dict[str, Any], max_samples: int) -> int:
+    """The number of answers that a request asks for. Raises Objection for too many, and for a
+    request with more than text and tokens.
+    """
     for name in NOT_TEXT:
         if asked.get(name):
             raise Objection(f"{name}: this server takes text and tokens only")

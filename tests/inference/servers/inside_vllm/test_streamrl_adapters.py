@@ -54,10 +54,10 @@ def test_it_is_a_plugin_of_vllms_wherever_that_directory_is_on_the_path():
 
 def test_a_span_names_the_version_of_the_adapter(state: type[RequestState]):
     streamrl_adapters.label()
-    assert said(state, "policy-12-3") == "12"
+    assert said(state, "policy-12-3@first") == "12"
 
 
-@pytest.mark.parametrize("name", [None, "check", "policy-12"])
+@pytest.mark.parametrize("name", [None, "check", "policy-12", "policy-12@first"])
 def test_what_is_no_version_keeps_a_label_that_no_client_takes_for_one(
     state: type[RequestState], name: str | None
 ):
@@ -70,7 +70,7 @@ def test_without_adapters_it_changes_nothing(
 ):
     monkeypatch.delenv("STREAMRL_ADAPTERS")
     streamrl_adapters.label()
-    assert said(state, "policy-12-3") == "default"
+    assert said(state, "policy-12-3@first") == "default"
 
 
 def test_a_vllm_that_marks_tokens_in_another_way_runs_and_says_so(

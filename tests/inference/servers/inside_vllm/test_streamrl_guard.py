@@ -18,6 +18,7 @@ from streamrl.inference.servers.inside_vllm.streamrl_guard import (
     Guard,
     Objection,
     answers_asked,
+    request_of,
 )
 
 AGENT = b"key-of-the-agent"
@@ -205,7 +206,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/lates
     ],
 )
 def test_what_envs_ask_for_is_answered_and_counted(body: dict[str, Any], answers: int):
-    assert answers_asked(json.dumps(body).encode(), 8) == answers
+    assert answers_asked(request_of(json.dumps(body).encode()), 8) == answers
 
 
 @pytest.mark.parametrize(
@@ -229,15 +230,15 @@ def test_what_envs_ask_for_is_answered_and_counted(body: dict[str, Any], answers
 )
 def test_what_nobody_but_an_attacker_asks_for_is_refused(body: Any, said: str):
     with pytest.raises(Objection, match=re.escape(said)):
-        answers_asked(json.dumps(body).encode(), 8)
+        answers_asked(request_of(json.dumps(body).encode()), 8)
 
 
 def test_what_is_too_large_or_no_json_is_refused():
     with pytest.raises(Objection, match="has more than"):
-        answers_asked(b" " * (MAX_BODY_BYTES + 1), 8)
+        request_of(b" " * (MAX_BODY_BYTES + 1))
     for body in (b"[" * 100_000, b"n=9"):
         with pytest.raises(Objection, match="the request is not JSON"):
-            answers_asked(body, 8)
+            request_of(body)
 
 
 async def test_limits_are_for_those_who_sample_and_a_body_arrives_as_it_was_sent():
@@ -322,6 +323,41 @@ async def test_what_runs_ask_for_is_counted_by_run():
     usage = json.loads(body["body"])
     assert usage["requests"] == {"own": 2, "second": 1}
     assert usage["answers"] == {"own": 8, "second": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "open_to"),
+    [
+        ("policy-7-1@own", {SAMPLER, AGENT}),
+        ("policy-7-2@second", {GUEST, AGENT}),
+        ("policy-7-3@third", {AGENT}),
+        ("policy-7-3@", {AGENT}),
+        ("policy", {SAMPLER, GUEST, AGENT}),
+        (None, {SAMPLER, GUEST, AGENT}),
+    ],
+)
+@pytest.mark.parametrize("path", ["/inference/v1/generate", "/v1/chat/completions"])
+async def test_adapters_of_a_run_are_sampled_with_its_own_key_only(
+    path: str, model: str | None, open_to: set[bytes]
+):
+    asked = json.dumps({"model": model, "token_ids": [1]}).encode()
+    for key in (SAMPLER, GUEST, AGENT):
+        reached = list[str]()
+
+        async def vllm(*_: Any, reached: list[str] = reached) -> None:
+            reached.append("vllm")
+
+        sent = await answered_by(Guard(vllm), path, key, asked)
+        assert reached == (["vllm"] if key in open_to else [])
+        assert [part["status"] for part in sent if "status" in part] == (
+            [] if key in open_to else [400]
+        )
+
+
+async def test_a_server_without_keys_answers_for_every_adapter(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STREAMRL_RUN_KEYS", "{}")
+    asked = b'{"model": "policy-7-2@second"}'
+    assert await ask("/v1/chat/completions", pieces=[asked]) == ["through"]
 
 
 @pytest.mark.parametrize("can", [True, False])
