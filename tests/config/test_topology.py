@@ -18,23 +18,11 @@ from streamrl.extensions.assembler import process as assembler
 from streamrl.run.monitoring.run_view import BATCHES, TOPICS
 from streamrl.stream.log import topics
 from streamrl.stream.processor.definition import Processor
+from tests.support.rooms import ROOMS
 
 PACKAGE = Path(topology.__file__).parents[1]
 KINDS = {name: value for name, value in vars(topology).items() if name.isupper()}
 BUILDERS = {"turns", "rewards", "rollouts", "groups", "visits", "journal"}
-# Where the process of a role is, below streamrl/.
-ROOMS = {
-    "env": "envs",
-    "gateway": "extensions/gateway",
-    "assembler": "extensions/assembler",
-    "buffer": "buffer",
-    "batcher": "batcher",
-    "scorer": "extensions/scorer",
-    "learner": "learner",
-    "inference": "inference/servers",
-    "evaluator": "extensions/evaluator",
-    "orchestrator": "run/orchestrator",
-}
 # What a room does with a kind of topics by code that all rooms share.
 SHARED = {
     topology.METRICS: "stream/log/meter.py",

@@ -21,10 +21,9 @@ from packaging.utils import canonicalize_name
 from tests.deploy.composed import resolved
 from tests.deploy.images import ROOT, environment, installed_from, pins
 from tests.deploy.kubectl import render
+from tests.support.rooms import ROOMS
 
 RUN = "/etc/streamrl/run.yaml"
-# of streamrl/, where the command is called otherwise
-ROOMS = {"env": "envs"}
 # Each command in turn: how it ends, and whether its room was there. The broker's certificate is
 # missing, so that nobody waits for the broker.
 START = """
@@ -95,7 +94,7 @@ def started(
         asked = [
             (
                 [str(work / "run.yaml") if w == RUN else w for w in c[1:]],
-                f"streamrl.{ROOMS.get(c[1], c[1])}.process",
+                f"streamrl.{ROOMS.get(c[1], c[1]).replace('/', '.')}.process",
             )
             for c in distinct
         ]

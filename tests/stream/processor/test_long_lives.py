@@ -244,7 +244,7 @@ def test_a_topic_of_which_all_is_taken_and_deleted_is_no_loss():
     log.delete_before({("rollouts.copy", 0): end_offset(log, "rollouts.copy", 0)})
     before = len(journal(log, "buffer", JournalEntry))
     announce(log, 1)
-    live(log, part)
+    live(log, part, until=lambda: len(journal(log, "buffer", JournalEntry)) > before)
     assert [entry.removed for entry in journal(log, "buffer", JournalEntry)][before:] == [None]
 
 

@@ -441,8 +441,8 @@ def test_an_operator_has_nothing_to_say_in_another_run(people: People):
 
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long one tries is another matter."""
-    for module in ("kafka", "kafka_admin", "kafka_committer", "kafka_writer"):
-        monkeypatch.setattr(f"streamrl.stream.log.{module}.CALL_TIMEOUT_S", 0.7)
+    for module in ("log", "admin", "committer", "writer"):
+        monkeypatch.setattr(f"streamrl.stream.log.kafka.{module}.CALL_TIMEOUT_S", 0.7)
     monkeypatch.setattr("streamrl.stream.log.kafka.admin.Admin.visible_topics.__defaults__", (0.5,))
 
 
