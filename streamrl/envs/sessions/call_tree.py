@@ -67,21 +67,26 @@ class CallTree:
         """The answers that a request has had, by their numbers."""
         return [self.calls[call] for _, call in sorted(self._answers.get(request, {}).items())]
 
-    def find_continuation(self, conversation: Sequence[Message]) -> Continuation:
+    def find_continuation(
+        self, conversation: Sequence[Message], digests: Sequence[bytes] | None = None
+    ) -> Continuation:
         """How a request with these canonical messages continues the tree. It continues the call
-        with the longest conversation that the request begins with.
+        with the longest conversation that the request begins with. `digests`: those of the
+        conversation up to each message, where they are known.
         """
-        continuation = Continuation("", list(conversation))
         if not self.calls:
-            return continuation
+            return Continuation("", list(conversation))
         self._index()
-        before = EMPTY
-        for index, message in enumerate(conversation):
-            before = messages.digest(before, [message])
-            call = self._conversations.get(before)
-            if call is not None and index + 1 < len(conversation):
-                continuation = Continuation(call, list(conversation[index + 1 :]))
-        return continuation
+        if digests is None:
+            digests = messages.digests(conversation)
+        longest_call = ""
+        known = 0
+        for number, digest in enumerate(digests[:-1], 1):
+            call = self._conversations.get(digest)
+            if call is not None:
+                longest_call = call
+                known = number
+        return Continuation(longest_call, list(conversation[known:]))
 
     def find_call_by_tokens(self, prompt: np.ndarray) -> str:
         """The call with the most tokens that this prompt begins with; empty if there is none.
@@ -92,14 +97,15 @@ class CallTree:
             return ""
         self._index()
         longest_call = ""
-        longest = 0
         ids = prompt.astype(np.uint32)
+        digest = xxhash.xxh3_128()
+        before = 0
         for length in sorted(set(self._context_lengths.values())):
-            if longest < length < len(ids):
-                call = self._contexts.get(xxhash.xxh3_128_digest(ids[:length].tobytes()))
-                if call is not None:
-                    longest_call = call
-                    longest = length
+            if length >= len(ids):
+                break
+            digest.update(ids[before:length].tobytes())
+            before = length
+            longest_call = self._contexts.get(digest.digest(), longest_call)
         return longest_call
 
     def context(self, call: str) -> np.ndarray:
@@ -121,12 +127,12 @@ class CallTree:
         conversation of its own although there have been others.
         """
         firsts = [call for call in self.calls.values() if not call.continues]
-        if not firsts or any(call.messages == list(conversation) for call in firsts):
+        conversation = list(conversation)
+        if not firsts or any(call.messages == conversation for call in firsts):
             return ""  # it is the first, or asked once more
-        if all(call.messages[:1] != list(conversation[:1]) for call in firsts):
+        if all(call.messages[:1] != conversation[:1] for call in firsts):
             return "sub-agent"
-        longest = max(self._length(call) for call in self.calls)
-        return "compaction" if len(conversation) < longest else "edit"
+        return "compaction" if len(conversation) < self._longest else "edit"
 
     def _conversation(self, call: str, to_message: Callable[[ModelCall], Message]) -> list[Message]:
         """All messages up to the call's answer. `to_message`: writes an answer as a message."""
@@ -149,13 +155,14 @@ class CallTree:
             self._context_lengths[call.call] = len(tokens)
         self._not_indexed.clear()
 
-    def _length(self, call: str) -> int:
-        """The number of messages up to the call's answer."""
-        count = 0
-        while call:
-            count += len(self.calls[call].messages) + 1
-            call = self.calls[call].continues
-        return count
+    @property
+    def _longest(self) -> int:
+        """The number of messages of the longest conversation, up to its last answer."""
+        lengths = dict[str, int]()
+        for call in self.calls.values():  # those that a call continues come before it
+            before = lengths[call.continues] if call.continues else 0
+            lengths[call.call] = before + len(call.messages) + 1
+        return max(lengths.values())
 
 
 def visible_message(call: ModelCall) -> Message:

@@ -118,6 +118,16 @@ def digest(before: bytes, messages: Iterable[Mapping[str, Any]]) -> bytes:
     return before
 
 
+def digests(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
+    """The digest of a conversation of these canonical messages up to each of them."""
+    result = list[bytes]()
+    before = EMPTY
+    for message in messages:
+        before = digest(before, [message])
+        result.append(before)
+    return result
+
+
 def _same_json(text: str) -> str:
     """The arguments of a tool in one spelling. Text that is no JSON stays as it is, and so does one
     with half a surrogate pair, which no record can have.

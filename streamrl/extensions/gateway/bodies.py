@@ -1,22 +1,22 @@
 """Reads the bodies of requests, so that no client can fill the memory or hold up the event loop.
 
 A body is at most gateway.max_body_mb, bodies that are still arriving are bounded together and for
-each session, and a large one is decoded in another thread.
+each session, and a large one is decoded in another thread (`offloading.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
 from streamrl.config.run_file import RunFile
+from streamrl.extensions.gateway.fields import Rule, check_fields
+from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import RequestRejected, parse_body
 
-INLINE_BYTES = 100_000  # A longer body is decoded in another thread.
 BODIES = 64  # of the largest size that may arrive at a time
 BODIES_OF_OWNER = 4
 # Values and separators of a body whose prompt is empty, and more for each token of a prompt.
@@ -24,21 +24,31 @@ FREE_VALUES = 20_000
 VALUES_PER_TOKEN = 4
 
 
+class ReceivedBody(NamedTuple):
+    """The body of a request."""
+
+    fields: dict[str, Any]
+    left_out: list[str]  # the names of fields that cannot be kept
+    size: int  # in bytes
+
+
 class BodyReader:
     """Reads and decodes the bodies of one replica."""
 
-    def __init__(self, run: RunFile) -> None:
+    def __init__(self, run: RunFile, offloader: Offloader) -> None:
         self._limit = int(run.gateway.max_body_mb * 1_000_000)
         self._limit_in_words = f"{run.gateway.max_body_mb:g} MB (gateway.max_body_mb)"
         contexts = [run.inference.of_pool(pool).max_model_len for pool in run.inference.sizes]
         self._max_values = FREE_VALUES + VALUES_PER_TOKEN * max(contexts, default=0)
         self._arriving = Counter[str]()  # bytes, by owner
-        # One thread, so that the event loop shares the interpreter with one at most.
-        self._decoding = ThreadPoolExecutor(1, "bodies")
+        self._offloader = offloader
 
-    async def read(self, request: Request, owner: str) -> dict[str, Any]:
+    async def read(
+        self, request: Request, owner: str, rules: Mapping[str, Rule] | None = None
+    ) -> ReceivedBody:
         """The JSON object of a request, empty if it has no body. Its content type has to be JSON's:
-        a web page cannot send that to another server without having asked. `owner`: who is bounded.
+        a web page cannot send that to another server without having asked. `owner`: who is bounded;
+        `rules`: of its fields, where there are any.
 
         Raises RequestRejected.
         """
@@ -57,7 +67,7 @@ class BodyReader:
                 raise RequestRejected(
                     415, "send JSON, with the header Content-Type: application/json"
                 )
-            return await self._decode(bytes(text))
+            return await self._offloader.run(owner, len(text), self._decode, text, rules)
         finally:
             self._arriving[owner] -= counted
             if not self._arriving[owner]:
@@ -76,7 +86,7 @@ class BodyReader:
                 503, "too many large bodies arrive at a time; send this one again", retry_after_s=1
             )
 
-    async def _decode(self, text: bytes) -> dict[str, Any]:
+    def _decode(self, text: bytearray, rules: Mapping[str, Rule] | None) -> ReceivedBody:
         values = text.count(b",") + text.count(b"[") + text.count(b"{")
         if values > self._max_values:
             raise RequestRejected(
@@ -84,7 +94,6 @@ class BodyReader:
                 f"the body has more than {self._max_values:,} commas and brackets, which no prompt"
                 " of this model has",
             )
-        if len(text) <= INLINE_BYTES:
-            return parse_body(text)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoding, parse_body, text)
+        fields = parse_body(text)
+        left_out = [] if rules is None else check_fields(rules, fields)
+        return ReceivedBody(fields, left_out, len(text))

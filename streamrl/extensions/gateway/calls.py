@@ -9,6 +9,7 @@ anyone can tell. `ModelCallHandler.answer` keeps this rule.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -23,8 +24,16 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.sessions.call_tree import CallTree, Continuation
 from streamrl.envs.sessions.keys import SessionName
 from streamrl.extensions.gateway.follower import Follower
+from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.recorder import Recorder, log_timeout
-from streamrl.extensions.gateway.requests import Answer, ChatRequest, RequestRejected
+from streamrl.extensions.gateway.requests import (
+    Answer,
+    ChatRequest,
+    ParsedRequest,
+    RequestRejected,
+    UnknownCall,
+    parsed_request,
+)
 from streamrl.extensions.gateway.sampling import CallSampler, continuation_of
 from streamrl.extensions.gateway.session_index import (
     BYTES_PER_TOKEN,
@@ -55,6 +64,7 @@ class AgentRequest(NamedTuple):
 
     session: SessionName
     parse: Callable[[CallTree], ChatRequest]  # reads the body, with the calls of its session
+    size: int = 0  # of the body, in bytes
     idempotency_key: str = ""
     is_retry: bool = False
     is_gone: Callable[[], Awaitable[bool]] = never  # Has the agent left? It may ask elsewhere.
@@ -176,6 +186,7 @@ class ModelCallHandler:
         follower: Follower,
         recorder: Recorder,
         sampler: CallSampler,
+        offloader: Offloader,
     ) -> None:
         self.counts = Counter[str]()
         self.added_s = 0.0  # time that requests took beside sampling
@@ -184,6 +195,7 @@ class ModelCallHandler:
         self._follower = follower
         self._recorder = recorder
         self._sampler = sampler
+        self._offloader = offloader
         self._in_flight: dict[tuple[SessionName, str], CallInFlight] = {}
         self._reserved = Counter[SessionName]()  # answers that are not in the log yet
         self._writing = Counter[SessionName]()  # bytes of messages that are not in the log yet
@@ -196,12 +208,14 @@ class ModelCallHandler:
         has sampled, and returns the first answers that the log then has. It speculates that it will
         have to sample, and begins before the log is read.
         """
+        began_s = time.monotonic()
+        parsed = await self._parse(incoming)
         while True:
-            began_s = time.monotonic()
-            with self._speculate(incoming) as speculation:
-                async with log_timeout(self._run.envs[incoming.session.env].timeout_s):
-                    await self._follower.catch_up()
-                request = speculation.current_request(self._index) or self._locate_request(incoming)
+            with self._speculate(incoming, parsed) as speculation:
+                await self._catch_up(incoming.session)
+                request = speculation.current_request(self._index)
+                if request is None:
+                    request = self._locate_request(incoming, parsed)
                 if request.is_answered:
                     return await self._repeat_answer(incoming, request)
                 joined = self._join(request)
@@ -211,11 +225,11 @@ class ModelCallHandler:
                 return await self._hand_over(incoming, request, call)
             # The agent has asked the same at once on another replica, which was answered first. So
             # this is the next request with the same body: it gets another name, and other answers.
+            began_s = time.monotonic()
 
     async def recorded_answer(self, session: SessionName, call: str) -> tuple[Answer, CallTree]:
         """An answer that an open session has had, and its calls. Raises RequestRejected."""
-        async with log_timeout(self._run.envs[session.env].timeout_s):
-            await self._follower.catch_up()
+        await self._catch_up(session)
         tree = self._open_session(session).tree
         if call not in tree.calls:
             raise RequestRejected(404, f"session {session.session} has no response {call}")
@@ -223,9 +237,9 @@ class ModelCallHandler:
 
     async def count_prompt_tokens(self, incoming: AgentRequest) -> int:
         """The tokens of the prompt of a request, which is not answered. Raises RequestRejected."""
-        async with log_timeout(self._run.envs[incoming.session.env].timeout_s):
-            await self._follower.catch_up()
-        request = self._locate_request(incoming)
+        parsed = await self._parse(incoming)
+        await self._catch_up(incoming.session)
+        request = self._locate_request(incoming, parsed)
         try:
             return await self._sampler.count_prompt_tokens(
                 request.session, request.chat, request.continuation
@@ -233,16 +247,42 @@ class ModelCallHandler:
         except SamplingFailed as error:
             raise _rejection_of(error) from None
 
+    async def _catch_up(self, session: SessionName) -> None:
+        """Read the log up to its end. Raises RequestRejected where that takes too long."""
+        async with log_timeout(self._run.envs[session.env].timeout_s):
+            await self._follower.catch_up()
+
     # ---- which request it is -----------------------------------------------------------------
 
-    def _speculate(self, incoming: AgentRequest) -> Speculation:
+    async def _parse(self, incoming: AgentRequest) -> ParsedRequest:
+        """The request, read once. What it refers to may be in the part of the log that has not been
+        read. Raises RequestRejected.
+        """
+        session = self._index.sessions.get(incoming.session)
+        if session is not None:
+            with contextlib.suppress(UnknownCall):
+                return await self._parse_in(session, incoming)
+        await self._catch_up(incoming.session)
+        return await self._parse_in(self._open_session(incoming.session), incoming)
+
+    async def _parse_in(self, session: LiveSession, incoming: AgentRequest) -> ParsedRequest:
+        """The request, read with what is known of its session. Only single calls are looked up
+        there, so more of them may come meanwhile.
+        """
+        # A short request may refer to a long conversation.
+        size = incoming.size + session.message_bytes
+        return await self._offloader.run(
+            str(session.name), size, lambda: parsed_request(incoming.parse(session.tree))
+        )
+
+    def _speculate(self, incoming: AgentRequest, parsed: ParsedRequest) -> Speculation:
         """Begin to sample while the log is asked what other replicas have written. Most often they
         have written nothing that matters here, because an agent stays with a replica.
         """
         if not incoming.is_new:
             return Speculation()
         try:
-            request = self._locate_request(incoming)
+            request = self._locate_request(incoming, parsed)
         except RequestRejected:  # it may be answered once more is known
             return Speculation()
         if request.name in request.session.answer_counts or request.key in self._in_flight:
@@ -253,14 +293,14 @@ class ModelCallHandler:
             return Speculation()
         return Speculation(request, self._start_sampling(request), release)
 
-    def _locate_request(self, incoming: AgentRequest) -> PendingRequest:
+    def _locate_request(self, incoming: AgentRequest, parsed: ParsedRequest) -> PendingRequest:
         """Name the request, and find what it continues, by what is known of its session. Raises
         RequestRejected.
         """
         session = self._open_session(incoming.session)
-        chat = incoming.parse(session.tree)
+        chat = parsed.chat
         self._check_length(session.env, chat)
-        body = chat.digest()
+        body = parsed.digest
         if incoming.idempotency_key:
             body = xxhash.xxh3_128_hexdigest(f"{body} {incoming.idempotency_key}".encode())
         ordinal = session.next_ordinal(body)
@@ -271,7 +311,7 @@ class ModelCallHandler:
             chat=chat,
             body=body,
             ordinal=ordinal,
-            continuation=continuation_of(session.tree, chat),
+            continuation=continuation_of(session.tree, parsed),
             is_trained=incoming.is_trained and not self._is_left_out(session.env, chat),
         )
 

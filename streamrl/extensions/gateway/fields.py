@@ -660,7 +660,7 @@ def left_out_header(names: Sequence[str]) -> dict[str, str]:
     if not names:
         return {}
     # Names of fields come from the agent, and a header with a control character is never sent.
-    text = printable(", ".join(names), MAX_HEADER)[:MAX_HEADER]
+    text = printable(", ".join(names[:MAX_HEADER]), MAX_HEADER)[:MAX_HEADER]
     return {LEFT_OUT_HEADER: text.encode("ascii", "replace").decode()}
 
 

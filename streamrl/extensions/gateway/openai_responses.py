@@ -20,7 +20,7 @@ from streamrl.extensions.gateway.requests import (
     Body,
     ChatRequest,
     Dialect,
-    RequestRejected,
+    UnknownCall,
     canonical_messages,
     chat_tool,
     custom_call,
@@ -68,7 +68,7 @@ def _conversation(body: Body, tree: CallTree) -> list[Message]:
     if previous:
         call = previous.removeprefix(ID)
         if call not in tree.calls:
-            raise RequestRejected(
+            raise UnknownCall(
                 400,
                 f"previous_response_id: this session has no response {previous}",
                 "previous_response_id",
@@ -148,7 +148,9 @@ def _item(item: Mapping[str, Any], tree: CallTree) -> Mapping[str, Any]:
         for known in items_of(call, names if f"{prefix}_" == CUSTOM_ID else ()):
             if known["id"] == identity:
                 return known
-    raise rejection("input", f"this session has no item {identity}; send the item itself")
+    raise UnknownCall(
+        400, f"input: this session has no item {identity}; send the item itself", "input"
+    )
 
 
 def _tools(body: Body) -> list[dict[str, Any]]:

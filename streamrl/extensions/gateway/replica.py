@@ -17,6 +17,7 @@ from streamrl.envs.sessions.keys import keys_of
 from streamrl.extensions.gateway.calls import ModelCallHandler
 from streamrl.extensions.gateway.flow_control import SessionLimit
 from streamrl.extensions.gateway.follower import Follower
+from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.open_sessions import read_open_records
 from streamrl.extensions.gateway.recorder import Recorder
 from streamrl.extensions.gateway.sampling import CallSampler
@@ -64,8 +65,14 @@ class GatewayReplica:
         recorder = Recorder(producer, self._follower)
         sampler = CallSampler(run, self._clients)
         keys = keys_of(run)
+        offloader = Offloader()
         self._calls = ModelCallHandler(
-            run=run, index=self._index, follower=self._follower, recorder=recorder, sampler=sampler
+            run=run,
+            index=self._index,
+            follower=self._follower,
+            recorder=recorder,
+            sampler=sampler,
+            offloader=offloader,
         )
         api = SessionsApi(
             run=run,
@@ -80,7 +87,12 @@ class GatewayReplica:
         self._reported_added_s = 0.0
         self._loop = Future[asyncio.AbstractEventLoop]()
         self.app = HttpApi(
-            run=run, keys=keys, calls=self._calls, sessions=api, clients=self._clients
+            run=run,
+            keys=keys,
+            calls=self._calls,
+            sessions=api,
+            clients=self._clients,
+            offloader=offloader,
         ).app(self._lifespan)
 
     def follow(self, is_over: Callable[[], bool], mark_ready: Callable[[], None]) -> None:

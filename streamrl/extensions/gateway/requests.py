@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from streamrl.envs.sessions.call_tree import CallTree
-from streamrl.envs.sessions.messages import Message, canonical
+from streamrl.envs.sessions.messages import Message, canonical, digests
 from streamrl.envs.sessions.tool_calls import function_tool
 from streamrl.stream.records import ModelCall
 from streamrl.stream.records.fields import check_depth
@@ -43,6 +43,10 @@ class RequestRejected(Exception):
         self.retry_after_s = retry_after_s
 
 
+class UnknownCall(RequestRejected):
+    """A request refers to a call that the session has not had, as far as is known."""
+
+
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for answers, with what the answers depend on."""
 
@@ -59,6 +63,15 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Names what is asked for: requests with equal fields have the same digest."""
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self, order="deterministic"))
+
+
+class ParsedRequest(NamedTuple):
+    """A request with all by which it and its conversation are looked up."""
+
+    chat: ChatRequest
+    digest: str
+    conversation_digests: list[bytes]  # of the conversation up to each message
+    tokens: np.ndarray  # (p,) uint32, of the prompt, where there are no messages
 
 
 class Answer(NamedTuple):
@@ -88,12 +101,18 @@ class Dialect(NamedTuple):
     error: Callable[[RequestRejected], dict[str, Any]]
 
 
+def parsed_request(chat: ChatRequest) -> ParsedRequest:
+    return ParsedRequest(
+        chat, chat.digest(), digests(chat.messages), np.array(chat.token_ids, np.uint32)
+    )
+
+
 def rejection(field: str, why: str) -> RequestRejected:
     """The error that blames a field of the body."""
     return RequestRejected(400, f"{field}: {why}", field)
 
 
-def parse_body(text: bytes) -> dict[str, Any]:
+def parse_body(text: bytes | bytearray) -> dict[str, Any]:
     """The object of a request's body. Raises RequestRejected."""
     try:
         body = msgspec.json.decode(text or b"{}")

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from streamrl.config.choices import ToolSyntax
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import Env
@@ -20,7 +18,7 @@ from streamrl.envs.sessions.messages import Message, canonical_call
 from streamrl.envs.sessions.model_calls import locate_answer, prefix_of, to_call
 from streamrl.envs.sessions.thoughts import without_thoughts
 from streamrl.envs.sessions.tool_calls import parse_answer
-from streamrl.extensions.gateway.requests import ChatRequest
+from streamrl.extensions.gateway.requests import ChatRequest, ParsedRequest
 from streamrl.extensions.gateway.session_index import LiveSession
 from streamrl.inference.clients.client import Client
 from streamrl.inference.clients.prefix import Prefix
@@ -103,11 +101,11 @@ class CallSampler:
         return settings, messages, prefix
 
 
-def continuation_of(tree: CallTree, request: ChatRequest) -> Continuation:
+def continuation_of(tree: CallTree, request: ParsedRequest) -> Continuation:
     """How a request continues the tree, by its messages or else by its tokens."""
-    if request.messages:
-        return tree.find_continuation(request.messages)
-    return Continuation(tree.find_call_by_tokens(np.array(request.token_ids, np.uint32)), [])
+    if request.chat.messages:
+        return tree.find_continuation(request.chat.messages, request.conversation_digests)
+    return Continuation(tree.find_call_by_tokens(request.tokens), [])
 
 
 def visible_answer(text: str, request: ChatRequest, syntax: ToolSyntax, call: str) -> VisibleAnswer:

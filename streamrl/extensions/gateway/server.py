@@ -30,10 +30,11 @@ from streamrl.envs.sessions.keys import (
     session_in_metadata,
 )
 from streamrl.extensions.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
-from streamrl.extensions.gateway.bodies import BodyReader
+from streamrl.extensions.gateway.bodies import BodyReader, ReceivedBody
 from streamrl.extensions.gateway.calls import AgentRequest, ModelCallHandler
-from streamrl.extensions.gateway.fields import FIELDS, check_fields, left_out_header
+from streamrl.extensions.gateway.fields import FIELDS, left_out_header
 from streamrl.extensions.gateway.lookups import LookupsApi
+from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import Dialect, RequestRejected, openai_error, rejection
 from streamrl.extensions.gateway.sessions_api import SessionsApi
 from streamrl.inference.clients.client import Client
@@ -78,13 +79,14 @@ class HttpApi:
         calls: ModelCallHandler,
         sessions: SessionsApi,
         clients: Mapping[str, Client],
+        offloader: Offloader,
     ) -> None:
         self._run = run
         self._keys = keys
         self._calls = calls
         self._sessions = sessions
         self._lookups = LookupsApi(run, calls, clients)
-        self._bodies = BodyReader(run)
+        self._bodies = BodyReader(run, offloader)
 
     def app(
         self, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None
@@ -162,8 +164,8 @@ class HttpApi:
         """A model call in this API."""
 
         async def call(request: Request) -> Response:
-            name, body = await self._named_call(request)
-            left_out = check_fields(FIELDS[dialect.path], body)
+            name, received = await self._named_call(request, dialect)
+            body = received.fields
             is_stream = body.get("stream") or False
             if not isinstance(is_stream, bool):
                 raise rejection("stream", "it is true or false")
@@ -173,6 +175,7 @@ class HttpApi:
             incoming = AgentRequest(
                 session=name,
                 parse=lambda tree: dialect.parse(body, tree),
+                size=received.size,
                 idempotency_key=request.headers.get("idempotency-key", "")[:1_000],
                 is_retry=is_retry(request),
                 is_gone=request.is_disconnected,
@@ -180,7 +183,7 @@ class HttpApi:
             )
             answer = await self._calls.answer(incoming)
             response = dialect.response(body, answer)
-            headers = sampling_header(self._run.envs[name.env]) | left_out_header(left_out)
+            headers = sampling_header(self._run.envs[name.env]) | left_out_header(received.left_out)
             if not is_stream:
                 return json_response(response, 200, headers)
             events = b"".join(map(event_bytes, dialect.events(body, response)))
@@ -190,36 +193,42 @@ class HttpApi:
 
     async def _start_session(self, request: Request) -> Response:
         key = self._key_of(request, "open")
-        body = await self._bodies.read(request, key.env)
+        received = await self._bodies.read(request, key.env)
         url = self._run.gateway.url.rstrip("/") or str(request.base_url).rstrip("/")
-        return json_response(await self._sessions.start(key.env, body, url, is_retry(request)))
+        return json_response(
+            await self._sessions.start(key.env, received.fields, url, is_retry(request))
+        )
 
     async def _set_reward(self, request: Request) -> Response:
         key = self._key_of(request, "grade")
         name = SessionName(key.env, key.session)
-        body = await self._bodies.read(request, f"{key.env}.{key.session}")
-        return json_response(await self._sessions.set_reward(name, body))
+        received = await self._bodies.read(request, f"{key.env}.{key.session}")
+        return json_response(await self._sessions.set_reward(name, received.fields))
 
     async def _end_session(self, request: Request) -> Response:
         key = self._key_of(request, "grade")
         name = SessionName(key.env, key.session)
-        body = await self._bodies.read(request, f"{key.env}.{key.session}")
-        return json_response(await self._sessions.end(name, body))
+        received = await self._bodies.read(request, f"{key.env}.{key.session}")
+        return json_response(await self._sessions.end(name, received.fields))
 
     async def _end_sessions(self, request: Request) -> Response:
         key = self._key_of(request, "open")
-        body = await self._bodies.read(request, key.env)
-        return json_response(await self._sessions.end_sessions_of_server(key.env, body))
+        received = await self._bodies.read(request, key.env)
+        ended = await self._sessions.end_sessions_of_server(key.env, received.fields)
+        return json_response(ended)
 
     def _count(self, dialect: Dialect) -> Handler:
         """How many tokens a call in this API would have as its prompt."""
 
         async def count(request: Request) -> Response:
-            name, body = await self._named_call(request)
-            left_out = check_fields(FIELDS[dialect.path], body)
-            incoming = AgentRequest(session=name, parse=lambda tree: dialect.parse(body, tree))
+            name, received = await self._named_call(request, dialect)
+            incoming = AgentRequest(
+                session=name,
+                parse=lambda tree: dialect.parse(received.fields, tree),
+                size=received.size,
+            )
             counted = await self._lookups.token_count(incoming)
-            return json_response(counted, 200, left_out_header(left_out))
+            return json_response(counted, 200, left_out_header(received.left_out))
 
         return count
 
@@ -279,15 +288,18 @@ class HttpApi:
             )
         return SessionName(key.env, key.session)
 
-    async def _named_call(self, request: Request) -> tuple[SessionName, dict[str, Any]]:
+    async def _named_call(
+        self, request: Request, dialect: Dialect
+    ) -> tuple[SessionName, ReceivedBody]:
         """The session and the body of a call. A client that has one key for all sessions of an env
         names the session in the body. Raises RequestRejected.
         """
         key = self._key_of(request, "sample")
-        body = await self._bodies.read(request, f"{key.env}.{key.session}")
+        owner = f"{key.env}.{key.session}"
+        received = await self._bodies.read(request, owner, FIELDS[dialect.path])
         if key.session:
-            return SessionName(key.env, key.session), body
-        name = session_in_metadata(body.get("metadata"))
+            return SessionName(key.env, key.session), received
+        name = session_in_metadata(received.fields.get("metadata"))
         if name is None or name.env != key.env:
             raise RequestRejected(
                 403,
@@ -295,7 +307,7 @@ class HttpApi:
                 f" as {key.env}.SESSION_ID",
                 code="permission_denied",
             )
-        return name, body
+        return name, received
 
 
 def json_response(

@@ -59,7 +59,7 @@ class LiveSession:
         self.starts = 1
         self.started_s = float("-inf")  # when the agent was started again, if it was
         self.answer_counts: dict[str, int] = {}  # by the name of the request
-        self._message_bytes = 0
+        self.message_bytes = 0  # of the messages that are recorded
         self._tokens = 0
         # The ordinal after those in use since the agent was last started, by the digest of a body:
         self._next_recorded: dict[str, int] = {}  # requests that began since and have an answer
@@ -74,7 +74,7 @@ class LiveSession:
         """Add the next call of the log, unless its request has been answered already."""
         if not self.tree.add(call):
             return
-        self._message_bytes += message_bytes(call)
+        self.message_bytes += message_bytes(call)
         self._tokens += len(call.prompt) + len(call.tokens)
         self.revision += 1
         self.rewards.calls.add(call.call)
@@ -90,7 +90,7 @@ class LiveSession:
         policy has read of them: a chat template may show nothing of what is recorded.
         """
         limit = FREE_BYTES + BYTES_PER_TOKEN * (self._tokens + new_tokens)
-        if self._message_bytes + new_bytes > limit:
+        if self.message_bytes + new_bytes > limit:
             raise RequestRejected(
                 413,
                 f"the messages of the session have more than {limit:,} bytes, which is"

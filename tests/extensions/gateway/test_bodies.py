@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from starlette.requests import Request
 
 from streamrl.extensions.gateway import bodies
 from streamrl.extensions.gateway.bodies import BodyReader
+from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import RequestRejected
 from tests.support.gateways import run_of
 
@@ -41,7 +40,7 @@ class Sender:
 
 
 def read(reader: BodyReader, sender: Sender, owner: str = "agent.s0") -> dict[str, Any]:
-    return asyncio.run(reader.read(sender.request, owner))
+    return asyncio.run(reader.read(sender.request, owner)).fields
 
 
 def refusal(reader: BodyReader, sender: Sender) -> RequestRejected:
@@ -51,20 +50,20 @@ def refusal(reader: BodyReader, sender: Sender) -> RequestRejected:
 
 
 def test_a_body_is_read_whole_and_an_empty_one_is_an_empty_object(tmp_path: Path):
-    reader = BodyReader(run_of(tmp_path))
+    reader = BodyReader(run_of(tmp_path), Offloader())
     assert read(reader, Sender(b'{"a":', b" [1, 2]}")) == {"a": [1, 2]}
     assert read(reader, Sender(b"", content_type="")) == {}
 
 
 def test_the_length_that_is_announced_is_refused_before_a_byte_is_read(tmp_path: Path):
-    reader = BodyReader(run_of(tmp_path, max_body_mb=1))
+    reader = BodyReader(run_of(tmp_path, max_body_mb=1), Offloader())
     for length in ("1000001", "9" * 5_000):
         refused = refusal(reader, Sender(ends=False, content_length=length))
         assert refused.status == 413 and "gateway.max_body_mb" in str(refused)
 
 
 def test_the_bytes_that_are_there_are_counted_whatever_is_announced(tmp_path: Path):
-    reader = BodyReader(run_of(tmp_path, max_body_mb=1))
+    reader = BodyReader(run_of(tmp_path, max_body_mb=1), Offloader())
     piece = b"x" * 600_000
     assert refusal(reader, Sender(piece, piece, content_length="1")).status == 413
 
@@ -72,7 +71,7 @@ def test_the_bytes_that_are_there_are_counted_whatever_is_announced(tmp_path: Pa
 def test_values_are_counted_before_they_are_decoded(tmp_path: Path):
     """Each of these has as many commas and brackets as are allowed, or one more."""
     run = run_of(tmp_path)
-    reader = BodyReader(run)
+    reader = BodyReader(run, Offloader())
     most = bodies.FREE_VALUES + bodies.VALUES_PER_TOKEN * run.inference.max_model_len
     inside = most - 2  # a brace, a bracket and one comma less than there are values
     assert len(read(reader, Sender(b'{"a":[' + b"1," * inside + b"1]}"))["a"]) == inside + 1
@@ -80,26 +79,10 @@ def test_values_are_counted_before_they_are_decoded(tmp_path: Path):
     assert refused.status == 400 and f"{most:,} commas and brackets" in str(refused)
 
 
-def test_a_large_body_is_decoded_in_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    threads = list[bool]()
-    parse = bodies.parse_body
-
-    def parse_body(text: bytes) -> dict[str, Any]:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return parse(text)
-
-    monkeypatch.setattr(bodies, "parse_body", parse_body)
-    reader = BodyReader(run_of(tmp_path))
-    for length in (10, bodies.INLINE_BYTES):
-        body = {"a": "x" * length}
-        assert read(reader, Sender(json.dumps(body).encode())) == body
-    assert threads == [True, False]
-
-
 def test_bodies_that_never_end_are_bounded_for_each_session_and_leave_room_for_others(
     tmp_path: Path,
 ):
-    reader = BodyReader(run_of(tmp_path, max_body_mb=0.1))
+    reader = BodyReader(run_of(tmp_path, max_body_mb=0.1), Offloader())
     piece = b'{"a": "' + b"x" * 90_000
 
     async def scenario() -> None:
@@ -110,10 +93,10 @@ def test_bodies_that_never_end_are_bounded_for_each_session_and_leave_room_for_o
         with pytest.raises(RequestRejected) as refused:
             await reader.read(Sender(piece, ends=False).request, "agent.s0")
         assert refused.value.status == 503 and refused.value.retry_after_s
-        assert await reader.read(Sender(piece, b'"}').request, "agent.s1")
+        assert (await reader.read(Sender(piece, b'"}').request, "agent.s1")).fields
         for task in reading:  # their connections have ended
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
-        assert await reader.read(Sender(piece, b'"}').request, "agent.s0")
+        assert (await reader.read(Sender(piece, b'"}').request, "agent.s0")).fields
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ import pytest
 
 from streamrl.config.run_file import Env
 from streamrl.envs.sessions.rollouts import to_turns
-from streamrl.extensions.gateway.requests import ChatRequest
+from streamrl.extensions.gateway.requests import ChatRequest, parsed_request
 from streamrl.extensions.gateway.sampling import (
     CallSampler,
     VisibleAnswer,
@@ -191,7 +191,7 @@ async def test_the_200th_call_of_a_session_takes_no_more_of_the_log_than_the_fir
     for turn in range(200):
         conversation.append({"role": "user", "content": f"question {turn:3}"})
         request = ChatRequest(messages=list(conversation))
-        continuation = continuation_of(session.tree, request)
+        continuation = continuation_of(session.tree, parsed_request(request))
         (call,) = await sampler.sample(session, request, continuation, f"{request.digest()}#0")
         sizes.append(len(encode(call)))
         session.add(call)
