@@ -1,4 +1,4 @@
-"""Every command of `streamrl` with its arguments and options, as its own help says them."""
+"""Every command of `streamrl` with its arguments and options, as its help has them."""
 
 from __future__ import annotations
 

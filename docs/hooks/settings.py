@@ -24,7 +24,7 @@ SIGNS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 
 
 class Place(NamedTuple):
-    """A section and where it stands in a run file, as `envs.<name>.pass_rate`."""
+    """A section and its place in a run file, as `envs.<name>.pass_rate`."""
 
     path: str
     model: type[Section]
@@ -45,7 +45,7 @@ def presets() -> str:
 
 
 def places(place: Place) -> Iterator[Place]:
-    """This section and, behind it, those inside it."""
+    """This section, and then those inside it."""
     yield place
     for name, field in place.model.model_fields.items():
         inner, suffix = section_of(field.annotation)
@@ -54,7 +54,7 @@ def places(place: Place) -> Iterator[Place]:
 
 
 def section_of(annotation: Any) -> tuple[type[Section] | None, str]:
-    """The section that a setting is, or has by name or by place, and what then stands behind its
+    """The section that a setting is, or has by name or by place, and what then follows its
     name.
     """
     origin = get_origin(annotation)
@@ -93,7 +93,7 @@ def table(place: Place) -> str:
 
 
 def meaning(model: type[Section], name: str, field: FieldInfo) -> str:
-    """The meaning of a setting: the comment beside it, otherwise the docstring of the section."""
+    """The meaning of a setting: its comment, otherwise the docstring of the section."""
     inner = section_of(field.annotation)[0]
     return comments(model).get(name) or (
         first_sentence(inner.__doc__) if inner and inner.__doc__ else ""
@@ -102,20 +102,20 @@ def meaning(model: type[Section], name: str, field: FieldInfo) -> str:
 
 @functools.cache
 def comments(model: type) -> dict[str, str]:
-    """The comment of each field of a class: the lines of comment above it, or the one behind it."""
+    """The comment of each field of a class: the lines of comment above it, or the one after it."""
     lines = inspect.getsourcelines(model)[0]
     found: dict[str, str] = {}
     for node in ast.walk(ast.parse("".join(lines))):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         assert node.end_lineno is not None
-        behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+        after = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
         above = list[str]()
         for line in reversed(lines[: node.lineno - 1]):
             if not line.strip().startswith("#"):
                 break
             above.insert(0, line)
-        texts = [line.strip().removeprefix("#").strip() for line in [*above, behind]]
+        texts = [line.strip().removeprefix("#").strip() for line in [*above, after]]
         found[node.target.id] = " ".join(text for text in texts if text)
     return found
 

@@ -1,7 +1,7 @@
 """Hooks of MkDocs: what of the site is made when it is built, from the code and from files outside
 docs/.
 
-- README.md is the first page; files that a page links to and that lie outside docs/ (SECURITY.md, a
+- README.md is the first page; files outside docs/ that a page links to (SECURITY.md, a
   run file, a source) are pages too.
 - `<!-- settings -->` and the like (`MADE`) in a page are replaced by tables of what the code has.
 - Each room of the package has a page of its docstrings (mkdocstrings).
@@ -42,7 +42,7 @@ MADE: dict[str, Callable[[], str]] = {
 
 
 def on_config(config: Any) -> Any:
-    """The rooms of the package go into the navigation where `api` stands."""
+    """The rooms of the package go into the navigation in place of `api`."""
     replace_in(config.nav, "api", [{title: uri} for title, uri, _ in rooms()])
     return config
 
@@ -138,7 +138,7 @@ def the_sites(link: str, source: str, uri: str) -> str:
     """A link of file `source` as it is from page `uri`."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     if target.startswith("..") or not (ROOT / target).is_file():
-        return link  # MkDocs says what is wrong with it
+        return link  # MkDocs reports what is wrong with it
     return posixpath.relpath(place_of(target), posixpath.dirname(uri) or ".")
 
 
