@@ -1,8 +1,8 @@
 """Rewards of one group to advantages: how much better each rollout did than its peers.
 
-Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. The run file names a
-function of your own as MODULE:FUNCTION. What a method needs of a whole batch is added by the
-batcher (`batcher/advantages.py`). docs/losses.md has the methods side by side.
+Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. A function that is
+not shipped is named in the run file as MODULE:FUNCTION. What a method needs of a whole batch is
+added by the batcher (`batcher/advantages.py`). docs/losses.md compares the methods.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def grpo(rewards: np.ndarray) -> np.ndarray:
 
 def dr_grpo(rewards: np.ndarray) -> np.ndarray:
     """Each reward less the group's mean: A_i = r_i - mean. No group counts for more because its
-    rewards lie close together.
+    rewards are close to each other.
 
     `rewards`: (group,) float32. Returns (group,) float32. Dr. GRPO, arXiv:2503.20783.
     """

@@ -33,8 +33,8 @@ class GroupBuffer:
         return groups
 
     def on_policy_version(self, version: int, vocab_size: int) -> None:
-        """A policy version was announced: forget ids that are long over, and let every env do what
-        a version brings about.
+        """A policy version was announced: forget the ids that were noted long ago, expire rollouts,
+        close groups, and publish the metrics of the rollouts that came since the version before.
         """
         state = self.state
         is_new_vocabulary = vocab_size > 0 and vocab_size != state.vocab_size

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from streamrl.buffer.advantages import Advantage, check_advantages, has_signal
+from streamrl.buffer.advantages import Advantage, check_advantages
 from streamrl.buffer.returns import token_advantages, tokens_of
-from streamrl.stream.log.dead_letters import text_of
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import LossWeights, Rollout, ScoredGroup, Turn, columns_of
 
@@ -20,49 +19,24 @@ from streamrl.stream.records import LossWeights, Rollout, ScoredGroup, Turn, col
 OPTIONAL = frozenset(
     field.name for field in msgspec.structs.fields(ScoredGroup) if field.default is None
 )
-
-
 POLICY_GRADIENT = LossWeights()
 
 
 class Piece(NamedTuple):
-    """A turn of a sequence from its token number `start` on: what is behind the shared prompt."""
+    """The part of a turn that is after the shared prompt: its tokens from number `start` on."""
 
     turn: Turn
     start: int
     length: int  # tokens from there on
 
 
-def trains(group: ScoredGroup) -> bool:
-    """Whether anything can be learned from the group. Cross entropy and teacher train whatever the
-    advantages are.
-    """
-    by_other_losses = (group.cross_entropy_weights, group.teacher_kl_weights)
-    return has_signal(group.advantages) or any(w is not None for w in by_other_losses)
-
-
-def try_score(
-    members: Sequence[Event], advantage: Advantage, loss: LossWeights
-) -> tuple[ScoredGroup | None, str]:
-    """The group of these members, or None and the reason.
-
-    The advantage function may be anybody's, and an exception of it must not end the buffer.
-    """
-    try:
-        return score_group(members, advantage, loss), ""
-    except MemoryError:
-        raise  # it is about this process and not about the group
-    except Exception as error:
-        return None, f"the group cannot be scored: {text_of(error)}"
-
-
 def score_group(
     events: Sequence[Event], advantage: Advantage, loss: LossWeights = POLICY_GRADIENT
 ) -> ScoredGroup:
-    """The group of these rollouts, in the order given. The prompt of the group is what all its
-    sequences begin with and nobody sampled.
+    """The group of these rollouts, in the order given. The prompt of the group is the tokens that
+    all its sequences begin with and that were not sampled.
 
-    `loss`: the weights of turns that do not say their own.
+    `loss`: the weights of the turns that have none themselves.
     """
     rollouts = [rollout_of(event) for event in events]
     sequences = list[list[Turn]]()
@@ -73,7 +47,7 @@ def score_group(
             numbers.append(number)
     prompts = [prompt_of(turns) for turns in sequences]
     shared = common_prefix(prompts)
-    completions = [_behind(turns, shared) for turns in sequences]
+    completions = [_after_prompt(turns, shared) for turns in sequences]
     lengths = [sum([piece.length for piece in completion]) for completion in completions]
     pieces = [piece for completion in completions for piece in completion]
     columns = _sourced_columns(rollouts, numbers, pieces)
@@ -124,7 +98,7 @@ def _sourced_columns(
     """The columns of a group that are values of its rollouts or turns (`Column.source`).
 
     `numbers`: of the rollout of each sequence. `pieces`: of all sequences. An optional column is
-    None where it has nothing to say: no turn has the values, or all values are 0.
+    None if no turn has the values, or if all values are 0.
     """
     columns = dict[str, Any]()
     for name, column in columns_of(ScoredGroup).items():
@@ -153,7 +127,7 @@ def _sourced_columns(
 
 def _prompt_experts(turns: Sequence[Turn], shared: int, like: np.ndarray) -> np.ndarray:
     """The routed experts of the shared prompt, as these turns have them: (shared, layers, k), 0
-    where they do not say. `like`: (tokens, layers, k), those of the tokens behind the prompt.
+    where they have none. `like`: (tokens, layers, k), those of the tokens after the prompt.
     """
     experts = np.zeros((shared, *like.shape[1:]), like.dtype)
     start = 0
@@ -164,35 +138,6 @@ def _prompt_experts(turns: Sequence[Turn], shared: int, like: np.ndarray) -> np.
             experts[start:end] = of_turn[: end - start]
         start = end
     return experts
-
-
-def empty_group(
-    environment: str,
-    group_id: str,
-    problem_id: str,
-    producer: str,
-    partition: int,
-    epoch: int = 0,
-    begins_epoch: bool = False,
-) -> ScoredGroup:
-    """The record of a group that closed with nothing to train on: its env may launch another."""
-    columns: dict[str, Any] = {
-        name: np.zeros(0, column.dtype)
-        for name, column in columns_of(ScoredGroup).items()
-        if name not in OPTIONAL
-    }
-    return ScoredGroup(
-        environment=environment,
-        group_id=group_id,
-        problem_id=problem_id,
-        producer=producer,
-        epoch=epoch,
-        begins_epoch=begins_epoch,
-        partition=partition,
-        uids=[],
-        prompt=np.zeros(0, np.uint16),
-        **columns,
-    )
 
 
 def split_sequences(rollout: Rollout) -> list[list[Turn]]:
@@ -244,8 +189,8 @@ def common_prefix(arrays: Sequence[np.ndarray]) -> int:
     return shared
 
 
-def _behind(turns: Sequence[Turn], shared: int) -> list[Piece]:
-    """The turns behind their first `shared` tokens."""
+def _after_prompt(turns: Sequence[Turn], shared: int) -> list[Piece]:
+    """The turns without their first `shared` tokens."""
     pieces = list[Piece]()
     for turn in turns:
         length = len(tokens_of(turn))
@@ -272,7 +217,7 @@ def _mask(pieces: Sequence[Piece]) -> np.ndarray | None:
 def _token_advantages(
     rollouts: Sequence[Rollout], advantage: Advantage, mask: np.ndarray | None, total: int
 ) -> np.ndarray | None:
-    """(total,) float32: the advantage of each token behind the shared prompt, 0 where it was not
+    """(total,) float32: the advantage of each token after the shared prompt, 0 where it was not
     sampled. None when every token has the advantage of its rollout.
     """
     try:

@@ -1,4 +1,4 @@
-"""Buffer: rollouts in, scored groups out. A rollout that is too old, late or a duplicate meets its
+"""Buffer: rollouts in, scored groups out. A rollout that is too old, late or a duplicate gets its
 fate here. One process serves any number of envs.
 """
 

@@ -1,4 +1,4 @@
-"""What the buffer says of itself once a second: how full its windows are, and warnings."""
+"""What the buffer reports once a second: how full its windows are, and warnings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamrl.stream.processor.definition import ProcessorReport
 
 
 def report(config: BufferConfig, state: BufferState, time_s: float) -> ProcessorReport:
-    """The gauges of all windows, and warnings for whoever runs the producers."""
+    """The gauges of all windows, and warnings for the operators of the producers."""
     values = {"buffer/version": float(state.version)}
     warnings = list[str]()
     for env, window in state.windows.items():

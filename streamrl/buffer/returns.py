@@ -1,18 +1,18 @@
 """What each token of a rollout can still change: its reward-to-go, and how much better that is than
 the reward-to-go of its peers.
 
-A reward that falls at the end of a turn, or at a token, cannot be the merit of what was said after
-it. So token t of rollout i is judged by
+A reward at the end of a turn, or at a token, cannot be the merit of the tokens after it. So token t
+of rollout i is judged by
 
-    G_i(t) = rest_i + sum of the rewards that fall at token t or after it,
+    G_i(t) = rest_i + sum of the rewards at token t or after it,
 
-where rest_i is what the rollout earned as a whole, and t counts its sampled tokens. After it is a
+where rest_i is what the rollout earned as a whole, and t counts its sampled tokens. "After" is a
 matter of time: the turns of a session with sub-agents are in several sequences, and a turn that
-began before another had ended owes it nothing. The token's
-advantage is the group's advantage function applied to G_1(t) ... G_n(t): a baseline that depends on
-the position. A rollout that is over by then stands with its rest_i. With leave-one-out (RLOO) the
-estimate is unbiased, as each baseline is made of other rollouts. At t = 0 this is the advantage of
-the whole rollouts, and it is so everywhere when nothing is earned on the way.
+began before another had ended gets none of the other's rewards. The token's advantage is the
+group's advantage function applied to G_1(t) ... G_n(t): a baseline that depends on the position. A
+rollout that has ended by then has G_i(t) = rest_i. With leave-one-out (RLOO) the estimate is
+unbiased, as each baseline is made of other rollouts. At t = 0 this is the advantage of the whole
+rollouts. It is the same at every t if no reward is at a turn or token.
 
 Reward-to-go with a baseline: Williams 1992, REINFORCE; Schulman et al., arXiv:1506.02438, section
 2. The per-step form for groups of rollouts: GRPO with process supervision, arXiv:2402.03300,
@@ -71,8 +71,8 @@ def reward_to_go(rollout: Rollout) -> np.ndarray:
 
 def turn_times(turns: Sequence[Turn]) -> list[tuple[float, float]]:
     """When each turn began and ended. The turns of a sequence follow each other, and those of
-    several sequences lie between each other as their timestamps say. Without forks, or where a
-    timestamp is missing, the order of the turns is the time.
+    several sequences are ordered by their timestamps. Without forks, or where a timestamp is
+    missing, the order of the turns is the time.
     """
     stamps = [turn.timestamp or math.nan for turn in turns]
     if not any(turn.fork for turn in turns) or not all(map(math.isfinite, stamps)):

@@ -1,6 +1,8 @@
-"""What the buffer goes by and what it holds.
+"""The buffer's configuration, and its state: the open groups of each env, and the ids that it
+remembers.
 
-Journals have BufferConfig as JSON, and snapshots have BufferState, both by the names of the fields.
+The journal has BufferConfig as JSON, and snapshots have BufferState, both by the names of the
+fields.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ OBJECT_BYTES = 100  # of a header, a turn, a named reward or a version span
 REMEMBERED_IDS = 200_000
 COUNTED_GROUPS = 10_000
 PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
+# What becomes of a rollout that arrives (`arrival.py`).
+Outcome = Literal["refused", "duplicate", "misaligned", "late", "failed", "expired", "held"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class BufferConfig:
     min_group_size: int
     max_age: int  # policy versions
     max_window_tokens: int  # of one env, in this shard
-    remember_versions: int  # how long uids and closed groups are known
+    remember_versions: int  # policy versions for which uids and closed groups are remembered
     advantage: str
     zero_advantage: Literal["keep", "filter"] = "keep"
     # versions that a rollout may be ahead of the newest announced one; it is held until then
@@ -88,7 +92,8 @@ class OpenGroup(msgspec.Struct):
     partition: int
     epoch: int = 0
     members: list[Event] = []
-    lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
+    # Rollouts that have come and cannot be trained on: they count towards its size.
+    lost: int = 0
     open_sessions: int | None = None  # as its last rollout has it
     # The first version whose announcement may change anything: a member gets too old, or is of a
     # version that is announced by then, or the group has waited for too long.
@@ -105,9 +110,31 @@ class OpenGroup(msgspec.Struct):
         """Rollouts that have come, whatever their end."""
         return len(self.members) + self.lost
 
+    def is_complete(self, version: int, rules: BufferConfig) -> bool:
+        """Whether the group closes without waiting for more rollouts: `group_size` of them have
+        come, or it has been open for longer than ids are remembered. Not before all versions of its
+        members are announced.
+        """
+        is_forgotten = version - self.opened > rules.remember_versions
+        return (self.size >= rules.group_size or is_forgotten) and self.is_announced(version)
+
+    def would_expire(self, version: int, rules: BufferConfig) -> bool:
+        """Whether the group can be trained on now, and the version after this one would make some
+        of its members too old.
+
+        This is asked when a version is announced. It is not asked when a rollout arrives, because
+        the next record may be another rollout of the group.
+        """
+        if len(self.members) < rules.min_group_size or not self.is_announced(version):
+            return False
+        return any(
+            expires_next(version, rollout.policy_version, rules.max_age)
+            for rollout in self.rollouts
+        )
+
     def is_announced(self, version: int) -> bool:
-        """Whether all versions that sampled its members are announced. Until then it cannot be
-        trained on.
+        """Whether all versions that sampled its members are announced. Until then the group cannot
+        be trained on.
         """
         return all(rollout.newest_policy_version <= version for rollout in self.rollouts)
 
@@ -123,19 +150,6 @@ class OpenGroup(msgspec.Struct):
             return max(rules.session_wait_s, rules.group_wait_s)
         return rules.group_wait_s
 
-    def would_expire(self, version: int, rules: BufferConfig) -> bool:
-        """Has the group enough members, some of which the next version would make too old?
-
-        This is asked when a version is announced, and not when a rollout comes: the rest of its
-        group may be right behind it.
-        """
-        if len(self.members) < rules.min_group_size:
-            return False
-        return any(
-            expires_next(version, rollout.policy_version, rules.max_age)
-            for rollout in self.rollouts
-        )
-
 
 class Window(msgspec.Struct):
     """The open groups of one env, bounded by age, tokens and bytes."""
@@ -147,8 +161,8 @@ class Window(msgspec.Struct):
     # uid -> the newest announced version when it came. The oldest come first.
     seen: dict[str, int] = {}
     closed: dict[str, int] = {}  # group -> the newest announced version when it closed
-    # Groups that have closed and of which rollouts may still come, the last COUNTED_GROUPS. If one
-    # of them opens again, its producer does not wait for it.
+    # Groups that have closed although rollouts of them may still come, the last COUNTED_GROUPS. If
+    # one of them opens again, its end is not counted for its producer a second time.
     counted: dict[str, None] = {}
 
     def note_seen(self, uid: str, version: int) -> None:
@@ -166,14 +180,91 @@ class Window(msgspec.Struct):
         self.counted[group_id] = None
         drop_oldest(self.counted, COUNTED_GROUPS)
 
-    def lose(self, group_id: str, events: Sequence[Event]) -> None:
-        """Take these members out of their group, which counts them as lost."""
+    def add_rollout(
+        self,
+        event: Event,
+        rollout: Rollout,
+        outcome: Outcome,
+        version: int,
+        awake_s: float,
+        rules: BufferConfig,
+    ) -> OpenGroup | None:
+        """Give a rollout that has come its place in its group, as a member or as a lost rollout,
+        and return the group. None if the group has closed, or if the rollout has come before.
+
+        `version`: the newest announced one. `awake_s`: the time by the awake clock.
+        """
+        uid = rollout.rollout_uid
+        is_refused = outcome == "refused"
+        if uid in self.seen:
+            return None
+        if not is_refused:
+            self.note_seen(uid, version)
+            self.intake.add(rollout, rollout.total_tokens)
+        if rollout.group_id in self.closed:
+            return None
+        group = self.open.get(rollout.group_id)
+        if group is None:
+            group = OpenGroup(
+                opened=version,
+                problem_id=rollout.problem_id,
+                producer="" if rollout.group_id in self.counted else rollout.producer,
+                partition=event.partition,
+                epoch=rollout.epoch,
+                next_check_version=version + rules.remember_versions + 1,
+            )
+            self.open[rollout.group_id] = group
+        group.last_rollout_s = awake_s
+        group.open_sessions = rollout.open_sessions
+        if uid in group.refused:
+            if is_refused:
+                return group  # it is counted already
+            del group.refused[uid]  # it was requeued from the dead letters
+            group.lost -= 1
+        if outcome == "held":
+            self.hold(group, event, rollout, version, rules.max_age)
+        else:
+            group.lost += 1
+        if is_refused:
+            group.refused[uid] = None
+        return group
+
+    def hold(
+        self, group: OpenGroup, event: Event, rollout: Rollout, version: int, max_age: int
+    ) -> None:
+        """Add a rollout that can be trained on to the members of its group."""
+        # The buffer does not use the metadata, and its objects may take 70 times its bytes.
+        if rollout.metadata:
+            msgspec.structs.force_setattr(rollout, "metadata", {})
+        group.members.append(event)
+        self.tokens += rollout.total_tokens
+        self.bytes += record_bytes(event)
+        check_version = version + 1
+        if rollout.newest_policy_version <= version:
+            check_version = rollout.policy_version + max_age
+        group.next_check_version = min(group.next_check_version, check_version)
+
+    def lose(self, group: OpenGroup, events: Sequence[Event]) -> None:
+        """Take these members out of the group, which counts them as lost."""
         gone = dict.fromkeys(events)
-        group = self.open[group_id]
         group.members = [event for event in group.members if event not in gone]
         group.lost += len(events)
         self.tokens -= sum(rollout_of(event).total_tokens for event in events)
         self.bytes -= sum(record_bytes(event) for event in events)
+
+    def close(self, group_id: str, version: int, group_size: int) -> OpenGroup:
+        """Take the group out of the window, and remember that it closed at this version. Returns
+        the group with its members.
+        """
+        group = self.open.pop(group_id)
+        self.tokens -= sum(rollout.total_tokens for rollout in group.rollouts)
+        self.bytes -= sum(record_bytes(event) for event in group.members)
+        # All rollouts of a group may have been refused, and requeued from the dead letters later.
+        if group.size > len(group.refused):
+            self.note_closed(group_id, version)
+        if group.refused or group.size < group_size:
+            self.note_counted(group_id)
+        return group
 
     def recount(self) -> None:
         """Set `tokens` and `bytes` to what the open groups have."""
@@ -187,7 +278,7 @@ class Window(msgspec.Struct):
         return self.bytes >= config.max_window_tokens * BYTES_PER_TOKEN
 
     def idle_groups(self, rules: BufferConfig, version: int, clock: AwakeClock) -> list[str]:
-        """Open groups to which nothing was added for as long as they wait."""
+        """The open groups to which nothing has been added for as long as they wait."""
         idle = list[str]()
         for group_id, group in self.open.items():
             wait_s = group.wait_s(rules)
@@ -219,8 +310,8 @@ class BufferState(msgspec.Struct):
 
 
 def record_bytes(event: Event) -> int:
-    """Bytes that a held rollout takes. Its arrays are views of its record's bytes; headers and the
-    elements of lists and maps are objects besides.
+    """Bytes of memory that a held rollout takes. Its arrays are views of its record's bytes.
+    Headers, and the elements of lists and maps, are objects in addition to these.
     """
     held = len(event.value or b"")
     for name, value in event.headers:

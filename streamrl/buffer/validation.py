@@ -15,7 +15,7 @@ from streamrl.stream.records import Rollout, Turn
 from streamrl.stream.records.limits import MAX_ID, MAX_REWARD, MAX_REWARD_NAMES
 
 TEMPERATURES = (1e-6, 1e6)
-# No sampler in float32 draws a token below -104, so a logprob below -1000 stands for a missing one.
+# No sampler in float32 draws a token below -104. A logprob below -1000 marks a missing one.
 # A logprob slightly above 0 is rounding.
 LOGPROBS = (-1000.0, 1e-3)
 

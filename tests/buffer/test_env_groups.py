@@ -8,18 +8,16 @@ import tracemalloc
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 import pytest
 
 from streamrl.buffer import process as buffer
 from streamrl.buffer.process import paused, step
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
-from streamrl.stream.log import chunks
 from streamrl.stream.log.codec import to_event, to_message
 from streamrl.stream.log.protocol import Event, Message, Output, Undecodable
 from streamrl.stream.processor.snapshots import deserialize_state, serialize_state
-from streamrl.stream.records import Fate, LossWeights, Metric, Rollout
+from streamrl.stream.records import Fate, Metric, Rollout
 from tests.support.buffer import CONFIG, advance, fates, groups, of_size, step_once, wait
 from tests.support.build import rollout, rollout_event, turns, version_event
 
@@ -156,51 +154,6 @@ def test_a_full_window_is_read_on_and_closes_its_oldest_groups():
     assert groups(out)[0].uids == ["b-0", "b-1", "b-2"]
 
 
-def raises(rewards: np.ndarray) -> np.ndarray:
-    raise ZeroDivisionError(f"of {object()}")
-
-
-def a_list(rewards: np.ndarray) -> np.ndarray:
-    return rewards.tolist()
-
-
-def infinite(rewards: np.ndarray) -> np.ndarray:
-    return rewards / np.float32(0)
-
-
-@pytest.mark.filterwarnings("ignore:divide by zero")
-@pytest.mark.parametrize(
-    ("name", "cause"),
-    [
-        ("raises", "the group cannot be scored: ZeroDivisionError: of <object object at 0x...>"),
-        (
-            "a_list",
-            "the group cannot be scored: AttributeError: 'list' object has no attribute 'shape'",
-        ),
-        (
-            "infinite",
-            (
-                "the group cannot be scored: ValueError: group g0: the advantage function returned"
-                " array([inf, inf]"
-            ),
-        ),
-    ],
-)
-def test_an_advantage_function_that_cannot_score_a_group_ends_the_group_and_not_the_buffer(
-    name: str, cause: str
-):
-    config = replace(CONFIG, advantage=f"{__name__}:{name}")
-    state, out = advance(
-        [version_event(0), *(rollout_event(i, rollout(sample=i, reward=1.0)) for i in range(2))],
-        config,
-    )
-    (fate,) = fates(out)
-    assert (
-        fate[:2] == ("filtered", [0, 1]) and fate[2].startswith(cause) and groups(out)[0].uids == []
-    )
-    assert report(config, state, 0.0).warnings == (f"copy: {fate[2]}",)
-
-
 def test_a_group_that_was_refused_as_a_whole_may_be_put_back():
     """From the dead letters, once the version is announced that was too far ahead."""
     early = [rollout(sample=i, version=9) for i in range(2)]
@@ -253,16 +206,6 @@ def test_what_metadata_decodes_to_is_not_held():
         and held.record.metadata == {}
         and held.value == event.value
     )
-
-
-def test_a_group_whose_record_would_be_too_large_is_filtered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chunks, "RECORD_BYTES", 1_500)
-    long = [rollout(sample=i, turns=turns((1, 2), [3] * 200), reward=float(i)) for i in range(2)]
-    _, out = advance([version_event(0), *(rollout_event(i, r) for i, r in enumerate(long))])
-    ((kind, offsets, cause),) = fates(out)
-    assert (kind, offsets) == ("filtered", [0, 1])
-    assert cause.startswith("group larger than a record: ")
-    assert groups(out)[0].uids == []
 
 
 def test_a_group_closes_at_its_size():
@@ -455,19 +398,6 @@ def test_a_full_window_closes_its_oldest_group_at_the_minimum():
         0.0,
     )
     assert groups(outputs)[0].uids == ["g0-0", "g0-1"] and paused(config, state) == frozenset()
-
-
-def test_demonstrations_train_although_their_advantages_are_all_0():
-    """A group without advantages is filtered; one that the cross entropy trains is not."""
-    events = [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(2))]
-    filtering = replace(CONFIG, zero_advantage="filter")
-    _, out = advance(events, filtering)
-    assert [group.uids for group in groups(out)] == [[]]
-    imitated = LossWeights(policy_gradient=0, cross_entropy=1)
-    _, out = advance(events, replace(filtering, losses={"copy": imitated}))
-    (scored,) = groups(out)
-    assert len(scored.uids) == 2 and scored.cross_entropy_weights is not None
-    assert scored.cross_entropy_weights.tolist() == [1] * 6
 
 
 # ---- what is refused, put back, or deleted -------------------------------------------------------

@@ -39,9 +39,9 @@ def test_a_window_counts_what_its_open_groups_have():
     window = Window(open={"a": a_group(events[:2]), "b": a_group(events[2:])})
     window.recount()
     assert (window.tokens, window.bytes) == (15, 921)
-    window.lose("a", events[:1])
-    assert (window.tokens, window.bytes) == (10, 614)
     group = window.open["a"]
+    window.lose(group, events[:1])
+    assert (window.tokens, window.bytes) == (10, 614)
     assert (group.members, group.lost, group.size) == (events[1:2], 1, 2)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.buffer import groups
+from streamrl.buffer import closing
 from streamrl.extensions.recordings.replay import (
     RecordedOutputs,
     differences,
@@ -45,8 +45,8 @@ def test_one_ulp_of_one_advantage_is_found(recording: MemoryLog, monkeypatch: py
         fields = {name: getattr(group, name) for name in group.__struct_fields__}
         return ScoredGroup(**{**fields, "advantages": bits})
 
-    original = groups.score_group
-    monkeypatch.setattr(groups, "score_group", off_by_one_ulp)
+    original = closing.score_group
+    monkeypatch.setattr(closing, "score_group", off_by_one_ulp)
     result, _ = replay(recording, parts()[0])
     assert (
         result.difference.startswith("groups.copy[0]@")

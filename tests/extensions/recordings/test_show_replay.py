@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from streamrl.buffer import groups
+from streamrl.buffer import closing
 from streamrl.extensions.recordings.show_replay import show_replay
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.records import ScoredGroup
@@ -35,13 +35,13 @@ def test_a_replay_that_is_identical_stops_at_a_step_when_asked(recording: Memory
 def test_the_first_difference_is_printed_and_is_exit_code_1(
     recording: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ):
-    score_group = groups.score_group
+    score_group = closing.score_group
 
     def turned_round(*arguments: Any) -> ScoredGroup:
         group = score_group(*arguments)
         return msgspec.structs.replace(group, advantages=-group.advantages)
 
-    monkeypatch.setattr(groups, "score_group", turned_round)
+    monkeypatch.setattr(closing, "score_group", turned_round)
     output = StringIO()
     assert show_replay(RUN, recording, "buffer", None, Console(file=output, width=120)) == 1
     assert "first difference groups." in output.getvalue()
