@@ -2,8 +2,9 @@
 age limit, which drops what is too old, applies as well.
 
 Batches are trained in order, one a version, so work that is begun now is for a batch of a known
-number: the one behind all that is under way. Each rule says which number may be the last, and
-`capacity` turns that into tokens. The run file names a rule of your own as MODULE:FUNCTION.
+number: the one after all that is under way. Each rule gives the number that may be the last, and
+`capacity` turns that into tokens. A rule that is not shipped is named in the run file as
+MODULE:FUNCTION.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def capacity(batches: float, batch_tokens: int, owed_tokens: float, held_tokens:
 
 def grants(granted: Mapping[str, int], closed: Mapping[str, int], groups: int) -> dict[str, int]:
     """The groups that each producer may have begun since the run began: `granted`, and more, one at
-    a time, for whoever has the fewest open.
+    a time, for the producer with the fewest open groups.
 
     No more are granted once the open groups of all producers (granted less `closed`) are as many as
     `groups`, and nothing is taken back. So what all producers have begun and not seen closed is

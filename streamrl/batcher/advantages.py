@@ -1,8 +1,8 @@
 """Rescales advantages over a whole batch, for methods that need it (REINFORCE++).
 
 A normalizer is pure. It maps `values` by the statistics of `over`, the batch's (rollouts,) float32
-advantages. It is called for rollouts and, if they have advantages of their own, for tokens, so that
-both stay on one scale. The run file names a function of your own as MODULE:FUNCTION.
+advantages. It is called for rollouts and, if tokens have advantages too, for tokens, so that both
+stay on one scale. A function that is not shipped is named in the run file as MODULE:FUNCTION.
 """
 
 from __future__ import annotations

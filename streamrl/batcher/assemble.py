@@ -115,7 +115,7 @@ def join_prompt_experts(
     groups: Sequence[ScoredGroup], experts: np.ndarray | None
 ) -> np.ndarray | None:
     """The routed experts of all prompts, one after another: (sum of prompts, layers, k), 0 where a
-    group does not say. `experts`: (sum of lengths, layers, k), those of the other tokens.
+    group has none. `experts`: (sum of lengths, layers, k), those of the other tokens.
     """
     if experts is None:
         return None

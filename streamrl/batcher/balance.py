@@ -2,8 +2,8 @@
 balanced by it.
 
 Each function is pure and maps `lengths`: (n,) int, tokens of each sequence with its prompt, and
-`hidden`, the hidden size of the model, to costs: (n,) float64. Only their ratios matter. The run
-file names a function of your own as MODULE:FUNCTION.
+`hidden`, the hidden size of the model, to costs: (n,) float64. Only their ratios matter. A function
+that is not shipped is named in the run file as MODULE:FUNCTION.
 """
 
 from __future__ import annotations

@@ -1,4 +1,23 @@
-"""BatchBuilder: how groups come in, expire, and leave in a batch."""
+"""BatchBuilder: scored groups wait in the queue of their env and leave in a batch, or by another
+fate.
+
+A group that arrives counts as closed for its env. Rollouts that are too long for a row are
+filtered, and the others wait in the queue. A group that was sampled by a version that is not
+announced yet waits apart until it is.
+
+Batch k is due when version k - `lookahead` is announced. It is built as soon as every share has its
+tokens: of each env its fraction of the batch, and the rest of any env (`selection.py`). The chosen
+groups are packed into rows, the batch is published, and its rollouts get the fate `batched`. Groups
+that are too old for the batch after it expire. If a share is short the batch waits. At the end of
+each step the shortage is recorded and every env is told how much more is wanted (`demand.py`).
+
+An example with two envs of 50 % each, batches of 40 tokens, groups of 10 tokens, `lookahead` 0 and
+`max_age` 1. Version 3 is announced, so batch 3 is due. Three groups of env `a` wait and one of env
+`b`. They are 40 tokens, but 10 of `b`'s 20 tokens are missing: `state.short` is {"b": 10}. Another
+group of `b` arrives, and batch 3 is built of the two newest groups of `a` and the two of `b`. The
+third group of `a` waits for batch 4. If version 2 has sampled it, it expires instead, because batch
+4 takes versions 3 and 4 only.
+"""
 
 from __future__ import annotations
 
@@ -66,34 +85,21 @@ class BatchBuilder:
         self.time_s = time_s
         self.outputs = list[Output]()
         self.totals = EnvTotals(config, state)
-        self.skipped_attempt = False  # what the batch lacks is not recorded yet
+        self._shortage_is_old = False  # `state.short` is that of an earlier moment
 
-    # ---- events ------------------------------------------------------------------------------
-
-    def on_policy_version(self, version: int) -> None:
-        """Version `version` is announced: groups that it helped to make may be used."""
-        self.state.version = version
-        for queue in self.state.queues.values():
-            waiting = queue.ahead
-            queue.ahead = []
-            for held in waiting:
-                queue.add(held, announced=version)
-        self.totals.refresh()
+    # ---- a group arrives ---------------------------------------------------------------------
 
     def on_group(self, event: Event, group: ScoredGroup) -> None:
-        """A group has come: it counts as closed for its env, and waits if there is something to
-        train on.
-        """
-        config = self.config
+        """Count the group as closed for its env, and queue what of it can be trained on."""
         env = group.environment
         queue = self.state.queues.setdefault(env, EnvQueue())
         if group.begins_epoch:
             queue.begin_epoch()
             return
         queue.count_closed(group)
-        usable, too_long = drop_too_long(group, config.max_seq_len)
+        usable, too_long = drop_too_long(group, self.config.max_seq_len)
         if too_long is not None:
-            cause = f"longer than max_seq_len {config.max_seq_len}"
+            cause = f"longer than max_seq_len {self.config.max_seq_len}"
             self.record_fate("filtered", too_long, cause)
         cause = self.cause_to_filter(usable)
         if cause:
@@ -108,65 +114,8 @@ class BatchBuilder:
             self.totals.on_group(env, held.tokens)
         self.totals.supply[env] = queue.usable_tokens
 
-    def build_batches(self, before: int | None = None) -> None:
-        """Build every batch that is due, of those the ones `before` a number, and expire what the
-        batch behind it cannot take.
-        """
-        while self.batch_is_due() and self.state.next_batch != before and self.build():
-            for env, queue in self.state.queues.items():
-                self.expire_old(env, queue)
-            self.totals.refresh()
-
-    def batch_is_due(self) -> bool:
-        """Is the version announced that the next batch waits for?"""
-        return self.state.version >= max(self.state.next_batch - self.config.lookahead, 0)
-
-    def report_shortage(self) -> None:
-        """Record what the next batch lacks where `build` has not: it is clearly short, or the last
-        attempts were skipped.
-        """
-        if self.batch_is_due() and self.totals.is_clearly_short:
-            self.record_shortage(self.totals.shortage())
-        elif self.skipped_attempt:
-            self.record_shortage(self.totals.select().short)
-
-    def publish_demand(self) -> None:
-        for demand in changed_demands(self.config, self.state):
-            self.outputs.append(Output(topology.DEMAND, demand.environment, demand))
-
-    def reconcile(self, removed: Offsets) -> None:
-        """Let go of groups that retention has deleted, and of envs that were taken out of the run.
-        What these were owed goes to the others.
-        """
-        state = self.state
-        envs = self.config.fractions
-        cut = {topic for topic, _ in removed}
-        for env, queue in state.queues.items():
-            if topology.groups(env) in cut:
-                queue.begin_epoch()
-            for groups in (queue.groups, queue.ahead):
-                for position in reversed(range(len(groups))):
-                    event = groups[position].event
-                    if event.offset < removed.get((event.topic, event.partition), 0):
-                        self.record_deleted(env, queue.remove(groups, position))
-                    elif env not in envs:
-                        held = queue.remove(groups, position)
-                        self.record_fate("filtered", self.usable(held), ENV_REMOVED)
-        state.short = {
-            share: tokens
-            for share, tokens in state.short.items()
-            if share in envs or share == REMAINDER
-        }
-        fractions = fractions_at(self.config, state, state.next_batch)
-        state.deficit = rebase_deficit(fractions, state.deficit)
-        self.totals.refresh()
-        # Without it a run whose producers wait for groups that are gone would make no step.
-        self.publish_demand()
-
-    # ---- which groups can be trained on ------------------------------------------------------
-
     def cause_to_filter(self, group: ScoredGroup) -> str:
-        """Why no batch can hold this group; empty when one can."""
+        """Why no batch can hold this group; empty if one can."""
         budget = self.config.total_token_budget
         if group.total_tokens > budget:
             return f"group larger than total_token_budget {budget}"
@@ -175,8 +124,8 @@ class BatchBuilder:
         return ""
 
     def fits_rows(self, group: ScoredGroup) -> bool:
-        """Do the rows of a batch hold this group, if it is alone in it? Sequences longer than half
-        a row need a row each.
+        """Whether the rows of a batch hold this group if there is no other. Sequences longer than
+        half a row need a row each.
         """
         config = self.config
         if len(group.uids) <= config.row_count:
@@ -192,28 +141,59 @@ class BatchBuilder:
         return f"group does not fit into the {rows} of a batch; raise batcher.row_count"
 
     def usable(self, held: HeldGroup) -> ScoredGroup:
-        """The rollouts of a group that fit into a row."""
+        """The rollouts of a queued group that fit into a row."""
         return drop_too_long(group_of(held.event), self.config.max_seq_len)[0]
 
     def expire_old(self, env: str, queue: EnvQueue) -> None:
-        """Expire the groups that the next batch can no longer take."""
+        """Expire the groups that are too old for the next batch."""
         max_age = self.config.max_age_of(env)
         for groups in (queue.groups, queue.ahead):
             while groups and not is_fresh(self.state.next_batch, groups[0].oldest, max_age):
                 self.record_fate("expired", self.usable(queue.remove(groups, 0)))
 
-    # ---- a batch -----------------------------------------------------------------------------
+    # ---- a version is announced --------------------------------------------------------------
+
+    def on_policy_version(self, version: int) -> None:
+        """Version `version` is announced: groups that it has sampled may be used."""
+        self.state.version = version
+        for queue in self.state.queues.values():
+            waiting = queue.ahead
+            queue.ahead = []
+            for held in waiting:
+                queue.add(held, announced=version)
+        self.totals.refresh()
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def build_batches(self, before: int | None = None) -> None:
+        """Build the batches that are due, one after another, until one lacks something.
+
+        `before`: build no batch of this number or a later one.
+        """
+        while self.batch_is_due() and self.state.next_batch != before and self.build():
+            for env, queue in self.state.queues.items():
+                self.expire_old(env, queue)
+            self.totals.refresh()
+
+    def batch_is_due(self) -> bool:
+        """Whether the version is announced that the next batch waits for."""
+        return self.state.version >= max(self.state.next_batch - self.config.lookahead, 0)
 
     def build(self) -> bool:
-        """Try to build the next batch. False when a share is short and the batch waits. True when
-        it is built, or when groups that no batch can be made of are gone.
+        """Try to build the next batch, and publish it. False if some share is short, so the batch
+        waits. True if queues have changed: the batch is built, or groups were filtered because no
+        batch can be made of them.
         """
-        selection = self.select()
-        if selection is None or selection.short or not selection.chosen:
+        selection = self.totals.attempt()
+        if selection is None:
+            self._shortage_is_old = True
+            return False
+        self.record_shortage(selection.short)
+        if selection.short or not selection.chosen:
             return False
         queues = self.state.queues
         groups = [self.usable(queues[c.env].groups[c.position]) for c in selection.chosen]
-        packed = self.assemble(groups)
+        packed = self.pack_groups(groups)
         if packed is None:
             self.filter(selection.chosen[:1], self.too_large)
             return True
@@ -222,34 +202,16 @@ class BatchBuilder:
             batch = normalize_batch(packed, normalizer_named(self.config.advantage))
         except MemoryError:
             raise  # it is about this process and not about the batch
-        except Exception as error:  # the normalizer may be anybody's
+        except Exception as error:  # the normalizer may be the user's
             self.filter(selection.chosen[:taken], f"batcher.advantage: {text_of(error)}")
             return True
         self.publish(batch, groups[:taken], selection)
         return True
 
-    def select(self) -> Selection | None:
-        """Select the groups of the next batch, and record what it is short of. None where it is not
-        worth trying.
-        """
-        if self.totals.is_clearly_short:  # by how much, is recorded once a step
-            return None
-        short = self.totals.shortage()
-        if short:
-            self.record_shortage(short)
-            return None
-        if self.totals.retry_is_hopeless:
-            self.skipped_attempt = True
-            return None
-        selection = self.totals.select()
-        self.record_shortage(selection.short)
-        self.totals.on_attempt(selection)
-        return selection
-
-    def assemble(self, groups: Sequence[ScoredGroup]) -> Batch | None:
-        """The batch of these groups, in the shortest rows that hold them. The last ones chosen are
-        left for the next batch if no rows hold them all, or no record does. None if no rows hold
-        even the first.
+    def pack_groups(self, groups: Sequence[ScoredGroup]) -> Batch | None:
+        """The batch of these groups, in the shortest rows that hold them. If no rows hold them all,
+        or no record does, the last ones are left for the next batch. None if no rows hold even the
+        first group.
         """
         config = self.config
         groups = groups[: within_bytes(groups, record_limit(topology.BATCHES))]
@@ -275,7 +237,9 @@ class BatchBuilder:
         return None
 
     def publish(self, batch: Batch, groups: Sequence[ScoredGroup], selection: Selection) -> None:
-        """Publish the batch with the fates of its groups, and take them out of their queues."""
+        """Publish the batch, the fates of its rollouts and its metrics. Take its groups out of
+        their queues, and carry over what each share got too much or too little.
+        """
         config = self.config
         state = self.state
         taken = selection.chosen[: len(groups)]
@@ -311,8 +275,8 @@ class BatchBuilder:
         self.outputs.append(Output(topology.METRICS, "batcher", metric))
 
     def remove(self, candidates: Sequence[Candidate]) -> list[HeldGroup]:
-        """Take these groups out of their queues. The last of an env comes first, so that the
-        positions of the others stay what they are.
+        """Take these groups out of their queues. The last one of an env comes first, so the
+        positions of the others stay the same.
         """
         removed = list[HeldGroup]()
         for candidate in sorted(candidates, key=lambda c: c.position, reverse=True):
@@ -321,14 +285,23 @@ class BatchBuilder:
         return removed
 
     def filter(self, candidates: Sequence[Candidate], cause: str) -> None:
-        """Take these groups out, as they cannot be trained on."""
+        """Take these groups out of their queues, because they cannot be trained on."""
         for held in self.remove(candidates):
             self.record_fate("filtered", self.usable(held), cause)
 
-    # ---- the books ---------------------------------------------------------------------------
+    # ---- the end of a step -------------------------------------------------------------------
+
+    def report_shortage(self) -> None:
+        """Record what the next batch lacks if the last attempt to build it was not made. Once a
+        step is enough, because only the demand and the report use it.
+        """
+        if self._shortage_is_old or (self.batch_is_due() and self.totals.is_clearly_short):
+            self.record_shortage(self.totals.lacking())
 
     def record_shortage(self, short: dict[str, int]) -> None:
-        """Note what the next batch is short of, and how long it has been short of what it was."""
+        """Record what the next batch is short of: tokens by share. Until now it was short of
+        `state.short`, so the time since the last record is added to what it has waited for that.
+        """
         state = self.state
         now_s = state.clock.awake_s
         if state.short:
@@ -341,11 +314,49 @@ class BatchBuilder:
             state.short_since_s = now_s
         state.short = short
         state.waited_until_s = now_s
-        self.skipped_attempt = False
+        self._shortage_is_old = False
+
+    def publish_demand(self) -> None:
+        """Publish the demands that have changed."""
+        for demand in changed_demands(self.config, self.state):
+            self.outputs.append(Output(topology.DEMAND, demand.environment, demand))
+
+    # ---- after a restart ---------------------------------------------------------------------
+
+    def reconcile(self, removed: Offsets) -> None:
+        """Drop the groups below the offsets of `removed`, which retention has deleted, and those of
+        envs that were taken out of the run. What these envs were owed goes to the others.
+        """
+        state = self.state
+        envs = self.config.fractions
+        cut = {topic for topic, _ in removed}
+        for env, queue in state.queues.items():
+            if topology.groups(env) in cut:
+                queue.begin_epoch()
+            for groups in (queue.groups, queue.ahead):
+                for position in reversed(range(len(groups))):
+                    event = groups[position].event
+                    if event.offset < removed.get((event.topic, event.partition), 0):
+                        self.record_deleted(env, queue.remove(groups, position))
+                    elif env not in envs:
+                        held = queue.remove(groups, position)
+                        self.record_fate("filtered", self.usable(held), ENV_REMOVED)
+        state.short = {
+            share: tokens
+            for share, tokens in state.short.items()
+            if share in envs or share == REMAINDER
+        }
+        fractions = fractions_at(self.config, state, state.next_batch)
+        state.deficit = rebase_deficit(fractions, state.deficit)
+        self.totals.refresh()
+        # A run whose producers wait for groups that are gone would otherwise make no step.
+        self.publish_demand()
+
+    # ---- fates -------------------------------------------------------------------------------
 
     def record_deleted(self, env: str, held: HeldGroup) -> None:
-        """Publish the fate of a group whose record retention has deleted. Its rollouts may be in
-        the log.
+        """Publish the fate of a group whose record retention has deleted. Its rollouts may still be
+        in the log.
         """
         record = Fate(
             fate="expired",
@@ -359,7 +370,7 @@ class BatchBuilder:
     def record_fate(
         self, fate: FateKind, group: ScoredGroup, cause: str = "", batch: int | None = None
     ) -> None:
-        """Publish the fate of the group's rollouts, however many sequences each of them is."""
+        """Publish the fate of the group's rollouts. A rollout of several sequences has one fate."""
         first = first_of_rollout_mask(group.uids)
         record = Fate(
             fate=fate,

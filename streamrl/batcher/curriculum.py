@@ -1,10 +1,11 @@
-"""How much of a batch each env gets as training goes on. The number of the batch decides, and the
-rewards in the batches before it.
+"""How much of a batch each env gets in the course of training. The number of the batch decides, and
+the rewards in the batches before it.
 
 Both are in the batcher's own log, so restart, replay and fork come to the same shares. A curriculum
 maps (rules, state, number of a batch) to the envs' fractions of its tokens, and is pure. An env
-that it does not name has no fraction, and what the fractions leave goes by availability. The run
-file names a curriculum of your own as MODULE:FUNCTION. docs/data.md says how to choose.
+that it does not name has no fraction, and what the fractions leave goes by availability. A
+curriculum that is not shipped is named in the run file as MODULE:FUNCTION. docs/data.md explains
+how to choose.
 
 The journal has CurriculumRules and snapshots have CurriculumState, both by the names of the fields.
 """
@@ -58,7 +59,7 @@ class CurriculumRules:
 
 
 class CurriculumState(msgspec.Struct, frozen=True):
-    """What the batches up to now say."""
+    """What is remembered of the batches up to now."""
 
     stage: int = 0
     # mean reward of an env in each of the last batches that had it, the oldest first

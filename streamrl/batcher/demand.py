@@ -1,4 +1,22 @@
-"""How much work the batcher asks each env for, and which producers may begin it."""
+"""How many tokens the batcher asks each env for, and how many groups each producer may begin.
+
+Batches are trained in order, so work that begins now is for one of the next batches. The run's
+admission rule gives the number of the last one (`admission.py`). An env is asked for
+
+    its shares of those batches + what earlier batches owe it - what the batcher holds of it
+
+in tokens, and for nothing if that is below 0. Two rules keep the next batch from waiting for ever.
+An env is asked for at least what the next batch lacks of it. And if the batch lacks tokens that any
+env may supply, an env that is asked for nothing else is asked for an even part of them.
+
+An example. Batches have 100 tokens, of which env `a` has 60 % and env `b` 40 %. Work that begins
+now is for the next batch only, and no env is owed anything. The batcher holds 25 tokens of `a` and
+40 of `b`. It asks `a` for 35 tokens and `b` for none.
+
+The replicas of an env divide `wanted_tokens` among themselves. The producers of some envs are
+granted single groups instead (`update_grants`): `a` whose groups cost 10 tokens on average may then
+have 4 groups open, in all its producers together.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +37,8 @@ FIRST_WAIT_S = 60.0  # for the first group of a producer
 
 
 def changed_demands(config: BatcherConfig, state: BatcherState) -> list[Demand]:
-    """Update the grants of all producers, and return the demands that have changed since they were
-    published last.
+    """The demands that differ from those published last, in the order of the run file's envs.
+    Updates the grants of all producers.
     """
     changed = list[Demand]()
     for env, tokens in wanted_tokens(config, state).items():
@@ -34,47 +52,87 @@ def changed_demands(config: BatcherConfig, state: BatcherState) -> list[Demand]:
     return changed
 
 
-def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
-    """By env, the tokens that the batches need that work begun now may be for (`admission.py`),
-    less what is held. Nothing is wanted before a version is announced.
+def demand_of(state: BatcherState, env: str, wanted_tokens: int) -> Demand:
+    """The demand of an env of which so many tokens are wanted."""
+    queue = state.queues[env]
+    return Demand(
+        environment=env,
+        wanted_tokens=wanted_tokens,
+        held_tokens=queue.tokens,
+        closed_groups=dict(queue.closed),
+        missing_tokens=state.short.get(env, 0),
+        granted_groups=dict(queue.granted),
+        epoch=queue.epoch,
+    )
 
-    If work begun now may still be for the next batch, an env is always asked for what that batch
-    lacks of it. An env of which it lacks nothing is asked for a part of what any env may supply.
-    """
-    admission = admission_named(config.admission)
-    deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
-    spilled = spilled_tokens(config, state)
-    batches = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
-    last = dict[int, int]()  # the number of the last batch that work begun now may be for
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
+    """Tokens that each env is asked for, at least 0. They are 0 before a version is announced."""
+    if state.version < 0:
+        return dict.fromkeys(config.fractions, 0)
+    owed = deficit_under(config, state, fractions_at(config, state, state.next_batch))
+    from_any_env = tokens_from_any_env(config, state)
+    shares_up_to = dict[int, dict[str, float]]()  # by the number of the last batch
     wanted = dict[str, int]()
     for env in config.fractions:
-        max_age = config.max_age_of(env)
-        if max_age not in batches:
-            eta = min(config.eta, max_age) if env in config.max_ages else config.eta
-            last[max_age] = admission(state.version, config.lookahead, max_age, eta)
-            batches[max_age] = due_batches(config, state, last[max_age])
+        last = last_batch(config, state, env)
+        if last not in shares_up_to:
+            shares_up_to[last] = added_shares(config, state, last)
         queue = state.queues.get(env)
         tokens = capacity(
-            batches=batches[max_age][env],
+            batches=shares_up_to[last][env],
             batch_tokens=config.total_token_budget,
-            owed_tokens=deficit.get(env, 0.0),
+            owed_tokens=owed.get(env, 0.0),
             held_tokens=queue.tokens if queue else 0,
         )
-        if last[max_age] >= state.next_batch:
-            tokens = max(tokens, state.short.get(env, 0)) or spilled
-        wanted[env] = tokens if state.version >= 0 else 0
+        if last >= state.next_batch:  # work that begins now may still be for the next batch
+            tokens = max(tokens, state.short.get(env, 0))
+            if not tokens:
+                tokens = from_any_env
+        wanted[env] = tokens
     return wanted
 
 
-def spilled_tokens(config: BatcherConfig, state: BatcherState) -> int:
-    """What an env may supply for others: an even part, among the envs that seem to work, of what
-    the next batch lacks and any env may supply.
+def last_batch(config: BatcherConfig, state: BatcherState, env: str) -> int:
+    """The number of the last batch that work of the env may be for if it begins now."""
+    max_age = config.max_age_of(env)
+    # An env's rollouts expire by the age limit of the env, so working further ahead is in vain.
+    eta = min(config.eta, max_age) if env in config.max_ages else config.eta
+    admission = admission_named(config.admission)
+    return admission(state.version, config.lookahead, max_age, eta)
 
-    Those that hold anything work. So do those that were in the last batch, until the next one has
-    lacked something for `shortage_after_s`.
 
-    It is above 0 for as long as anything lacks, whatever is held. So one env that works completes a
-    batch, although all others have stopped.
+def added_shares(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:
+    """By env, its shares of the batches from the next one up to number `last`, added up: 1.0 is as
+    much as a whole batch. A share is the env's fraction and an even part of what the fractions
+    leave.
+    """
+    numbers = range(state.next_batch, last + 1)
+    if config.curriculum.kind == "none":  # the batches are all alike
+        counted_quotas = [(len(numbers), quotas(config.fractions))]
+    else:
+        counted_quotas = [(1, quotas(fractions_at(config, state, number))) for number in numbers]
+    envs = config.fractions
+    return {
+        env: math.fsum(
+            count * (quota.get(env, 0.0) + quota[REMAINDER] / len(envs))
+            for count, quota in counted_quotas
+        )
+        for env in envs
+    }
+
+
+def tokens_from_any_env(config: BatcherConfig, state: BatcherState) -> int:
+    """Tokens that each env is asked for of those that the next batch lacks and any env may supply:
+    an even part among the envs that seem to work, at least 1. 0 if the batch lacks no such tokens.
+
+    An env seems to work if the batcher holds tokens of it. Until the next batch has lacked tokens
+    for `shortage_after_s`, the envs in the last batch count as well, or all envs if there is no
+    last batch. What an env holds is not subtracted, so a single env completes the batch if all
+    others have stopped.
     """
     if REMAINDER not in state.short:
         return 0
@@ -87,43 +145,18 @@ def spilled_tokens(config: BatcherConfig, state: BatcherState) -> int:
     return math.ceil(max(state.short[REMAINDER], 1) / max(working, 1))
 
 
-def due_batches(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:
-    """What each env is due of the batches up to number `last`: its fractions of them added up, and
-    an even part of what the fractions leave.
-    """
-    numbers = range(state.next_batch, last + 1)
-    if config.curriculum.kind == "none":
-        coming = [(len(numbers), quotas(config.fractions))]
-    else:
-        coming = [(1, quotas(fractions_at(config, state, number))) for number in numbers]
-    envs = config.fractions
-    return {
-        env: math.fsum(
-            count * (quota.get(env, 0.0) + quota[REMAINDER] / len(envs)) for count, quota in coming
-        )
-        for env in envs
-    }
-
-
-def demand_of(state: BatcherState, env: str, tokens: int) -> Demand:
-    """The demand of an env of which so many tokens are wanted."""
-    queue = state.queues[env]
-    return Demand(
-        environment=env,
-        wanted_tokens=tokens,
-        held_tokens=queue.tokens,
-        closed_groups=dict(queue.closed),
-        missing_tokens=state.short.get(env, 0),
-        granted_groups=dict(queue.granted),
-        epoch=queue.epoch,
-    )
+# ---- groups of producers -------------------------------------------------------------------------
 
 
 def update_grants(
     config: BatcherConfig, env: str, queue: EnvQueue, wanted_tokens: int, awake_s: float
 ) -> None:
-    """Set how many groups each of the env's producers may have begun by now. `awake_s`: by the
-    batcher's clock.
+    """Set how many groups each of the env's producers may have begun since the run began.
+
+    The groups that are open in all producers together are worth about `wanted_tokens`. An absent
+    producer may have one group open, which is not counted: its end shows that the producer is back.
+
+    `awake_s`: the time by the batcher's clock.
     """
     group_tokens = queue.group_tokens if queue.measured else config.group_tokens[env]
     producers = config.producers[env]
@@ -145,12 +178,11 @@ def update_grants(
 
 
 def absent_producers(config: BatcherConfig, env: str, queue: EnvQueue, awake_s: float) -> list[str]:
-    """Producers that have had groups open for longer than one takes, without an end of any: they do
-    not run, or do not run any more.
+    """The producers that seem not to run: they have had groups open for longer than a group takes
+    (`config.group_limits_s`), and none has ended. Empty if that is true of all producers of the
+    env, because their groups could be granted to no other producer.
 
-    Their grants are taken back, but for one group that is not counted: with it a producer that
-    comes, or comes back, shows itself. A producer of which nothing has ever come is waited for
-    FIRST_WAIT_S only. While there is nobody to give the groups to, nothing is taken back.
+    A producer of which no group has ever ended is absent after FIRST_WAIT_S.
     """
     limit_s = config.group_limits_s.get(env, math.inf)
     absent = list[str]()

@@ -1,5 +1,5 @@
-"""EnvTotals: what there is of each env, what the next batch owes each share, and whether it is
-worth trying to build the batch.
+"""EnvTotals: the tokens that wait of each env, the tokens that the next batch owes each share, and
+whether an attempt to build the batch can succeed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from streamrl.batcher.state import BatcherConfig, BatcherState, deficit_under, f
 
 
 class EnvTotals:
-    """What there is of each env and what the next batch owes each share.
+    """The tokens of each env and share, kept up to date within a step.
 
-    Both are asked for at every group, of every env of the run, and seldom change. The totals also
-    know when it is of no use to try to build the batch again.
+    They are needed after every group, for every env of the run, and most groups change one of them.
+    An attempt to build a batch is expensive, so it is made only if the totals do not exclude that
+    it succeeds.
     """
 
     def __init__(self, config: BatcherConfig, state: BatcherState) -> None:
@@ -22,10 +23,12 @@ class EnvTotals:
         self.refresh()
 
     def refresh(self) -> None:
-        """Count again. Needed when a version is announced, or groups have left."""
+        """Count again. This is needed when a version is announced, and when groups have been taken
+        out of their queues.
+        """
         state = self._state
-        # In the order of the run file: it decides between envs of which no other rule does, and
-        # which env's group came first is chance.
+        # In the order of the run file: it decides where no other rule decides between two envs. The
+        # order in which their first groups came would be chance.
         self.supply = {
             env: state.queues[env].usable_tokens if env in state.queues else 0
             for env in self._config.fractions
@@ -41,31 +44,50 @@ class EnvTotals:
         self._retry_after_tokens.pop(env, None)
         self._tokens_since_attempt += tokens
 
+    def attempt(self) -> Selection | None:
+        """Select the groups of the next batch. None if it is certain without an attempt that some
+        share is short (`lacking`).
+        """
+        if self.is_clearly_short or self.shortage() or self.retry_is_hopeless:
+            return None
+        selection = self.select()
+        self.on_attempt(selection)
+        return selection
+
     def on_attempt(self, selection: Selection) -> None:
-        """The batch was tried to be built, with this result."""
+        """Note the result of an attempt."""
         self._retry_after_tokens = selection.retry_after_tokens
         self._tokens_since_attempt = 0
 
     @property
-    def retry_is_hopeless(self) -> bool:
-        """Would the same share as in the last attempt come up short again (`selection.select`)? Of
-        several such shares, the first allows for most tokens of others.
-        """
-        first = next(iter(self._retry_after_tokens.values()), -1)
-        return first >= self._tokens_since_attempt
-
-    @property
     def is_clearly_short(self) -> bool:
-        """Is there so much less than a batch that some share surely lacks a token?"""
+        """Whether the envs have so much less than a batch that some share surely lacks a token."""
         rounding = len(self._config.fractions) + 2
         needed = self._config.total_token_budget + self._deficit
         return sum(self.supply.values()) + rounding < needed
 
+    @property
+    def retry_is_hopeless(self) -> bool:
+        """Whether the share that was short in the last attempt would be short again
+        (`selection.select`). Of several such shares, the first one allows for most tokens of
+        others.
+        """
+        first = next(iter(self._retry_after_tokens.values()), -1)
+        return first >= self._tokens_since_attempt
+
+    def lacking(self) -> dict[str, int]:
+        """The tokens that each share lacks in the next batch; empty if it can be built."""
+        return self.shortage() or self.select().short
+
     def shortage(self) -> dict[str, int]:
+        """The tokens that each share lacks while all envs together have less than a batch; empty
+        otherwise.
+        """
         config = self._config
         return shortage(self.supply, self.owed, config.total_token_budget, config.spill)
 
     def select(self) -> Selection:
+        """The groups that the next batch would have, or what it lacks."""
         config = self._config
         queues = self._state.queues
         return select(

@@ -40,7 +40,7 @@ def batch_metrics(
     sequence_envs = batch.group_environments[batch.groups]
     sequence_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
     ages = batch.number - batch.oldest_versions
-    # rollouts that went on across an update
+    # rollouts that were sampled by more than one version
     mixed = first & (newest_versions > batch.oldest_versions)
     total = int(sequence_tokens.sum())
     filled = total / (batch.row_count * batch.max_seq_len)

@@ -1,4 +1,4 @@
-"""What the batcher says of itself once a second: what it holds, and which share is short."""
+"""What the batcher reports once a second: what it holds, and which share is short."""
 
 from __future__ import annotations
 

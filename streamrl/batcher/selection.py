@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-# The pseudo-env that stands for what the fractions leave. It goes evenly to the envs that have more
-# than their own share needs.
+# The share that no env has a right to: what the fractions leave. It goes evenly to the envs that
+# have more than their own share needs.
 REMAINDER = ""
 DATA = "*"  # what a batch waits for while no share is complete
 
@@ -101,9 +101,10 @@ def select(
     With `spill`, what an env cannot supply is taken from the others. Without, its share is `short`
     and the batch has to wait.
 
-    `retry_after_tokens` says how many tokens must arrive before another attempt can differ: a share
+    `retry_after_tokens` is how many tokens must arrive before another attempt can differ: a share
     is found short only when it lacks most, so smaller additions of other envs cannot change that.
-    Not computed if the fractions leave a remainder, as whom it takes from changes with every group.
+    It is not computed if the fractions leave a remainder, because every group may change the env
+    that the remainder takes from.
     """
     shares = _Shares(supply, owed)
     chosen = list[Candidate]()
@@ -210,7 +211,7 @@ def carry_deficit(
     """The deficit after a batch: what each share was due of the tokens really taken, less what it
     got.
 
-    With `spill` nobody catches up later on what the others filled in for it.
+    With `spill` an env does not catch up later on what the others supplied in its place.
     """
     if spill:
         return dict.fromkeys(quotas(fractions), 0.0)

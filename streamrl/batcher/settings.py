@@ -14,8 +14,8 @@ from streamrl.config.sections.operation import Fork
 
 
 def batcher_config(run: RunFile) -> BatcherConfig:
-    """The configuration of the run's batcher. Raises ConfigError if nobody ships its
-    `batcher.balance`.
+    """The configuration of the run's batcher. Raises ConfigError if its `batcher.balance` names no
+    function.
     """
     cost_named(run.batcher.balance)
     rules = run.batcher

@@ -1,6 +1,7 @@
-"""What the batcher goes by and what it holds.
+"""The batcher's configuration, and its state: the groups that wait in the queue of each env, and
+what each share is owed.
 
-Journals have BatcherConfig as JSON, and snapshots have BatcherState, both by the names of the
+The journal has BatcherConfig as JSON, and snapshots have BatcherState, both by the names of the
 fields.
 """
 
@@ -31,7 +32,7 @@ RECENT_GROUPS = 256
 class BatcherConfig:
     """How batches are made and how much work is asked for."""
 
-    # Fraction of a batch's tokens by env, where no curriculum says it. Every env of the run is
+    # Fraction of a batch's tokens by env, where no curriculum decides it. Every env of the run is
     # here.
     fractions: dict[str, float]
     learner: str  # whose versions count
@@ -56,7 +57,7 @@ class BatcherConfig:
     group_tokens: dict[str, int] = field(default_factory=dict[str, int])
     # by such an env: a group of a replica that runs comes to its end within this time
     group_limits_s: dict[str, float] = field(default_factory=dict[str, float])
-    # policy versions, by env that has an age limit of its own
+    # policy versions, by env for which max_age is not the limit
     max_ages: dict[str, int] = field(default_factory=dict[str, int])
     # lengths of rows below max_seq_len (`packing.row_shapes`)
     row_lengths: list[int] = field(default_factory=list[int])
@@ -177,7 +178,7 @@ class BatcherState(msgspec.Struct):
 
 
 def fractions_at(config: BatcherConfig, state: BatcherState, batch: int) -> dict[str, float]:
-    """The fraction of each env in a batch, as far as it can be said now."""
+    """The fraction of each env in a batch, by the rewards that are known now."""
     if config.curriculum.kind == "none":
         return config.fractions
     return fractions_of(config.curriculum, state.progress, batch)

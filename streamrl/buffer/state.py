@@ -259,7 +259,7 @@ class Window(msgspec.Struct):
         group = self.open.pop(group_id)
         self.tokens -= sum(rollout.total_tokens for rollout in group.rollouts)
         self.bytes -= sum(record_bytes(event) for event in group.members)
-        # All rollouts of a group may have been refused, and requeued from the dead letters later.
+        # If all of them were refused, they may be requeued from the dead letters and open it again.
         if group.size > len(group.refused):
             self.note_closed(group_id, version)
         if group.refused or group.size < group_size:

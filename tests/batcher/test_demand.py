@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamrl.batcher.demand import absent_producers, spilled_tokens, update_grants
+from streamrl.batcher.demand import absent_producers, tokens_from_any_env, update_grants
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.state import BatcherState, EnvQueue
@@ -109,8 +109,8 @@ def test_after_a_while_what_others_lack_is_divided_among_those_that_hold_somethi
 
 
 def test_less_than_a_token_that_lacks_is_asked_for_as_well():
-    assert spilled_tokens(SPILL, BatcherState(short={REMAINDER: 0})) == 1
-    assert spilled_tokens(SPILL, BatcherState()) == 0
+    assert tokens_from_any_env(SPILL, BatcherState(short={REMAINDER: 0})) == 1
+    assert tokens_from_any_env(SPILL, BatcherState()) == 0
 
 
 def test_an_empty_group_counts_as_closed():
