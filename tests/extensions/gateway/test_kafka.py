@@ -40,7 +40,7 @@ def test_a_session_goes_on_over_replicas_and_transactions_of_others(
         given = {"reward": 0.5}
         rewarded = httpx.post(f"{urls[1]}/rl/set_reward", json=given, headers=agent.grading)
         assert rewarded.status_code == 200, rewarded.text
-        # Others may have had a call after their end, which is refused as soon as the end is visible.
+        # Others may have had a call after their end. It is refused once the end is visible.
         calls = [call for call in gateway.calls() if call.session == "s0"]
         (reward,) = [
             each for each in gateway.records(topology.turns(ENV)) if isinstance(each, Reward)
