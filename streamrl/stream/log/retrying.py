@@ -8,10 +8,11 @@ goes there.
 
 A fence has two causes. A newer process has taken the identity, or the broker has ended a
 transaction that stood still for longer than its time-out because the machine was suspended. Only a
-newer process has left a claim after this one's (`claims.py`). So a process looks for such a claim
+newer process leaves a claim after this one's (`claims.py`). So a process looks for such a claim
 before it opens a producer again, which would fence the newer process, and before that producer
-writes, as the newer process may have come in between. A claim that is fenced before it is committed
-is committed again like any transaction, so a process that starts gets its identity in the end.
+writes, as the newer process may have come in between. A process that was fenced looks for CLAIM_S.
+One whose own claim is not committed yet does not wait for so long, so a process that starts gets
+its identity.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from streamrl.system.errors import (
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 300.0
-RETRY_INTERVAL_S = 0.2  # a process that has just taken the identity claims it within this time
+RETRY_INTERVAL_S = 0.2
+CLAIM_S = 3.0  # within it a process that has taken the identity claims it
 
 
 class Replaced(Fenced):
@@ -70,7 +72,9 @@ class RetryingWriter:
         # From here on the records of this identity are this writer's, or a newer process's.
         self._since = end_offset(log, changelog_topic, 0)
         self._claim = new_claim(identity, changelog_topic)
+        self._has_claimed = False
         self.commit([self._claim])
+        self._has_claimed = True
 
     def commit(self, messages: Sequence[Message]) -> int:
         """Commit all messages once. The last one must be for `changelog_topic`.
@@ -114,15 +118,14 @@ class RetryingWriter:
     def _commit_again(self, messages: Sequence[Message], error: StreamrlError) -> int:
         deadline = time.monotonic() + self._patience_s
         first = self._to_failure(error)
-        failure = first
         while time.monotonic() < deadline and not self._stop.is_set():
             logger.warning(
-                "%s; looking whether it was committed, and committing it again if not", failure
+                "%s; looking whether it was committed, and committing it again if not",
+                self._to_failure(error),
             )
-            # A newer process that has fenced this one claims the identity meanwhile.
-            self._stop.wait(RETRY_INTERVAL_S)
+            is_fenced = isinstance(error, Fenced)
             try:
-                self._check_claims(deadline)
+                self._watch_claims(CLAIM_S if is_fenced and self._has_claimed else 0.0, deadline)
                 self.close()
                 writer = self._opened()
                 offset = self._committed_offset(messages)
@@ -131,7 +134,7 @@ class RetryingWriter:
                 raise
             except (TransactionFailed, Fenced, BrokerError) as failed:
                 # A BrokerError: no broker answers, or a transaction is not decided yet.
-                failure = self._to_failure(failed)
+                error = failed
         raise first
 
     def _to_failure(self, error: StreamrlError) -> TransactionFailed:
@@ -142,6 +145,17 @@ class RetryingWriter:
                 "which stood still for too long; start again"
             )
         return error if isinstance(error, TransactionFailed) else TransactionFailed(str(error))
+
+    def _watch_claims(self, for_s: float, deadline: float) -> None:
+        """Wait a moment, at least `for_s`. Raise `Replaced` when a newer process has claimed this
+        identity by then.
+        """
+        until = time.monotonic() + for_s
+        while True:
+            self._stop.wait(RETRY_INTERVAL_S)
+            self._check_claims(deadline)
+            if time.monotonic() >= until or self._stop.is_set():
+                return
 
     def _check_claims(self, deadline: float) -> None:
         """Raise `Replaced` when a newer process has claimed this identity. A broker that does not

@@ -19,7 +19,7 @@ from streamrl.stream.log.reading import read
 from streamrl.stream.log.retrying import RetryingWriter
 from streamrl.system.errors import BrokerUnreachable, Fenced, TransactionFailed
 from tests.support.kafka import make_topics
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 OUT = Message("out", b"k", b"rollout")
 
@@ -77,6 +77,7 @@ def written(log: Log, topic: str) -> list[bytes | None]:
 def test_each_transaction_is_in_the_log_once_whatever_failed(
     fails: list[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(retrying, "CLAIM_S", 0.0)
     monkeypatch.setattr(retrying, "RETRY_INTERVAL_S", 0.0)
     log = FailingLog()
     writer = RetryingWriter(log, "a", "journal.a")
@@ -147,10 +148,11 @@ def test_a_process_that_starts_while_another_opens_its_producer_again_replaces_i
     assert written(log, "journal.a") == [b"second"]
 
 
-def test_a_process_that_is_fenced_before_its_claim_claims_again():
-    """The second has opened its producer and claimed nothing yet, when the first finds that it is
-    fenced, and by nobody so far.
+def test_a_process_that_is_fenced_before_its_claim_claims_again(monkeypatch: pytest.MonkeyPatch):
+    """The second has opened its producer and claims nothing for long, so the first, which is
+    fenced, takes the broker for the cause.
     """
+    monkeypatch.setattr(retrying, "CLAIM_S", 0.0)
     log = StagedLog()
     first = RetryingWriter(log, "a", "journal.a")
     log.after_open = lambda: first.commit([OUT, entry(b"first")])
@@ -159,6 +161,44 @@ def test_a_process_that_is_fenced_before_its_claim_claims_again():
         first.commit([OUT, entry(b"late")])
     second.commit([OUT, entry(b"second")])
     assert written(log, "journal.a") == [b"first", b"second"]
+
+
+def test_a_process_that_was_fenced_waits_for_the_claim_of_the_next_one():
+    """The second has opened its producer, and needs a while until it claims."""
+    log = StagedLog()
+    first = RetryingWriter(log, "a", "journal.a")
+    errors = list[Fenced]()
+
+    def commit_late() -> None:
+        try:
+            first.commit([OUT, entry(b"late")])
+        except Fenced as error:
+            errors.append(error)
+
+    late = threading.Thread(target=commit_late)
+    looks = list[int]()
+
+    def counted(
+        self: MemoryLog, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        if threading.current_thread() is late:
+            looks.append(1)
+        return end_offsets(self, partitions)
+
+    def stage() -> None:
+        late.start()
+        until(lambda: len(looks) >= 2)
+
+    end_offsets = MemoryLog.end_offsets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryLog, "end_offsets", counted)
+        log.after_open = stage
+        second = RetryingWriter(log, "a", "journal.a")
+        late.join(patience(10))
+    assert [str(error)[:18] for error in errors] == ["a: another process"]
+    second.commit([OUT, entry(b"second")])
+    assert written(log, "journal.a") == [b"second"]
+    assert log.opened == 2
 
 
 def test_of_two_processes_that_start_at_the_same_time_one_ends():
@@ -236,10 +276,13 @@ def test_a_transaction_that_its_memory_does_not_show_is_refused():
         RetryingWriter(FailingLog(), "a", "journal.a").commit([entry(b"0"), OUT])
 
 
-def test_on_a_broker_a_producer_that_was_fenced_by_nobody_is_replaced(broker: str, run_name: str):
+def test_on_a_broker_a_producer_that_was_fenced_by_nobody_is_replaced(
+    broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+):
     """`init_transactions` of another client bumps the epoch of the identity, as the broker does
     when a transaction has timed out.
     """
+    monkeypatch.setattr(retrying, "CLAIM_S", 0.1)
     make_topics(broker, {f"{run_name}.out": 1, f"{run_name}.journal.a": 1})
     log = KafkaLog({"bootstrap.servers": broker}, run_name)
     writer = RetryingWriter(log, "a", "journal.a")
