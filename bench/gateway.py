@@ -91,8 +91,8 @@ def settings(directory: Path, replicas: int) -> dict[str, Any]:
     return {
         "run": "gateway",
         "runs_dir": str(directory / "runs"),
-        "envs": {ENV: {"kind": "copy-digits", "replicas": 0, "max_tokens": 128, "sessions": {}}},
-        "gateway": {"replicas": replicas, "port": PORT, "max_calls": 1_000_000},
+        "envs": {ENV: {"kind": "copy-digits", "max_tokens": 128, "sessions": {}}},
+        "gateway": {"replicas": replicas, "port": PORT},
     }
 
 

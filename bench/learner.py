@@ -74,7 +74,7 @@ def run_file(directory: Path, layers: int, hidden: int, rows: int, row: int) -> 
             "envs": {"copy-digits": {}},
             "batcher": {"total_token_budget": rows * row, "row_count": rows, "max_seq_len": row},
             "model": {"max_seq_len": row, "tiny": {"layers": layers, "hidden": hidden}},
-            "learner": {"reference": {"by": "none"}},
+            "learner": {"kl": None},
         }
     )
 

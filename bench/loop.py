@@ -41,7 +41,7 @@ OVERLAPPED = "overlapped"
 ONE_AT_A_TIME = "one at a time"
 LOOPS = {
     OVERLAPPED: list[str](),
-    ONE_AT_A_TIME: ["batcher.lookahead=0", "batcher.admission=capacity", "batcher.eta=0"],
+    ONE_AT_A_TIME: ["batcher.lookahead=0", "batcher.admission=capacity", "buffer.max_age=0"],
 }
 SKIPPED = 20  # steps: compilation, and the first of everything
 LIMIT_S = 270.0

@@ -153,7 +153,6 @@ def measure_batches(rollouts: int, row: int, processes: int) -> dict[str, Any]:
         lookahead=0,
         spill=False,
         max_window_tokens=2 * int(lengths.sum()),
-        shortage_after_s=1.0,
         processes=processes,
         balance="flops",
         hidden=HIDDEN,

@@ -97,7 +97,6 @@ def run_file(
                 "group_size": shape.group,
                 "min_group_size": shape.group,
                 "max_age": max_age,
-                "remember_versions": 2 * max_age,
                 "max_window_tokens": window,
             },
             "batcher": {

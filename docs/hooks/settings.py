@@ -18,16 +18,26 @@ from pydantic_core import PydanticUndefined
 
 from streamrl.config.presets import PRESETS
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.section import Section
+from streamrl.config.sections.section import Section, sections_in
 
 SIGNS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 
 
 class Place(NamedTuple):
-    """A section and its place in a run file, as `envs.<name>.pass_rate`."""
+    """A section and where it is in a run file, as `envs.<name>.pass_rate`. `choice` has the tags
+    that choose it where a setting may be one of several sections.
+    """
 
     path: str
     model: type[Section]
+    choice: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()  # settings that a table before has: what all choices have
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """The settings of the section that its table has."""
+        fields = self.model.model_fields
+        return {name: field for name, field in fields.items() if name not in self.shown}
 
 
 def tables() -> str:
@@ -45,38 +55,45 @@ def presets() -> str:
 
 
 def places(place: Place) -> Iterator[Place]:
-    """This section, and then those inside it."""
+    """This section and, after it, those inside it."""
     yield place
-    for name, field in place.model.model_fields.items():
-        inner, suffix = section_of(field.annotation)
-        if inner is not None:
-            yield from places(Place(f"{place.path}.{name}{suffix}".lstrip("."), inner))
+    for name, field in place.fields.items():
+        path = f"{place.path}.{name}{suffix_of(field.annotation)}".lstrip(".")
+        chosen: dict[type[Section], list[str]] = {}
+        for tag, inner in sections_in(field.annotation).items():
+            chosen.setdefault(inner, []).append(tag)
+        common = common_section([*chosen])
+        shown: tuple[str, ...] = ()
+        if common:
+            shown = tuple(common.model_fields)
+            yield from places(Place(path, common))
+        for inner, tags in chosen.items():
+            yield from places(Place(path, inner, tuple(tag for tag in tags if tag), shown))
 
 
-def section_of(annotation: Any) -> tuple[type[Section] | None, str]:
-    """The section that a setting is, or has by name or by place, and what then follows its
-    name.
-    """
-    origin = get_origin(annotation)
-    inside = get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation, ""
-    if origin is dict and (found := section_of(inside[1])[0]):
-        return found, ".<name>"
-    if origin is list and (found := section_of(inside[0])[0]):
-        return found, "[]"
-    if origin in (Union, types.UnionType):
-        return section_of(inside[0])
-    return None, ""
+def common_section(sections: list[type[Section]]) -> type[Section] | None:
+    """The section with the settings that all of these have, where one is the base of them all."""
+    bases = {section.__base__ for section in sections}
+    if len(sections) < 2 or len(bases) > 1:
+        return None
+    (base,) = bases
+    return base if base and base is not Section and issubclass(base, Section) else None
+
+
+def suffix_of(annotation: Any) -> str:
+    """What follows the name of a setting that holds sections by name or by place."""
+    return {dict: ".<name>", list: "[]"}.get(get_origin(annotation), "")
 
 
 def table(place: Place) -> str:
     rows = [
         f"| `{name}` | {type_of(field)} | {default_of(field)} |"
         f" {escaped(meaning(place.model, name, field))} |"
-        for name, field in place.model.model_fields.items()
+        for name, field in place.fields.items()
     ]
     title = f"`{place.path}`" if place.path else "The run file"
+    if place.choice:
+        title += f" ({', '.join(f'`{tag}`' for tag in place.choice)})"
     about = escaped(inspect.cleandoc(place.model.__doc__ or ""))
     return "\n".join(
         [
@@ -93,8 +110,8 @@ def table(place: Place) -> str:
 
 
 def meaning(model: type[Section], name: str, field: FieldInfo) -> str:
-    """The meaning of a setting: its comment, otherwise the docstring of the section."""
-    inner = section_of(field.annotation)[0]
+    """The meaning of a setting: the comment next to it, otherwise the docstring of the section."""
+    inner = next(iter(sections_in(field.annotation).values()), None)
     return comments(model).get(name) or (
         first_sentence(inner.__doc__) if inner and inner.__doc__ else ""
     )
@@ -105,6 +122,9 @@ def comments(model: type) -> dict[str, str]:
     """The comment of each field of a class: the lines of comment above it, or the one after it."""
     lines = inspect.getsourcelines(model)[0]
     found: dict[str, str] = {}
+    base = model.__base__
+    if base is not None and base is not Section and issubclass(base, Section):
+        found |= comments(base)
     for node in ast.walk(ast.parse("".join(lines))):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
@@ -137,9 +157,8 @@ def named(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{choice or '(empty)'}`" for choice in inside)
     if origin in (Union, types.UnionType):
-        return " or ".join(
-            "nothing" if choice is type(None) else named(choice) for choice in inside
-        )
+        names = ["nothing" if choice is type(None) else named(choice) for choice in inside]
+        return " or ".join(dict.fromkeys(names))
     if origin is dict:
         return f"map of {named(inside[1])}"
     if origin is list:

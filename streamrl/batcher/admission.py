@@ -12,37 +12,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from streamrl.config.plugins import import_path
+from streamrl.config.choices import ADMISSIONS
+from streamrl.config.plugins import import_choice
 
-Admission = Callable[[int, int, int, int], int]
-"""(version, lookahead, max_age, eta), all in versions, to the number of the last batch that work
-begun now may be for.
+Admission = Callable[[int, int, int], int]
+"""(version, lookahead, max_age), all in versions, to the number of the last batch that work begun
+now may be for.
 """
 
 
-def by_demand(version: int, lookahead: int, max_age: int, eta: int) -> int:
+def by_demand(version: int, lookahead: int, max_age: int) -> int:
     """i + min(lookahead + 1, max_age): the batches that may be built already, and the one after
-    them. Work is begun just in time, and `eta` does not matter.
+    them. Work is begun just in time.
     """
     return version + min(lookahead + 1, max_age)
 
 
-def by_capacity(version: int, lookahead: int, max_age: int, eta: int) -> int:
+def by_capacity(version: int, lookahead: int, max_age: int) -> int:
     """floor((N_r - 1) / B) <= i + eta, with N_r rollouts begun, the one that asks among them, and B
-    to a batch. AReaL, arXiv:2505.24298, eq. 3.
+    to a batch. AReaL, arXiv:2505.24298, eq. 3, whose eta is `max_age` here.
 
-    The left side is the number of the batch that rollout N_r is for. With `eta` 0 training is
+    The left side is the number of the batch that rollout N_r is for. With `max_age` 0 training is
     synchronous; with more, the policy is at most that many versions ahead.
     """
-    return version + eta
-
-
-ADMISSIONS: dict[str, Admission] = {"demand": by_demand, "capacity": by_capacity}
+    return version + max_age
 
 
 def admission_named(name: str) -> Admission:
     """The shipped rule of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    return ADMISSIONS.get(name) or import_path(name, "batcher.admission", ADMISSIONS)
+    return import_choice(name, "batcher.admission", ADMISSIONS)
 
 
 def capacity(batches: float, batch_tokens: int, owed_tokens: float, held_tokens: int) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from streamrl.config.choices import NORMALIZED_ADVANTAGES
-from streamrl.config.plugins import import_path
+from streamrl.config.choices import BATCH_NORMALIZERS, NORMALIZED_ADVANTAGES
+from streamrl.config.plugins import import_choice
 from streamrl.stream.records import Batch, first_of_rollout_mask
 
 BatchNormalizer = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)
@@ -42,14 +42,13 @@ def normalized(values: np.ndarray, over: np.ndarray) -> np.ndarray:
     return np.where(np.abs(centred) > ROUNDING, centred, 0.0).astype(np.float32)
 
 
-NORMALIZERS: dict[str, BatchNormalizer] = {"none": unchanged, "normalize": normalized}
 # what a shipped buffer.advantage needs; those that are not here need none
 NORMALIZER_OF = dict.fromkeys(NORMALIZED_ADVANTAGES, "normalize")
 
 
 def normalizer_named(name: str) -> BatchNormalizer:
     """The shipped normalizer of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    return NORMALIZERS.get(name) or import_path(name, "batcher.advantage", NORMALIZERS)
+    return import_choice(name, "batcher.advantage", BATCH_NORMALIZERS)
 
 
 def normalize_batch(batch: Batch, normalizer: BatchNormalizer) -> Batch:

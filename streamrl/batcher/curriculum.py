@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from streamrl.config.choices import CURRICULA
 from streamrl.config.goals import reaches
-from streamrl.config.plugins import import_path
+from streamrl.config.plugins import import_choice
 from streamrl.stream.records import Batch, mean_rewards
 
 
@@ -95,9 +96,6 @@ def learnability(rules: CurriculumRules, state: CurriculumState, batch: int) -> 
     }
 
 
-CURRICULA: dict[str, Curriculum] = {"stages": stages, "learnability": learnability}
-
-
 def fractions_of(rules: CurriculumRules, state: CurriculumState, batch: int) -> dict[str, float]:
     """The fraction of each env in batch number `batch`. Raises ValueError naming the batch where
     the curriculum does not return fractions of the run's envs.
@@ -115,7 +113,7 @@ def fractions_of(rules: CurriculumRules, state: CurriculumState, batch: int) -> 
 
 def curriculum_named(kind: str) -> Curriculum:
     """The shipped curriculum of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    return CURRICULA.get(kind) or import_path(kind, "batcher.curriculum.kind", CURRICULA)
+    return import_choice(kind, "batcher.curriculum.kind", CURRICULA)
 
 
 def stage_of(rules: CurriculumRules, reached: int, batch: int) -> int:

@@ -25,6 +25,7 @@ import math
 from streamrl.batcher.admission import admission_named, capacity, grants
 from streamrl.batcher.selection import REMAINDER, quotas
 from streamrl.batcher.state import (
+    SHORTAGE_AFTER_S,
     BatcherConfig,
     BatcherState,
     EnvQueue,
@@ -98,11 +99,10 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
 
 def last_batch(config: BatcherConfig, state: BatcherState, env: str) -> int:
     """The number of the last batch that work of the env may be for if it begins now."""
-    max_age = config.max_age_of(env)
     # An env's rollouts expire by the age limit of the env, so working further ahead is in vain.
-    eta = min(config.eta, max_age) if env in config.max_ages else config.eta
+    max_age = config.max_age_of(env)
     admission = admission_named(config.admission)
-    return admission(state.version, config.lookahead, max_age, eta)
+    return admission(state.version, config.lookahead, max_age)
 
 
 def added_shares(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:
@@ -130,7 +130,7 @@ def tokens_from_any_env(config: BatcherConfig, state: BatcherState) -> int:
     an even part among the envs that seem to work, at least 1. 0 if the batch lacks no such tokens.
 
     An env seems to work if the batcher holds tokens of it. Until the next batch has lacked tokens
-    for `shortage_after_s`, the envs in the last batch count as well, or all envs if there is no
+    for SHORTAGE_AFTER_S, the envs in the last batch count as well, or all envs if there is no
     last batch. What an env holds is not subtracted, so a single env completes the batch if all
     others have stopped.
     """
@@ -138,7 +138,7 @@ def tokens_from_any_env(config: BatcherConfig, state: BatcherState) -> int:
         return 0
     queues = state.queues.values()
     working = sum(queue.tokens > 0 for queue in queues)
-    if state.clock.awake_s - state.short_since_s < config.shortage_after_s:
+    if state.clock.awake_s - state.short_since_s < SHORTAGE_AFTER_S:
         last = state.next_batch - 1
         in_last = sum(queue.last_batch == last for queue in queues)
         working = max(working, in_last if last >= 0 else len(config.fractions))

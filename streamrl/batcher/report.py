@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from streamrl.batcher.selection import REMAINDER
-from streamrl.batcher.state import BatcherConfig, BatcherState
+from streamrl.batcher.state import SHORTAGE_AFTER_S, BatcherConfig, BatcherState
 from streamrl.stream.processor.definition import ProcessorReport
 
 
 def report(config: BatcherConfig, state: BatcherState, time_s: float) -> ProcessorReport:
     """The gauges, and a warning for each share that the next batch has lacked for
-    `shortage_after_s`: by how many tokens, and for how long.
+    SHORTAGE_AFTER_S: by how many tokens, and for how long.
     """
     waited_s = state.clock.awake_s - state.short_since_s if state.short else 0.0
     values = {
@@ -22,7 +22,7 @@ def report(config: BatcherConfig, state: BatcherState, time_s: float) -> Process
     for env, queue in state.queues.items():
         values[f"batcher/held_tokens/{env}"] = float(queue.tokens)
     warnings = list[str]()
-    if waited_s >= config.shortage_after_s:
+    if waited_s >= SHORTAGE_AFTER_S:
         for share, tokens in state.short.items():
             who = "the envs together" if share == REMAINDER else share
             waits = f"batch {state.next_batch} has waited {waited_s:.0f} s for {who}"

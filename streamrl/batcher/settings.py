@@ -39,14 +39,12 @@ def batcher_config(run: RunFile) -> BatcherConfig:
         lookahead=rules.lookahead,
         spill=rules.on_shortage == "spill",
         max_window_tokens=run.buffer.max_window_tokens,
-        shortage_after_s=rules.shortage_after_s,
         advantage=advantage,
         curriculum=curriculum_rules(run),
         processes=rules.processes,
         balance=rules.balance,
         hidden=run.model.hidden_size,
         admission=rules.admission,
-        eta=run.buffer.max_age if rules.eta < 0 else rules.eta,
         producers={
             name: [topology.producer(name, i) for i in range(env.producers)]
             for name, env in granted.items()
@@ -59,7 +57,7 @@ def batcher_config(run: RunFile) -> BatcherConfig:
         max_ages={
             name: env.buffer.max_age
             for name, env in run.envs.items()
-            if env.buffer.max_age is not None
+            if env.buffer.gives("max_age")
         },
         group_limits_s={
             name: env.rollout_timeout_s + 2 * env.env_timeout_s for name, env in granted.items()
@@ -69,8 +67,9 @@ def batcher_config(run: RunFile) -> BatcherConfig:
 
 def curriculum_rules(run: RunFile) -> CurriculumRules:
     """The rules of the curriculum, by the run file."""
-    settings = {**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs)}
-    return msgspec.convert(settings, CurriculumRules)
+    chosen = run.batcher.curriculum
+    settings = chosen.model_dump() if chosen else {}
+    return msgspec.convert({**settings, "envs": tuple(run.envs)}, CurriculumRules)
 
 
 def first_state(fork: Fork | None) -> BatcherState:

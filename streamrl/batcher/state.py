@@ -24,6 +24,9 @@ from streamrl.stream.records import Demand, ScoredGroup, first_of_rollout_mask
 # The most producers of an env whose groups are counted: those of which a group has ended last. A
 # program whose name is new with each life would otherwise make every demand longer.
 COUNTED_PRODUCERS = 1_000
+# A shortage that lasts longer than this is reported. What any env may supply is then asked of those
+# alone that have sent something for the batch.
+SHORTAGE_AFTER_S = 2.0
 # The cost of a group is a mean over about so many groups.
 RECENT_GROUPS = 256
 
@@ -43,14 +46,12 @@ class BatcherConfig:
     lookahead: int
     spill: bool
     max_window_tokens: int  # of one env
-    shortage_after_s: float
     advantage: str = "none"  # the normalizer of a batch's advantages
     curriculum: CurriculumRules = field(default_factory=CurriculumRules)
     processes: int = 1  # that train on a batch
     balance: str = "tokens"  # what each process is to have as much of as the others
     hidden: int = 0  # hidden size of the model
     admission: str = "demand"
-    eta: int = 0  # batches ahead, in policy versions, for an `admission` that asks for it
     # by env whose groups are granted one by one
     producers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     # by such an env: what a group is thought to cost before the first one has come

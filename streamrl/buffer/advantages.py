@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from streamrl.config.plugins import import_path
+from streamrl.config.choices import ADVANTAGES
+from streamrl.config.plugins import import_choice
 
 Advantage = Callable[[np.ndarray], np.ndarray]
 EPSILON = 1e-4  # keeps a group of equal rewards at 0 instead of 0/0
@@ -101,16 +102,7 @@ def has_signal(advantages: np.ndarray) -> bool:
     return bool((np.abs(advantages) > ROUNDING).any())
 
 
-ADVANTAGES: dict[str, Advantage] = {
-    "rloo": rloo,
-    "grpo": grpo,
-    "dr-grpo": dr_grpo,
-    "reinforce++": reinforce_plus_plus,
-    "reinforce++-baseline": dr_grpo,  # the group gives the baseline, the batch the scale
-    "maxrl": maxrl,
-}
-
-
 def advantage_named(name: str) -> Advantage:
     """The shipped function of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    return ADVANTAGES.get(name) or import_path(name, "buffer.advantage", ADVANTAGES)
+    targets = {shipped: choice.target for shipped, choice in ADVANTAGES.items()}
+    return import_choice(name, "buffer.advantage", targets)

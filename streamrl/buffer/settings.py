@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from streamrl.buffer.staleness import max_future_versions
-from streamrl.buffer.state import BufferConfig, EnvRules
+from streamrl.buffer.state import BufferConfig
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.batches import Buffer
-from streamrl.config.sections.envs import EnvBuffer, EnvLoss, Sessions
+from streamrl.config.sections.batches import GroupRules
+from streamrl.config.sections.envs import AnyEnv, EnvLoss
 from streamrl.stream.records import LossWeights
+
+# Ids of rollouts and of closed groups are remembered for so many versions after a rollout of them
+# would be too old.
+REMEMBERED_VERSIONS = 16
 
 
 def buffer_config(run: RunFile, index: int) -> BufferConfig:
@@ -16,25 +20,16 @@ def buffer_config(run: RunFile, index: int) -> BufferConfig:
     return BufferConfig(
         envs=tuple(run.envs),
         learner=run.learner.name,
-        group_size=rules.group_size,
-        min_group_size=rules.min_group_size,
-        max_age=rules.max_age,
         max_window_tokens=rules.max_window_tokens // rules.shards,
-        remember_versions=rules.remember_versions,
-        advantage=rules.advantage,
-        zero_advantage=rules.zero_advantage,
+        remember_versions=REMEMBERED_VERSIONS + max(run.buffer_of(env).max_age for env in run.envs),
         ahead=max_future_versions(run.batcher.lookahead),
-        group_wait_s=rules.group_wait_s,
         max_seq_len=run.model.max_seq_len,
         partitions=run.topics.partitions,
-        own={
-            env: env_rules(run.buffer_of(env), settings.sessions)
-            for env, settings in run.envs.items()
-            if settings.buffer != EnvBuffer() or settings.sessions
-        },
+        own={name: own for name, env in run.envs.items() if (own := own_rules(env))},
         begins_at=run.fork.version if run.fork else -1,
         shard=index,
         shards=rules.shards,
+        **rules.model_dump(include=set(GroupRules.model_fields)),
         losses={
             env: LossWeights(**settings.loss.model_dump())
             for env, settings in run.envs.items()
@@ -43,14 +38,8 @@ def buffer_config(run: RunFile, index: int) -> BufferConfig:
     )
 
 
-def env_rules(settings: Buffer, sessions: Sessions | None) -> EnvRules:
-    """The rules of an env whose settings are these."""
-    return EnvRules(
-        group_size=settings.group_size,
-        min_group_size=settings.min_group_size,
-        max_age=settings.max_age,
-        advantage=settings.advantage,
-        zero_advantage=settings.zero_advantage,
-        group_wait_s=settings.group_wait_s,
-        session_wait_s=sessions.idle_s + sessions.reward_wait_s if sessions else 0.0,
-    )
+def own_rules(env: AnyEnv) -> dict[str, int | float | str]:
+    """The rules that an env has for itself, by their names in BufferConfig."""
+    if env.sessions is None:
+        return env.buffer.given
+    return {**env.buffer.given, "session_wait_s": env.sessions.idle_s + env.sessions.reward_wait_s}

@@ -8,7 +8,7 @@ fields.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -34,19 +34,6 @@ Outcome = Literal["refused", "duplicate", "misaligned", "late", "failed", "expir
 
 
 @dataclass(frozen=True)
-class EnvRules:
-    """All the rules that an env may have for itself."""
-
-    group_size: int
-    min_group_size: int
-    max_age: int
-    advantage: str
-    zero_advantage: Literal["keep", "filter"]
-    group_wait_s: float
-    session_wait_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class BufferConfig:
     """When a group closes, what is refused, and how long ids are remembered."""
 
@@ -67,7 +54,8 @@ class BufferConfig:
     session_wait_s: float = 0.0
     max_seq_len: int = 0  # of the model; 0: not known
     partitions: int = 0  # of rollouts.<env>; 0: not known
-    own: dict[str, EnvRules] = field(default_factory=dict[str, EnvRules])  # by env
+    # by env: the rules among these that it has for itself
+    own: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     # For a fork: no rollouts are read before this version is announced. Inherited rollouts would
     # otherwise look as if they came from the future.
     begins_at: int = -1
@@ -78,9 +66,7 @@ class BufferConfig:
 
     def for_env(self, env: str) -> BufferConfig:
         """This configuration with the rules that the env has for itself."""
-        if env not in self.own:
-            return self
-        return replace(self, **asdict(self.own[env]))
+        return replace(self, **self.own[env]) if env in self.own else self
 
 
 class OpenGroup(msgspec.Struct):

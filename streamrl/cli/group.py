@@ -132,14 +132,14 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
     host = click.option(
         "--metrics-host",
         envvar="STREAMRL_METRICS_HOST",
-        help="Address of /metrics, /livez, /readyz; default: metrics.host.",
+        help="Address of /metrics, /livez, /readyz; 127.0.0.1 by default.",
         **options,
     )
     port = click.option(
         "--metrics-port",
         type=click.IntRange(0, 65535),
         envvar="STREAMRL_METRICS_PORT",
-        help="Its port; 0: any free one. Default: metrics.port.",
+        help="Its port; any free one by default.",
         **options,
     )
     return host(port(command))

@@ -42,6 +42,7 @@ NUMBERS = (
     "prefill_context_parallel_size",
     "stream_interval",
 )
+TOOL_PARSER = "tool_call_parser"
 WORDS = (
     "all2all_backend",
     "attention_backend",
@@ -50,8 +51,11 @@ WORDS = (
     "moe_backend",
     "optimization_level",
     "performance_mode",
+    "quantization",
+    "reasoning_parser",
     "safetensors_load_strategy",
     "scheduling_policy",
+    TOOL_PARSER,
 )
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """A name that vLLM has a meaning for: no path, no module, no address."""
@@ -76,7 +80,7 @@ def problems(engine: Mapping[str, Value]) -> Iterator[str]:
 
 def arguments(engine: Mapping[str, Value]) -> list[str]:
     """The settings as arguments of vLLM's command line."""
-    line = list[str]()
+    line = ["--enable-auto-tool-choice"] if TOOL_PARSER in engine else []
     for name, value in engine.items():
         flag = name.replace("_", "-")
         if value is False:

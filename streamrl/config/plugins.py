@@ -66,6 +66,13 @@ def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:
         raise ConfigError(f"{setting}: module {module_name!r} has no {name!r}") from None
 
 
+def import_choice(name: str, setting: str, targets: Mapping[str, str]) -> Any:
+    """The object that a setting chooses: the one that ships under the name, by its MODULE:NAME in
+    `targets`, or the one at the MODULE:NAME that the setting has. Raises ConfigError.
+    """
+    return import_path(targets.get(name, name), setting, targets)
+
+
 def is_import(value: object) -> bool:
     """Whether the value is MODULE:NAME or FILE.py:NAME. A URI is neither."""
     return isinstance(value, str) and ":" in value and "://" not in value

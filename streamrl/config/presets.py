@@ -8,6 +8,7 @@ result.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,9 +22,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.average": "samples",
         "learner.clip_epsilon": 0.2,
         "learner.clip_ratio_max": 3.0,
-        "learner.kl": "k3",
-        "learner.kl_in": "loss",
-        "learner.kl_coefficient": 0.04,
+        "learner.kl.coefficient": 0.04,
+        "learner.kl.estimator": "k3",
+        "learner.kl.applied_to": "loss",
         "learner.normalize_advantages": False,
     },
     # Dr. GRPO, arXiv:2503.20783, and its recipe (understand-r1-zero, qwen2.5-math-7b.sh): no
@@ -34,21 +35,22 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.loss": "ppo",
         "learner.average": "constant",
         "learner.clip_epsilon": 0.2,
-        "learner.kl_coefficient": 0.0,
+        "learner.kl": None,
         "learner.normalize_advantages": False,
     },
-    # DAPO, arXiv:2503.14476, section 4.1: a higher upper clip, dynamic sampling, averaged by token.
+    # DAPO, arXiv:2503.14476, section 4.1: PPO with a higher upper clip, so that
+    # unlikely tokens may become likely, dynamic sampling, averaged by token.
     # Weight decay and largest ratio are those of its recipe (verl, run_dapo_qwen2.5_32b.sh). Its
     # penalty for long answers is a reward, and rewards are the env's.
     "dapo": {
         "buffer.advantage": "grpo",
         "buffer.zero_advantage": "filter",
-        "learner.loss": "dapo",
+        "learner.loss": "ppo",
         "learner.average": "tokens",
         "learner.clip_epsilon": 0.2,
         "learner.clip_epsilon_high": 0.28,
         "learner.clip_ratio_max": 10.0,
-        "learner.kl_coefficient": 0.0,
+        "learner.kl": None,
         "learner.normalize_advantages": False,
         "learner.warmup_steps": 20,
         "learner.weight_decay": 0.1,
@@ -60,7 +62,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.average": "samples",
         "learner.clip_epsilon": 3e-4,
         "learner.clip_epsilon_high": 4e-4,
-        "learner.kl_coefficient": 0.0,
+        "learner.kl": None,
         "learner.normalize_advantages": False,
     },
     # RLOO, arXiv:2402.14740, appendix C: a sequence counts as a whole, and the divergence is part
@@ -70,10 +72,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "buffer.advantage": "rloo",
         "learner.loss": "grpo",
         "learner.average": "constant",
-        "learner.correction.weights": "token",
-        "learner.kl": "k1",
-        "learner.kl_in": "advantages",
-        "learner.kl_coefficient": 0.03,
+        "learner.correction.weights.by": "token",
+        "learner.kl.coefficient": 0.03,
+        "learner.kl.estimator": "k1",
+        "learner.kl.applied_to": "advantages",
         "learner.normalize_advantages": False,
     },
     # REINFORCE++, arXiv:2501.03262: rewards on the batch's scale, the divergence is part of the
@@ -84,25 +86,25 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.loss": "ppo",
         "learner.average": "tokens",
         "learner.clip_epsilon": 0.2,
-        "learner.kl": "k1",
-        "learner.kl_in": "advantages",
-        "learner.kl_coefficient": 1e-4,
+        "learner.kl.coefficient": 1e-4,
+        "learner.kl.estimator": "k1",
+        "learner.kl.applied_to": "advantages",
         "learner.normalize_advantages": False,
     },
     # docs/design/logprobs.md, the loss alone.
     "document-000": {
         "learner.loss": "clipped-ratio",
         "learner.average": "tokens",
-        "learner.kl": "k1",
-        "learner.kl_in": "loss",
+        "learner.kl.estimator": "k1",
+        "learner.kl.applied_to": "loss",
         "learner.normalize_advantages": False,
     },
     # docs/design/grpo.md, the loss alone. Its advantages are `buffer.advantage: grpo`.
     "document-003": {
         "learner.loss": "grpo",
         "learner.average": "samples",
-        "learner.kl": "k3",
-        "learner.kl_in": "loss",
+        "learner.kl.estimator": "k3",
+        "learner.kl.applied_to": "loss",
         "learner.normalize_advantages": False,
     },
 }
@@ -110,7 +112,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 PRETRAINED: dict[str, Any] = {
     "learner.learning_rate": 1e-6,
-    "learner.kl_coefficient": 0.0,
+    "learner.kl": None,
     "learner.precision": "bf16",
     "learner.remat": "full",
     "learner.logprob_chunk": 1024,
@@ -131,9 +133,13 @@ that the tolerance follows from are in docs/models.md.
 """
 
 
+ROW_TOKENS = 2_048
+"""Tokens of a row where `batcher.max_seq_len` is not given and no rollout is longer."""
+
+
 def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The run file with the settings of its preset, of a pretrained model if it names one, and of
-    its precision. What it gives itself stays as it is.
+    """The run file with the settings of its preset, of a pretrained model if it names one, of its
+    lengths and of its precision. What it gives itself stays as it is.
     """
     filled = dict(data)
     for name, value in PRESETS.get(str(_at(data, "learner", "preset")), {}).items():
@@ -143,6 +149,11 @@ def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
         defaults = PRETRAINED | PRETRAINED_LORA if has_lora else PRETRAINED
         for name, value in defaults.items():
             _fill(filled, name, value)
+    length = _at(data, "model", "max_seq_len")
+    if isinstance(length, int):
+        _fill(filled, "inference.max_model_len", length)
+        if length > ROW_TOKENS:
+            _fill(filled, "batcher.max_seq_len", length)
     precisions = (_at(filled, "learner", "precision"), _at(filled, "inference", "dtype"))
     if any(precision not in ("", "float32") for precision in precisions):
         for name, value in LOW_PRECISION.items():
@@ -152,10 +163,7 @@ def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_of(preset: str) -> list[str]:
     """The settings of a preset as `--set` takes them, for a run file that contains all settings."""
-    return [
-        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in PRESETS.get(preset, {}).items()
-    ]
+    return [f"{name}={json.dumps(value)}" for name, value in PRESETS.get(preset, {}).items()]
 
 
 def _at(data: Mapping[str, Any], section: str, name: str) -> Any:

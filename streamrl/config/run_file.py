@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import UnionType
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
 
 from streamrl.config import checks, presets
 from streamrl.config.choices import MULTI_TURN_ENVS, NAME
 from streamrl.config.plugins import imports_in, plugins
 from streamrl.config.sections.batches import Batcher, Buffer
-from streamrl.config.sections.envs import Env
-from streamrl.config.sections.learner import Learner, Model, Scorer
+from streamrl.config.sections.envs import Env, EnvChoice
+from streamrl.config.sections.learner import Learner, Model, Schedule, Scorer
 from streamrl.config.sections.operation import Fork, Metrics, Orchestrator, Placement, Topics
-from streamrl.config.sections.section import Section
+from streamrl.config.sections.section import Section, sections_in
 from streamrl.config.sections.serving import Eval, Gateway, Inference, Weights
 from streamrl.system.errors import ConfigError
 from streamrl.system.text import nearest, one_line
@@ -42,7 +41,7 @@ class RunFile(Section):
     # MODULE:NAME that the run's journals may name, in addition to those in this file, such as one
     # that it used before.
     imports: list[str] = []
-    envs: dict[str, Env]
+    envs: dict[str, EnvChoice]
     buffer: Buffer = Buffer()
     batcher: Batcher = Batcher()
     model: Model = Model()
@@ -81,16 +80,16 @@ class RunFile(Section):
     @model_validator(mode="after")
     def _schedule_over_all_steps(self) -> RunFile:
         """A schedule without a number of steps goes over all steps of the run. The number is not
-        among the learner's `model_fields_set` then, so that a resume can tell it from a given one.
+        among the schedule's `model_fields_set` then, so that a resume can tell it from a given one.
         """
-        learner = self.learner
+        schedule = self.learner.schedule
         steps = self.orchestrator.max_steps
-        if not learner.needs_schedule_steps or learner.schedule_steps or not steps:
+        if schedule is None or schedule.steps or not steps:
             return self
-        values = {**dict(learner), "schedule_steps": steps}
-        given = learner.model_fields_set - {"schedule_steps"}
-        filled = Learner.model_construct(given, **values)
-        return self.model_copy(update={"learner": filled})
+        values = {**dict(schedule), "steps": steps}
+        filled = Schedule.model_construct(schedule.model_fields_set - {"steps"}, **values)
+        learner = self.learner.model_copy(update={"schedule": filled})
+        return self.model_copy(update={"learner": learner})
 
     @model_validator(mode="after")
     def _works_together(self, info: ValidationInfo) -> RunFile:
@@ -115,7 +114,7 @@ class RunFile(Section):
 
     def buffer_of(self, env: str) -> Buffer:
         """The rules of the buffer for an env: its own, and for the rest those of all."""
-        return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))
+        return self.buffer.model_copy(update=self.envs[env].buffer.given)
 
     @property
     def session_envs(self) -> tuple[str, ...]:
@@ -134,9 +133,7 @@ class RunFile(Section):
         as one with several turns, because only its process knows whether it has them.
         """
         env = self.envs[name]
-        if env.record_turns is not None:
-            return env.record_turns
-        if env.max_turns == 1 or not env.replicas or env.sessions:
+        if not isinstance(env, Env) or env.max_turns == 1 or not env.replicas:
             return False
         kind = env.kind or name
         return ":" in kind or kind in MULTI_TURN_ENVS or kind in plugins("streamrl.envs")
@@ -227,7 +224,9 @@ def _set(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     *parents, last = path.split(".")
     for parent in parents:
-        child = data.setdefault(parent, {})
+        if data.get(parent) is None:
+            data[parent] = {}
+        child = data[parent]
         if not isinstance(child, dict):
             raise ConfigError(f"--set {override}: {parent} is not a section")
         data = child
@@ -236,25 +235,35 @@ def _set(data: dict[str, Any], override: str) -> None:
 
 def _explain(problem: Any) -> str:
     """One line for a problem: the key, what is wrong, and the nearest key that exists."""
-    path = ".".join(str(p) for p in problem["loc"])
+    keys, section = _walk(problem["loc"])
+    path = ".".join(str(key) for key in keys)
     if problem["type"] != "extra_forbidden":
         what = problem["msg"].removeprefix("Value error, ")
         return f"{path}: {what}" if path else what
-    *parents, key = problem["loc"]
-    valid = list(_section(parents).model_fields)
+    key = keys[-1]
+    valid = list(section.model_fields)
     if near := nearest(str(key), valid, 0.5):
         return f"unknown key {path!r}; did you mean {near!r}?"
     return f"unknown key {path!r}; valid keys: {', '.join(valid)}"
 
 
-def _section(path: list[Any]) -> type[BaseModel]:
-    """The section at a path of keys, names of envs and indices of lists."""
-    kind: Any = RunFile
-    for key in path:
-        if hasattr(kind, "model_fields"):
-            kind = kind.model_fields[key].annotation
-        else:
-            kind = get_args(kind)[-1]  # what a dict or a list holds
-        if get_origin(kind) is UnionType:
-            kind = get_args(kind)[0]  # the other one is None
-    return kind
+def _walk(location: Sequence[Any]) -> tuple[list[Any], type[Section]]:
+    """The keys, names and indices of a problem's location, and the section that the last of them is
+    in. The location also has the tags of sections that a setting may be.
+    """
+    section: type[Section] = RunFile
+    annotation: Any = RunFile
+    keys: list[Any] = []
+    for key in location:
+        choices = sections_in(annotation)
+        if get_origin(annotation) in (dict, list):
+            annotation = get_args(annotation)[-1]
+        elif key in choices:
+            annotation = choices[key]
+            continue
+        elif "" in choices:
+            section = choices[""]
+            field = section.model_fields.get(key)
+            annotation = field.annotation if field else None
+        keys.append(key)
+    return keys, section

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.config.goals import reaches
-from streamrl.config.sections.envs import Env, PassRate
+from streamrl.config.sections.envs import AnyEnv, PassRate
 from streamrl.envs.api import BaseEnv
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.stream.records import Rollout, Visit
@@ -24,7 +24,7 @@ def is_filtered(rules: PassRate, visits: Iterable[Visit], epoch: int) -> bool:
     """Whether a problem is left out of an epoch, judged by its visits in earlier epochs.
 
     It is left out for the `rest_epochs` epochs after its last visit if the pass rate over its last
-    `visits` visits is outside `low` to `high`. A problem with fewer visits is not left out.
+    `visits` visits is not `between` the two. A problem with fewer visits is not left out.
     """
     earlier = [visit for visit in visits if visit.epoch < epoch]
     earlier.sort(key=lambda visit: visit.epoch)
@@ -32,7 +32,8 @@ def is_filtered(rules: PassRate, visits: Iterable[Visit], epoch: int) -> bool:
     if len(last) < rules.visits or epoch - last[-1].epoch > rules.rest_epochs:
         return False
     rate = sum(visit.passed for visit in last) / sum(visit.rollouts for visit in last)
-    return not rules.low <= rate <= rules.high
+    lowest, highest = rules.between
+    return not lowest <= rate <= highest
 
 
 def to_visit(
@@ -106,7 +107,7 @@ class ProblemStats:
         return visit.epoch % (self.rules.visits * (self.rules.rest_epochs + 1))
 
 
-def make_stats(name: str, settings: Env, env: BaseEnv) -> ProblemStats | None:
+def make_stats(name: str, settings: AnyEnv, env: BaseEnv) -> ProblemStats | None:
     """Empty statistics of the problems of the env `name`. None if they are not filtered.
     Raises ConfigError if the env poses no problem twice.
     """

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import AgentEnv, ServerEnv
 from streamrl.envs.catalog import make_env, make_rewards, resolve_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.pool_rewards import connected
@@ -43,9 +44,13 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         raise ConfigError(
             f"envs.{name}.replicas is {settings.replicas}: there is no replica {replica}"
         )
-    if settings.python:
+    if isinstance(settings, ServerEnv):
         run_server(run, log, stop, name, replica)
         return
+    if isinstance(settings, AgentEnv):
+        raise ConfigError(
+            f"envs.{name}.sessions: agents pose the problems of this env, so it has no process"
+        )
     where = f"envs.{name}"
     instance = make_env(settings.kind or name, settings.seed, settings.params, where)
     rewards = make_rewards(settings.rewards, f"{where}.rewards")
@@ -55,7 +60,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     with open_part(log, identity, writer) as part:
         client = make_client(run, settings.pool)
         runner = RolloutRunner(instance, settings, client, rewards)
-        me = resume_replica(run, log, name, replica, runner, client)
+        me = resume_replica(run, settings, log, name, replica, runner, client)
         asyncio.run(produce_connected(run, me, part, stop))
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from streamrl.config import topology
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Problem
 from streamrl.envs.difficulty_filter import ProblemStats
 from streamrl.envs.engine.problems import ProblemError, make_problem
@@ -58,6 +59,7 @@ class Replica:
     """
 
     name: str  # of the env in the run
+    settings: Env
     runner: RolloutRunner
     client: Client
     group_size: int
@@ -121,7 +123,7 @@ class Replica:
 
     def launch(self, now_s: float) -> None:
         """Begin as many groups as demand, concurrency and rate allow."""
-        settings = self.runner.settings
+        settings = self.settings
         while (
             len(self.running) < settings.max_groups_in_flight
             and now_s >= self.next_launch_s

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import Env
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, MultiTurnEnv
 from streamrl.envs.difficulty_filter import make_stats
 from streamrl.envs.engine.runner import RolloutRunner
@@ -28,10 +29,15 @@ logger = logging.getLogger(__name__)
 
 
 def resume_replica(
-    run: RunFile, log: Log, name: str, number: int, runner: RolloutRunner, client: Client
+    run: RunFile,
+    settings: Env,
+    log: Log,
+    name: str,
+    number: int,
+    runner: RolloutRunner,
+    client: Client,
 ) -> Replica:
     """Replica `number` of env `name`, resumed after its last process. Raises ConfigError."""
-    settings = run.envs[name]
     producer = topology.producer(name, number)
     replicas = max(settings.replicas, 1)
     group_size = run.buffer_of(name).group_size
@@ -52,6 +58,7 @@ def resume_replica(
         runner = replace(runner, recorder=recorder)
     return Replica(
         name=name,
+        settings=settings,
         runner=runner,
         resume_offsets=resume_offsets,
         client=client,
@@ -64,12 +71,7 @@ def resume_replica(
 
 
 def records_turns(run: RunFile, name: str, env: BaseEnv) -> bool:
-    """Whether the replica records its model calls. Where the run file leaves it open it does not if
-    a rollout has one turn.
-    """
-    asked_for = run.envs[name].record_turns
-    if asked_for is not None:
-        return asked_for
+    """Whether the replica records its model calls: where a rollout may have several turns."""
     return run.records_turns(name) and isinstance(env, MultiTurnEnv | AgentLoopEnv)
 
 

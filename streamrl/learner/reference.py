@@ -17,7 +17,10 @@ from streamrl.learner.model import model
 from streamrl.system import hub
 from streamrl.system.errors import ModelError
 
-EXTERNAL = -1  # The reference is no version of the policy but the model at learner.reference.path.
+# Settings that name a model.
+REFERENCE = "learner.kl.reference.path"
+TEACHER = "learner.teacher"
+EXTERNAL = -1  # The reference is no version of the policy but the model at REFERENCE.
 NO_REFERENCE = -2  # The pool is asked for a teacher's logprobs alone.
 
 
@@ -30,9 +33,9 @@ def reference_version(run: RunFile, batch: int) -> int:
     was made at.
     """
     settings = run.learner.reference
-    if settings.path:
+    if settings and settings.path:
         return EXTERNAL
-    if not settings.every:
+    if not settings or not settings.every:
         return 0
     return max(batch - batch % settings.every, run.fork.version if run.fork else 0)
 
@@ -45,9 +48,11 @@ def trainable_vocab_size(run: RunFile, rows: int) -> int:
     announced, so that the buffer can refuse what the learner would mask.
     """
     learner = run.learner
-    others = {"learner.teacher.path": learner.teacher.path}
-    if learner.uses_reference:
-        others["learner.reference.path"] = learner.reference.path
+    others: dict[str, str] = {}
+    if learner.teacher:
+        others[TEACHER] = learner.teacher
+    if learner.reference:
+        others[REFERENCE] = learner.reference.path
     known: list[int] = []
     for setting, path in others.items():
         if path:
@@ -61,14 +66,14 @@ class ReferenceModel:
 
     run: RunFile
     tokenizer_ids: int  # ids that the policy's tokenizer knows are below it
-    setting: str = "learner.reference.path"  # that names a model of its own
+    setting: str = REFERENCE  # that names a model of its own
     version: int | None = None
     model: Any = None
 
     @property
     def role(self) -> str:
         """What the model is to the learner: the reference or the teacher."""
-        return self.setting.split(".")[1]
+        return self.setting.removesuffix(".path").rpartition(".")[2]
 
     def version_to_load(self, batch: int) -> int | None:
         """The version to load before this batch, or None if the right one is in memory."""
@@ -101,7 +106,8 @@ def static_reference_dir(run: RunFile, version: int) -> Path | None:
     trained first. Raises ModelError and HubError.
     """
     if version == EXTERNAL:
-        directory = hub.model_directory(run.learner.reference.path, "learner.reference.path")
+        assert run.learner.reference, "it has a path"
+        directory = hub.model_directory(run.learner.reference.path, REFERENCE)
         model.check_directory(directory)
         return directory
     return initial_model_dir(run) if version == 0 else None

@@ -19,13 +19,14 @@ def learning_rate(config: Learner) -> optax.Schedule:
 
     """
     rate = config.learning_rate
-    steps = config.warmup
+    steps = config.warmup_steps
     warmup = optax.linear_schedule(rate / max(steps, 1), rate, steps)
-    if config.schedule == "constant":
+    schedule = config.schedule
+    if schedule is None:
         return warmup
-    rest = max(config.schedule_steps - steps, 1)
-    if config.schedule == "linear":
-        decay = optax.linear_schedule(rate, config.min_learning_rate, rest)
+    rest = max(schedule.steps - steps, 1)
+    if schedule.kind == "linear":
+        decay = optax.linear_schedule(rate, schedule.min_ratio * rate, rest)
     else:
-        decay = optax.cosine_decay_schedule(rate, rest, config.min_learning_rate / rate)
+        decay = optax.cosine_decay_schedule(rate, rest, schedule.min_ratio)
     return optax.join_schedules([warmup, decay], [steps])

@@ -48,15 +48,15 @@ def learner_settings(
                 f" state of the lead's optimizer, made with {getattr(run.learner, name)}; leave one"
                 " of them out"
             )
-    if own.learner.teacher.path != run.learner.teacher.path:
+    if own.learner.teacher != run.learner.teacher:
         raise ConfigError(
-            "--set learner.teacher.path: the pool, if the run has one, scores under the run's own"
+            "--set learner.teacher: the pool, if the run has one, scores under the run's own"
             " teacher; leave it out, or begin another run"
         )
     if own.learner.pool_scores_reference and own.learner.reference != run.learner.reference:
         raise ConfigError(
-            "--set learner.reference: the pool, if the run has one, scores under the run's own; add"
-            " --set learner.reference.by=learner"
+            "--set learner.kl.reference: the pool, if the run has one, scores under the run's own;"
+            " add --set learner.kl.reference.by=learner"
         )
     return own
 

@@ -54,6 +54,9 @@ from streamrl.weights.store import version_name
 
 logger = logging.getLogger(__name__)
 
+ADAPTER_SEED = 0  # of the matrices that adapters begin with
+MAX_SKIPPED_STEPS = 10  # in a row, because loss or gradient is not finite; then the run ends
+
 
 class ResumePoint(NamedTuple):
     """A checkpoint to resume from."""
@@ -108,7 +111,7 @@ def open_trainer(
     with updater.training():
         initial = model.load(directory, run.model.max_seq_len, run.learner)
         if lora is not None:
-            initial = adapters.attach(initial, lora, run.learner.seed)
+            initial = adapters.attach(initial, lora, ADAPTER_SEED)
         policy = PolicyTrainer(
             run=run,
             initial_model_dir=directory,
@@ -153,11 +156,12 @@ class PolicyTrainer:
         self.tokenizer_ids = min(len(tokenizer), self.state.model.Vocab.size)
         self._text = probe.text_tokens(tokenizer, self._probe_count, self.tokenizer_ids)
         self.vocab_size = trainable_vocab_size(self.run, self.state.model.Vocab.size)
-        learner = self.run.learner
-        asks = learner.uses_reference and not learner.pool_scores_reference
+        settings = self.run.learner.reference
+        asked = settings if settings and settings.by == "learner" else None
         # The initial model is in memory already if adapters are trained.
-        self._base_is_reference = asks and self.adapter is not None and not learner.reference.path
-        holds = asks and not self._base_is_reference
+        is_base = asked is not None and self.adapter is not None and not asked.path
+        self._base_is_reference = is_base
+        holds = asked is not None and not is_base
         self.reference = ReferenceModel(self.run, self.tokenizer_ids) if holds else None
 
     @property
@@ -177,7 +181,7 @@ class PolicyTrainer:
 
         Sequences that cannot be trained on are masked. If the whole batch cannot be trained on, or
         the step is not finite, the step is skipped: the next version has the weights of this one.
-        Raises TrainingDiverged after `learner.max_skipped_steps` skipped steps in a row, and
+        Raises TrainingDiverged after MAX_SKIPPED_STEPS skipped steps in a row, and
         InputGone if batches are missing before this one.
         """
         batch = taken.batch
@@ -208,7 +212,7 @@ class PolicyTrainer:
             measured["masked_sequences"] = float(masks)
         self.skipped = bool(measured["skipped"])
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped else 0
-        if self._skipped_in_a_row > self.run.learner.max_skipped_steps:
+        if self._skipped_in_a_row > MAX_SKIPPED_STEPS:
             hint = "lower learner.learning_rate, or look at the batches; then go on with --resume"
             steps = f"in {self._skipped_in_a_row} steps in a row, up to batch {batch.number}"
             raise TrainingDiverged(f"nothing could be trained on {steps}; {hint}")
@@ -251,8 +255,8 @@ class PolicyTrainer:
                 return directory
         raise ConfigError(
             f"checkpoint {self.version} holds no reference of version {wanted}: it was made under"
-            " another learner.reference; set that, or begin at a version that"
-            " learner.reference.every divides"
+            " another learner.kl.reference; set that, or begin at a version that"
+            " learner.kl.reference.every divides"
         )
 
     @contextmanager
@@ -356,7 +360,7 @@ class PolicyTrainer:
         return random_adapter(
             adapters.detach(self.state.model),
             self.adapter.settings,
-            self.run.learner.seed,
+            ADAPTER_SEED,
             lambda changed: self._probe_of(changed, self._text),
             self.run.inference.probe_tolerance,
         )
@@ -406,7 +410,7 @@ def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlE
     if not run.learner.pool_scores_reference:
         return example
     wanted = reference_version(run, batch.number)
-    if scores.reference != wanted:  # learner.reference has been changed since.
+    if scores.reference != wanted:  # learner.kl.reference has been changed since.
         logger.warning(
             "batch %d was scored under version %d, and is measured from it; wanted is now %d",
             batch.number,

@@ -151,7 +151,7 @@ class Updater:
     def initial_state(self, model: Any) -> TrainerState[Any]:
         """The state before the first step. Of a model with adapters only these are trained."""
         return self.trainer.initial_state(
-            jax.random.PRNGKey(self.config.seed), model=model, is_trainable=is_trainable(model)
+            jax.random.PRNGKey(0), model=model, is_trainable=is_trainable(model)
         )
 
     def step(
@@ -173,7 +173,7 @@ class Updater:
         started = time.monotonic()
         layout = self._layout(len(example.input_ids))
         example = replayable(example, state.model)
-        if self.config.uses_reference and reference is not None:
+        if self.config.reference and reference is not None:
             example = example._replace(reference_logprobs=self.scores(reference, example))
         weights = self._normalize(
             example.loss_mask,

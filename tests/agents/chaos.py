@@ -134,7 +134,7 @@ class Run:
 
     def _settings(self, port: int) -> dict[str, Any]:
         sessions = {"idle_s": 600, "reward_wait_s": 600}
-        env = {"replicas": 0, "max_tokens": 200, "timeout_s": 60, "sessions": sessions}
+        env = {"max_tokens": 200, "timeout_s": 60, "sessions": sessions}
         return {
             "run": "kill-agents",
             "runs_dir": str(self.directory),

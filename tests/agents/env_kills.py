@@ -124,7 +124,6 @@ def settings(directory: Path, address: str) -> dict[str, Any]:
         "max_tokens": 200,
         "max_turns": TURNS,
         "max_groups_in_flight": GROUPS,
-        "record_turns": True,
     }
     return {
         "run": "kill-envs",

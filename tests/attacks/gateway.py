@@ -20,6 +20,7 @@ import httpx
 
 from streamrl.envs.servers import process
 from streamrl.envs.sessions.keys import local_secret
+from streamrl.extensions.gateway import calls
 from streamrl.stream.records import Reward, SessionEnd
 from tests.attacks.table import Attack
 from tests.support.gateways import ENV, Gateways, gateways
@@ -126,7 +127,8 @@ def slowly(prompt: str, choice: int) -> str:
 
 
 def calls_at_once(directory: Path) -> str:
-    with agent(directory, slowly, max_calls=4) as own, ThreadPoolExecutor(20) as pool:
+    calls.MAX_CALLS = 4
+    with agent(directory, slowly) as own, ThreadPoolExecutor(20) as pool:
         list(pool.map(lambda number: own.ask(f"q{number}"), range(20)))
         recorded = len(own.gateway.calls())
         return f"{recorded} calls, where 4 are allowed" if recorded > 4 else ""

@@ -256,13 +256,13 @@ def gateway(directory: Path) -> Iterator[tuple[RunFile, str]]:
     started = broker.start(directory / "kafka", die_with_parent=True)
     port = free_port()
     file = directory / "run.yaml"
-    env = {"kind": "copy-digits", "replicas": 0, "max_tokens": 100_000, "sessions": {}}
+    env = {"kind": "copy-digits", "max_tokens": 100_000, "sessions": {}}
     settings = {
         "run": "live",
         "runs_dir": str(directory),
         "kafka": {"bootstrap.servers": started.address},
         "envs": {ENV: env},
-        "gateway": {"port": port, "max_calls": 1_000_000},
+        "gateway": {"port": port},
         "metrics": {"serve": False},
     }
     file.write_text(yaml.safe_dump(settings))

@@ -11,16 +11,15 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.admission import (
-    ADMISSIONS,
     admission_named,
     by_capacity,
     by_demand,
     capacity,
     grants,
 )
-from streamrl.batcher.process import due, make_processor, step
+from streamrl.batcher.process import due, step
 from streamrl.batcher.state import BatcherState
-from streamrl.config import choices, run_file
+from streamrl.config import run_file
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.extensions.recordings.replay import replay
 from streamrl.stream.log.memory import MemoryLog
@@ -46,7 +45,7 @@ def test_capacity_is_areals_inequality_solved_for_what_is_in_flight(version: int
     batch = 10
     built = 3
     held = 4
-    free = capacity(by_capacity(version, 0, eta, eta) + 1 - built, batch, 0.0, held)
+    free = capacity(by_capacity(version, 0, eta) + 1 - built, batch, 0.0, held)
     under_way = batch * built + held
     if free:
         assert areal(under_way + free, batch, version, eta) and not areal(
@@ -58,10 +57,9 @@ def test_capacity_is_areals_inequality_solved_for_what_is_in_flight(version: int
 
 def test_the_last_batch_that_work_begun_now_may_be_for():
     assert [
-        by_demand(7, lookahead, max_age, 99)
-        for lookahead, max_age in ((0, 0), (0, 4), (1, 4), (6, 4))
+        by_demand(7, lookahead, max_age) for lookahead, max_age in ((0, 0), (0, 4), (1, 4), (6, 4))
     ] == [7, 8, 9, 11]
-    assert [by_capacity(7, 1, 8, eta) for eta in (0, 1, 8)] == [7, 8, 15]
+    assert [by_capacity(7, 1, max_age) for max_age in (0, 1, 8)] == [7, 8, 15]
 
 
 def test_capacity_by_hand():
@@ -72,39 +70,23 @@ def test_capacity_by_hand():
 
 def wanted(**changes: object) -> int:
     """After version 0 and one group of 10 tokens: batches of 20."""
-    config = replace(CONFIG, max_age=4, **changes)  # type: ignore[arg-type]
+    config = replace(CONFIG, **{"max_age": 4, **changes})  # type: ignore[arg-type]
     out = step(config, BatcherState(), [version_event(0), *arrivals("a")], 0.0)[1]
     return [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens
 
 
-def last_batch_of_mine(version: int, lookahead: int, max_age: int, eta: int) -> int:
+def last_batch_of_mine(version: int, lookahead: int, max_age: int) -> int:
     return version + 2
 
 
 def test_the_rule_is_a_choice():
     assert wanted() == 2 * 20 - 10  # just in time: batches 0 and 1
-    assert [wanted(admission="capacity", eta=eta) for eta in (0, 1, 4)] == [10, 30, 90]
+    assert [wanted(admission="capacity", max_age=max_age) for max_age in (0, 1, 4)] == [10, 30, 90]
     assert wanted(admission="tests.batcher.test_admission:last_batch_of_mine") == 3 * 20 - 10
     with pytest.raises(
         ConfigError, match=r"batcher.admission: 'capcity' is not known; did you mean 'capacity'\?"
     ):
         admission_named("capcity")
-
-
-def test_the_run_file_and_the_rules_know_the_same_names():
-    assert tuple(ADMISSIONS) == choices.ADMISSIONS
-
-
-def test_the_run_file_says_which_and_eta_is_the_age_limit_unless_it_is_said():
-    def chosen(**batcher: object) -> tuple[str, int]:
-        settings = {"run": "r", "envs": {"copy": {}}, "buffer": {"max_age": 3}, "batcher": batcher}
-        config = make_processor(run_file.parse(settings)).config
-        return config.admission, config.eta
-
-    assert chosen(admission="capacity") == ("capacity", 3) and chosen(
-        admission="capacity", eta=0
-    ) == ("capacity", 0)
-    assert chosen()[0] == "demand"
 
 
 def test_groups_are_granted_one_at_a_time_to_whoever_has_the_fewest_open_and_none_is_taken_back():
@@ -141,7 +123,6 @@ class Async:
         names = [f"copy-{i}" for i in range(replicas)]
         rule = {
             "admission": "capacity",
-            "eta": eta,
             "producers": {"copy": names},
             "group_tokens": {"copy": 10},
         }
@@ -298,7 +279,7 @@ def test_a_replica_that_ran_and_died_is_waited_for_as_long_as_a_group_may_take()
 
 
 def test_a_run_under_it_replays_bit_for_bit():
-    run = run_file.with_overrides(RUN, ["batcher.admission=capacity", "batcher.eta=1"])
+    run = run_file.with_overrides(RUN, ["batcher.admission=capacity"])
     log = MemoryLog(TOPICS)
     batches = play(log, 4, run)
     results = [replay(log, each)[0] for each in parts(run)]
@@ -306,5 +287,5 @@ def test_a_run_under_it_replays_bit_for_bit():
         "batches"
     ] == len(batches) >= 4
     # what was recorded is what is folded: the settings of the journal, not those of today
-    other = run_file.with_overrides(run, ["batcher.eta=2"])
+    other = run_file.with_overrides(run, ["buffer.max_age=3"])
     assert replay(log, parts(other)[1])[0].difference == ""

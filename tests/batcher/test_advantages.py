@@ -9,14 +9,13 @@ from msgspec import structs
 from streamrl.batcher import process
 from streamrl.batcher.advantages import (
     NORMALIZER_OF,
-    NORMALIZERS,
     normalize_batch,
     normalized,
     normalizer_named,
 )
 from streamrl.batcher.assemble import assemble
-from streamrl.buffer.advantages import ADVANTAGES, advantage_named
-from streamrl.config import run_file
+from streamrl.buffer.advantages import advantage_named
+from streamrl.config import choices, run_file
 from streamrl.learner.model.examples import expand
 from streamrl.stream.records import Batch
 from streamrl.system.errors import ConfigError
@@ -133,9 +132,8 @@ def test_what_cannot_be_used_names_the_batch():
 
 
 def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
-    assert (
-        NORMALIZER_OF.keys() < ADVANTAGES.keys() and {*NORMALIZER_OF.values()} <= NORMALIZERS.keys()
-    )
+    assert NORMALIZER_OF.keys() < choices.ADVANTAGES.keys()
+    assert {*NORMALIZER_OF.values()} <= choices.BATCH_NORMALIZERS.keys()
     for chosen, expected in (
         ({}, "none"),
         ({"buffer.advantage": "reinforce++"}, "normalize"),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from streamrl.batcher import curriculum
 from streamrl.batcher import process as batcher
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.curriculum import (
-    CURRICULA,
     CurriculumRules,
     CurriculumStage,
     CurriculumState,
@@ -27,7 +27,7 @@ from streamrl.batcher.curriculum import (
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REMAINDER, rebase_deficit
 from streamrl.batcher.state import BatcherState
-from streamrl.config import choices, run_file, topology
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.extensions.recordings.replay import replay
 from streamrl.stream.log.codec import to_event, to_message
@@ -193,7 +193,6 @@ def test_ones_own_curriculum_and_what_is_none():
         ConfigError, match=r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?"
     ):
         curriculum_named("stage")
-    assert {*choices.CURRICULA} == {"none", *CURRICULA}
 
 
 def by_number(rules: CurriculumRules, progress: CurriculumState, batch: int) -> Mapping[str, float]:
@@ -394,8 +393,8 @@ def test_replay_is_bit_exact_and_a_restart_is_where_it_was(run: RunFile):
 
 def test_a_curriculum_that_decides_otherwise_is_found_by_replay(monkeypatch: pytest.MonkeyPatch):
     log, _ = recorded(RUN)
-    monkeypatch.setitem(
-        CURRICULA, "stages", lambda rules, progress, batch: {"copy": 0.5, "add": 0.5}
+    monkeypatch.setattr(
+        curriculum, "stages", lambda rules, progress, batch: {"copy": 0.5, "add": 0.5}
     )
     assert replay(log, batcher.make_processor(RUN))[0].difference != ""
 
@@ -424,8 +423,11 @@ def test_the_recorded_run_went_through_its_stages():
             "curriculum.kind=stage",
             r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?",
         ),
-        ("curriculum.stages=[]", "kind is stages and there are none"),
-        ("curriculum.kind=none", "there are stages and kind is none; set kind: stages"),
+        ("curriculum.stages=[]", "stages: List should have at least 1 item"),
+        (
+            "curriculum.kind=learnability",
+            "unknown key 'batcher.curriculum.stages'; valid keys: kind, batches, least",
+        ),
         (
             "curriculum={kind: learnability, least: 0.6}",
             "least 0.6 of each of 2 envs is more than a batch",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from streamrl.batcher.demand import absent_producers, tokens_from_any_env, update_grants
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REMAINDER
-from streamrl.batcher.state import BatcherState, EnvQueue
+from streamrl.batcher.state import SHORTAGE_AFTER_S, BatcherState, EnvQueue
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import Demand
 from tests.support.batcher import CONFIG, arrivals, step_once
@@ -104,7 +104,7 @@ def test_after_a_while_what_others_lack_is_divided_among_those_that_hold_somethi
     first = [version_event(0), *arrivals("a", "b", env="a"), *arrivals("c", env="b")]
     state, out = step(SPILL, BatcherState(), first, 0.0)
     assert wanted_of(out) == {"a": 50 // 4 + 1, "b": 10, "c": 20, "d": 20}
-    _, out = step(SPILL, state, [group_event(9, group("b", "d"))], SPILL.shortage_after_s)
+    _, out = step(SPILL, state, [group_event(9, group("b", "d"))], SHORTAGE_AFTER_S)
     assert wanted_of(out) == {"a": 20, "b": 20}  # 40 lack, and two envs have sent something
 
 

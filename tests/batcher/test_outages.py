@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl.batcher import demand
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
 from streamrl.stream.log.protocol import Event
@@ -31,11 +34,18 @@ RULES = replace(
     row_count=8,
     max_age=4,
     spill=True,
-    shortage_after_s=25.0,
     producers={env: list(PRODUCERS) for env in ENVS},
     group_tokens=dict.fromkeys(ENVS, 10),
     group_limits_s=dict.fromkeys(ENVS, LIMIT_S),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shortage() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demand, "SHORTAGE_AFTER_S", 25.0)
+        yield
+
 
 Arrivals = list[tuple[int, Event]]  # the second in which each record is written, ascending
 

@@ -37,7 +37,7 @@ def test_a_batch_is_normalized_as_the_advantage_of_the_groups_needs():
 def test_only_envs_with_a_limit_of_their_own_have_one():
     config = batcher_config(with_overrides(RUN, ["envs.add.buffer={max_age: 1}"]))
     assert config.max_ages == {"add": 1}
-    assert (config.max_age_of("add"), config.max_age_of("copy"), config.eta) == (1, 2, 2)
+    assert (config.max_age_of("add"), config.max_age_of("copy")) == (1, 2)
 
 
 def test_a_balance_that_nobody_ships_is_refused():

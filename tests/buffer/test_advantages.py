@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from streamrl.buffer.advantages import (
-    ADVANTAGES,
     advantage_named,
     check_advantages,
     dr_grpo,
@@ -75,23 +74,24 @@ def test_maxrl_follows_the_gradient_of_the_log_likelihood(tries: int):
 
 
 def test_equal_rewards_carry_no_information():
-    for name, advantage in ADVANTAGES.items():
+    for name in choices.ADVANTAGES:
+        advantage = advantage_named(name)
         assert has_signal(advantage(floats(1, 0, 1)))
         assert has_signal(advantage(floats(*[0.1] * 8))) is (name == "reinforce++")
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", choices.ADVANTAGES)
 def test_results_are_float32_of_any_size(name: str):
     for size in range(4):
-        advantages = ADVANTAGES[name](floats(*range(size)))
+        advantages = advantage_named(name)(floats(*range(size)))
         assert (advantages.dtype, advantages.shape) == (np.float32, (size,))
         assert np.isfinite(advantages).all()
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", choices.ADVANTAGES)
 def test_the_run_files_checks_know_which_advantages_need_peers(name: str):
     """`buffer.min_group_size: 1` is refused for these, because a single rollout teaches nothing."""
-    single = ADVANTAGES[name](floats(3))
+    single = advantage_named(name)(floats(3))
     assert choices.ADVANTAGES[name].relative is not has_signal(single), (
         f"{name} of a single rollout is {single.tolist()}: correct `relative` of its line in"
         " streamrl/config/choices.py"

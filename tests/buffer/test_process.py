@@ -115,7 +115,7 @@ def test_an_env_may_have_rules_of_its_own():
         )
     )
     again = from_json(to_json(processor.config), processor)
-    assert again == processor.config and again.own["add"].group_wait_s == 5.0
+    assert again == processor.config and again.for_env("add").group_wait_s == 5.0
     sent = [
         rollout_event(i, rollout(env, sample=i, reward=float(i))) for env in envs for i in range(2)
     ]

@@ -17,7 +17,7 @@ def test_only_envs_with_rules_of_their_own_have_some():
     config = buffer_config(with_overrides(RUN, ["envs.add.buffer={group_size: 4}"]), 0)
     assert list(config.own) == ["add"]
     assert (config.for_env("add").group_size, config.for_env("copy").group_size) == (4, 2)
-    assert config.own["add"].max_age == RUN.buffer.max_age
+    assert config.for_env("add").max_age == RUN.buffer.max_age
 
 
 def test_a_fork_begins_at_its_version():
@@ -28,7 +28,7 @@ def test_a_fork_begins_at_its_version():
 
 def test_a_group_of_sessions_waits_for_both_limits_of_a_session():
     envs = {
-        "agents": {"replicas": 0, "sessions": {"idle_s": 100, "reward_wait_s": 50}},
+        "agents": {"sessions": {"idle_s": 100, "reward_wait_s": 50}},
         "copy": {},
     }
     config = buffer_config(parse({"run": "r", "envs": envs}), 0)

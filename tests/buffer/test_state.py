@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from streamrl.buffer.state import EnvRules, OpenGroup, Window, record_bytes
+from streamrl.buffer.state import OpenGroup, Window, record_bytes
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import InferenceMetadata, VersionSpan
 from tests.support.buffer import CONFIG, advance, fates, of_size
@@ -74,18 +74,12 @@ def test_a_window_is_full_at_its_limit():
 
 
 def test_the_rules_of_an_env_replace_those_for_all():
-    own = EnvRules(
-        group_size=8,
-        min_group_size=4,
-        max_age=0,
-        advantage="grpo",
-        zero_advantage="filter",
-        group_wait_s=5.0,
-    )
+    own = {"group_size": 8, "max_age": 0, "zero_advantage": "filter"}
     config = replace(CONFIG, own={"copy": own})
     assert config.for_env("add") is config
     rules = config.for_env("copy")
     assert (rules.group_size, rules.max_age, rules.zero_advantage) == (8, 0, "filter")
+    assert rules.min_group_size == CONFIG.min_group_size
     assert rules.max_window_tokens == CONFIG.max_window_tokens
 
 

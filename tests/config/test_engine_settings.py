@@ -37,8 +37,7 @@ def test_a_pool_has_its_own_settings_and_for_the_rest_those_of_all():
             "inference": {
                 "dtype": "bfloat16",
                 "engine": {"block_size": 32, "enforce_eager": True},
-                "pools": {"judges": 1},
-                "engines": {
+                "pools": {
                     "judges": {
                         "model": "/models/judge",
                         "tensor_parallel": 8,

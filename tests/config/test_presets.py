@@ -9,6 +9,7 @@ import yaml
 from streamrl.config import run_file
 from streamrl.config.presets import PRESETS, PRETRAINED
 from streamrl.config.run_file import RunFile, load, parse, parse_resolved, with_overrides
+from streamrl.config.sections.learner import DistanceLimit, ImportanceWeights, Kl, Schedule
 from streamrl.system.errors import ConfigError
 
 
@@ -38,9 +39,10 @@ def test_what_a_run_file_says_stands_above_the_preset():
 
 
 def test_so_does_what_it_says_within_a_section():
-    correction = {"reject": "k3", "reject_above": 0.1}
+    correction = {"reject": {"distance": "k3", "above": 0.1}}
     run = parse(a_run(learner={"preset": "rloo", "correction": correction}))
-    assert (run.learner.correction.weights, run.learner.correction.reject) == ("token", "k3")
+    assert run.learner.correction.weights == ImportanceWeights(by="token")
+    assert run.learner.correction.reject == DistanceLimit(distance="k3", above=0.1)
 
 
 def test_an_env_may_have_an_advantage_of_its_own_beside_a_preset():
@@ -60,9 +62,8 @@ def test_an_unknown_preset_is_named():
 def test_a_pretrained_model_has_defaults_of_its_own():
     run = parse(a_run(model={"path": "/a/model"}))
     assert {name: at(run, name) for name in PRETRAINED} == PRETRAINED
-    assert not run.learner.uses_reference
     tiny = parse(a_run())
-    assert (tiny.learner.learning_rate, tiny.learner.kl_coefficient) == (1e-3, 0.01)
+    assert (tiny.learner.learning_rate, tiny.learner.kl) == (1e-3, Kl(coefficient=0.01))
 
 
 @pytest.mark.parametrize(
@@ -91,13 +92,15 @@ def test_the_tolerance_of_a_probe_follows_from_the_precision(
 
 def test_a_preset_stands_above_the_defaults_of_a_pretrained_model():
     run = parse(a_run(model={"path": "/a/model"}, learner={"preset": "grpo"}))
-    assert (run.learner.kl_coefficient, run.learner.learning_rate) == (0.04, 1e-6)
+    assert run.learner.kl == Kl(coefficient=0.04)
+    assert run.learner.learning_rate == 1e-6
 
 
 @pytest.mark.parametrize("reference", [{"by": "pool"}, {"every": 5}, {"path": "/another"}])
-def test_a_reference_that_nobody_would_ask_is_a_mistake(reference: dict[str, Any]):
-    with pytest.raises(ConfigError, match=r"learner.kl_coefficient is 0: .*raise it"):
-        parse(a_run(model={"path": "/a/model"}, learner={"reference": reference}))
+def test_a_pretrained_model_with_a_reference_measures_the_divergence(reference: dict[str, Any]):
+    run = parse(a_run(model={"path": "/a/model"}, learner={"kl": {"reference": reference}}))
+    assert run.learner.kl and run.learner.kl.coefficient == 0.01
+    assert run.learner.reference == run.learner.kl.reference
 
 
 # ---- resolved run files --------------------------------------------------------------------------
@@ -111,7 +114,7 @@ RESOLVED = {
 def test_a_resolved_run_file_gets_no_setting_of_its_preset():
     """It has every setting, so its preset and its pretrained model change none."""
     run = parse_resolved(a_run(**RESOLVED), "config")
-    assert (run.learner.learning_rate, run.learner.kl_coefficient) == (1e-3, 0.01)
+    assert (run.learner.learning_rate, run.learner.kl) == (1e-3, Kl())
     assert (run.learner.loss, run.learner.average) == ("ppo", "")
 
 
@@ -136,24 +139,24 @@ def test_a_preset_can_be_chosen_for_a_fork():
     beside it stand above it, in whatever order.
     """
     run = with_overrides(parse(a_run()), ["learner.clip_epsilon=0.1", "learner.preset=dapo"])
-    assert (run.buffer.advantage, run.learner.loss) == ("grpo", "dapo")
+    assert (run.buffer.advantage, run.learner.loss) == ("grpo", "ppo")
     assert (run.learner.normalize_advantages, run.learner.clip_epsilon) == (False, 0.1)
 
 
 def test_a_schedule_goes_over_all_steps_of_the_run():
     whole = {"orchestrator": {"max_steps": 200}}
-    run = parse(a_run(**whole, learner={"schedule": "linear", "warmup_fraction": 0.1}))
-    assert (run.learner.schedule_steps, run.learner.warmup) == (200, 20)
-    shorter = {"schedule": "linear", "schedule_steps": 50, "min_learning_rate": 1e-5}
-    own = parse(a_run(**whole, learner=shorter))
-    assert (own.learner.schedule_steps, own.learner.warmup) == (50, 10)
-    assert parse(a_run(**whole)).learner.schedule_steps == 0
+    run = parse(a_run(**whole, learner={"schedule": {"kind": "linear"}}))
+    assert run.learner.schedule == Schedule(kind="linear", steps=200)
+    shorter = {"kind": "linear", "steps": 50, "min_ratio": 0.01}
+    own = parse(a_run(**whole, learner={"schedule": shorter}))
+    assert own.learner.schedule == Schedule(kind="linear", steps=50, min_ratio=0.01)
+    assert parse(a_run(**whole)).learner.schedule is None
 
 
 def test_a_schedule_that_a_fork_chooses_goes_over_all_of_its_steps():
     parent = parse(a_run(orchestrator={"max_steps": 200}))
-    fork = with_overrides(parent, ["learner.schedule=cosine"])
-    assert (fork.learner.schedule, fork.learner.schedule_steps) == ("cosine", 200)
+    fork = with_overrides(parent, ["learner.schedule.kind=cosine"])
+    assert fork.learner.schedule == Schedule(kind="cosine", steps=200)
 
 
 def test_adapters_of_a_pretrained_model_have_a_higher_learning_rate():
@@ -165,3 +168,22 @@ def test_adapters_of_a_pretrained_model_have_a_higher_learning_rate():
     assert own.learner.learning_rate == 1e-5
     whole = parse(a_run(model={"path": "/a/model"}, learner={"lora": None}))
     assert whole.learner.learning_rate == 1e-6
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "row", "context"),
+    [
+        ({}, 2_048, 128),
+        ({"model": {"max_seq_len": 64}}, 2_048, 64),
+        ({"model": {"max_seq_len": 4_096}}, 4_096, 4_096),
+        ({"model": {"max_seq_len": 64}, "inference": {"max_model_len": 32}}, 2_048, 32),
+    ],
+)
+def test_servers_and_rows_hold_the_longest_rollout(
+    sections: dict[str, Any], row: int, context: int
+):
+    run = parse(a_run(**sections, batcher={"total_token_budget": 2**16}))
+    assert (run.batcher.max_seq_len, run.inference.max_model_len) == (row, context)

@@ -67,7 +67,11 @@ def test_a_run_has_a_process_for_every_replica():
 
 def test_a_pool_has_its_own_servers():
     run = parse(
-        {"run": "r", "envs": {"copy": {}}, "inference": {"replicas": 1, "pools": {"evaluation": 2}}}
+        {
+            "run": "r",
+            "envs": {"copy": {}},
+            "inference": {"replicas": 1, "pools": {"evaluation": {"replicas": 2}}},
+        }
     )
     assert commands(run)[1:4] == [
         ("inference-0", ("inference", "--index", "0")),
@@ -88,7 +92,7 @@ def test_a_scorer_pool_has_a_process_for_every_worker():
         "inference": {"replicas": 0},
     }
     assert [part.name for part in parts(parse(settings)) if part.role == "scorer"] == []
-    pooled = parts(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
+    pooled = parts(parse({**settings, "learner": {"kl": {"reference": {"by": "pool"}}}}))
     assert [(part.name, part.options) for part in pooled if part.role == "scorer"] == [
         ("scorer-0", ("--index", "0")),
         ("scorer-1", ("--index", "1")),
@@ -158,7 +162,7 @@ def test_every_room_with_a_process_is_a_role():
 def test_the_inputs_of_a_processor_are_those_of_its_role(
     role: Role, make: Callable[[RunFile], Processor[Any, Any]]
 ):
-    envs = {"a": {}, "b": {}, "agents": {"replicas": 0, "sessions": {}}}
+    envs = {"a": {}, "b": {}, "agents": {"sessions": {}}}
     made = make(parse({"run": "r", "envs": envs}))
     assert {topology.kind_of(topic) for topic in made.inputs} == set(role.consumes)
     assert made.name == role.parts(parse({"run": "r", "envs": {"a": {}}}))[0].identity

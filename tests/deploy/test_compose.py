@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamrl.config import run_file
+from streamrl.config.sections.envs import ServerEnv
 from streamrl.extensions.recordings.audit import audit
 from streamrl.stream.local_kafka.distribution import VERSION
 from streamrl.stream.log.codec import to_message
@@ -82,6 +83,7 @@ def test_an_env_server_has_a_python_a_program_and_a_gateway():
     check_command(service["command"], mounted)
     run = run_file.load(ROOT / SERVERS_RUN)
     env = run.envs["same-length"]
+    assert isinstance(env, ServerEnv)
     program = ROOT / "examples" / "env_server.py"
     assert mounted[env.kind] == str(program) and program.is_file()
     stages = DOCKERFILE.read_text().split("FROM ")
@@ -90,8 +92,7 @@ def test_an_env_server_has_a_python_a_program_and_a_gateway():
     assert service["build"]["target"] == "env-server"
     given = service["environment"]
     assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.gateway.port}"
-    assert env.sessions is not None
-    assert env.sessions.api_key.removeprefix("env:") in given
+    assert env.api_key.removeprefix("env:") in given
     assert run.gateway.signing_secret.removeprefix("env:") not in given
     assert "STREAMRL_INFERENCE_KEY" not in given  # it asks no server
 

@@ -21,6 +21,7 @@ import streamrl
 from streamrl.cli import cli
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import ServerEnv
 from streamrl.run.monitoring.metric_names import METRICS
 from streamrl.run.orchestrator.plan import BROKER_GONE
 from streamrl.stream.local_kafka.distribution import FILES, VERSION
@@ -245,8 +246,8 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
         assert server["spec"]["replicas"] == run.envs[name].replicas
         given = variables(server)
         assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.gateway.port}"
-        sessions = run.envs[name].sessions
-        assert sessions is not None and sessions.api_key.removeprefix("env:") in given
+        settings = run.envs[name]
+        assert isinstance(settings, ServerEnv) and settings.api_key.removeprefix("env:") in given
         assert run.gateway.signing_secret.removeprefix("env:") not in given
         assert "STREAMRL_INFERENCE_KEY" not in given  # it asks no server
     for name, size in pools_of(run).items():
@@ -283,7 +284,7 @@ def run_by_streamrl(run: RunFile) -> list[str]:
 
 def servers_of(run: RunFile) -> list[str]:
     """The envs with a Python of their own, whose processes call the gateway."""
-    return [name for name, env in run.envs.items() if env.python]
+    return [name for name, env in run.envs.items() if isinstance(env, ServerEnv)]
 
 
 def pools_of(run: RunFile) -> dict[str, int]:

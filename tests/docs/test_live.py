@@ -72,7 +72,8 @@ def test_the_parts_started_by_hand_are_a_run(tmp_path: Path):
     settings = quickstart()
     settings["orchestrator"] = {"max_steps": 3}
     # or nobody would need a scorer
-    settings["learner"]["reference"], settings["scorer"] = {"by": "pool"}, {"replicas": 1}
+    settings["learner"]["kl"] = {"reference": {"by": "pool"}}
+    settings["scorer"] = {"replicas": 1}
     (block,) = [block for block in blocks("README.md") if "streamrl broker RUN.yaml" in block.text]
     with live(tmp_path, settings) as run:
         shutil.copy(run.file, tmp_path / "RUN.yaml")

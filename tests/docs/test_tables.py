@@ -13,7 +13,7 @@ from streamrl.config import choices, topology
 from streamrl.config.presets import PRESETS, PRETRAINED
 from streamrl.config.run_file import parse
 from streamrl.config.sections.batches import Buffer
-from streamrl.config.sections.learner import Learner
+from streamrl.config.sections.learner import Kl, Learner
 from streamrl.config.topology import ROLES, Role
 from streamrl.envs.catalog import ENVS, REWARDS
 from streamrl.stream.log import topics
@@ -69,7 +69,7 @@ def test_the_page_of_losses_says_how_each_is_averaged():
     [
         (Buffer, "advantage", choices.ADVANTAGES),
         (Learner, "loss", choices.LOSSES),
-        (Learner, "kl", choices.DIVERGENCES),
+        (Kl, "estimator", choices.DIVERGENCES),
         (Learner, "preset", PRESETS),
     ],
 )

@@ -29,7 +29,7 @@ from tests.support import life
 from tests.support.build import floats, rollout, tokens
 from tests.support.data_path import publish
 
-RULES = PassRate(low=0.25, high=0.75)
+RULES = PassRate(between=(0.25, 0.75))
 
 
 def visit(epoch: int, passed: int, rollouts: int = 4, problem: int = 0, version: int = 0) -> Visit:
@@ -100,7 +100,7 @@ def test_what_compaction_leaves_is_enough():
     """Visits of a problem that is always too easy, at the epochs at which it is posed: only the
     newest of each key are left, and decide the same.
     """
-    rules = PassRate(high=0.5, visits=3, rest_epochs=2)
+    rules = PassRate(between=(0, 0.5), visits=3, rest_epochs=2)
     all_of_them = ProblemStats(rules, "x", lambda number: DatasetIndex(number, 0))
     compacted = dict[str, Visit]()
     posed = list[int]()
@@ -119,7 +119,7 @@ def test_what_compaction_leaves_is_enough():
 
 
 def test_an_older_visit_does_not_take_the_place_of_a_newer_one():
-    visits = ProblemStats(PassRate(high=0.5), "x", lambda number: DatasetIndex(number, 0))
+    visits = ProblemStats(PassRate(between=(0, 0.5)), "x", lambda number: DatasetIndex(number, 0))
     visits.on_visit(visit(2, 4))
     visits.on_visit(visit(0, 0))  # the same slot, read later
     assert visits.is_filtered(3)
@@ -187,7 +187,7 @@ def run_file(directory: Path, replicas: int = 1, **env: Any) -> RunFile:
         "replicas": replicas,
         "max_tokens": 1,
         "max_groups_in_flight": 1,
-        "pass_rate": {"high": 0.9, "rest_epochs": 2},
+        "pass_rate": {"between": [0, 0.9], "rest_epochs": 2},
         **env,
     }
     return parse({"run": "r", "envs": {"x": made}, "buffer": {"group_size": GROUP}})
@@ -312,8 +312,8 @@ def test_an_env_without_a_finite_set_has_nothing_to_leave_out(tmp_path: Path):
 
 
 def test_the_bounds_are_in_order_and_its_keys_are_known(tmp_path: Path):
-    with pytest.raises(ConfigError, match="envs.x.pass_rate: low 0.5 is above high 0.2"):
-        run_file(tmp_path, pass_rate={"low": 0.5, "high": 0.2})
+    with pytest.raises(ConfigError, match="envs.x.pass_rate.between: 0.5 is the lowest"):
+        run_file(tmp_path, pass_rate={"between": [0.5, 0.2]})
     with pytest.raises(
         ConfigError, match=r"unknown key 'envs.x.pass_rate.visit'; did you mean 'visits'\?"
     ):

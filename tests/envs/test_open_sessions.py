@@ -194,7 +194,12 @@ class World:
 
 
 def run_file() -> RunFile:
-    env = {"max_tokens": 50, "max_turns": TURNS, "record_turns": True, "max_groups_in_flight": 1}
+    env = {
+        "kind": f"{__name__}:Replies",
+        "max_tokens": 50,
+        "max_turns": TURNS,
+        "max_groups_in_flight": 1,
+    }
     return parse({"run": "r", "envs": {ENV: env}, "buffer": {"group_size": GROUP}})
 
 

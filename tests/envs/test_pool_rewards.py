@@ -39,7 +39,7 @@ def run_of(**params: Any) -> RunFile:
         {
             "run": "r",
             "envs": {"copy": {"kind": "copy-digits", "rewards": {"quality": judge}}},
-            "inference": {"pools": {"judge": 2}, "engines": {"judge": {"model": "/judge"}}},
+            "inference": {"pools": {"judge": {"replicas": 2, "model": "/judge"}}},
         }
     )
 

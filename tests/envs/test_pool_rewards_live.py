@@ -101,8 +101,7 @@ def run_of(directory: Path, judge: Path) -> RunFile:
             "inference": {
                 "max_model_len": CONTEXT,
                 "heartbeat_s": 0.2,
-                "pools": {"judge": 2},
-                "engines": {"judge": {"model": str(judge)}},
+                "pools": {"judge": {"replicas": 2, "model": str(judge)}},
             },
         }
     )

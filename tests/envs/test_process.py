@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import ClassVar
 
 import pytest
 
@@ -42,6 +43,7 @@ class FakeClient:
     delay_s = 0.0
     fails = ""
     in_flight = most = 0
+    asked: ClassVar[list[str]] = []
 
     def __init__(self, pool: str, **settings: object) -> None: ...
 
@@ -52,6 +54,7 @@ class FakeClient:
     async def sample(
         self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), *more: object
     ) -> list[SampledCompletion]:
+        FakeClient.asked.append(messages[-1]["content"])
         FakeClient.in_flight += 1
         FakeClient.most = max(FakeClient.most, FakeClient.in_flight)
         try:
@@ -85,6 +88,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     monkeypatch.setattr(client, "Client", FakeClient)
     for name, value in (("delay_s", 0.0), ("fails", ""), ("in_flight", 0), ("most", 0)):
         monkeypatch.setattr(FakeClient, name, value)
+    monkeypatch.setattr(FakeClient, "asked", [])
     return FakeClient
 
 
@@ -166,6 +170,15 @@ def test_it_publishes_what_is_wanted_and_no_more():
     # 56) is the last below 60
     assert {r.group_id for r in published(log)} == {f"copy-digits-{i}" for i in range(5)}
     assert len(published(log)) == 5 * GROUP
+
+
+def test_the_seed_decides_which_problems_are_posed(fake: type[FakeClient]):
+    """The first one of seed 5 is the second one of seed 0."""
+    seeded = {"run": "r", "envs": {"copy-digits": {"seed": 5}}, "buffer": {"group_size": GROUP}}
+    log = log_for()
+    wants(log, 1)
+    live(log, parse(seeded), lambda: len(published(log)) == GROUP)
+    assert fake.asked == ["57="]
 
 
 def test_what_was_closed_makes_room():

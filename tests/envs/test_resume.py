@@ -7,7 +7,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from streamrl.config.run_file import RunFile, parse
-from streamrl.config.sections.envs import PassRate
+from streamrl.config.sections.envs import Env, PassRate
 from streamrl.envs.api import BaseEnv
 from streamrl.envs.difficulty_filter import ProblemStats
 from streamrl.envs.engine.runner import RolloutRunner
@@ -45,8 +45,10 @@ def log_with(*known: tuple[str, EnvProgress]) -> MemoryLog:
 def resumed(log: MemoryLog, replicas: int, number: int) -> Replica:
     run = run_file(replicas)
     client = make_client(run, "generation")
-    runner = RolloutRunner(CopyDigits(seed=0), run.envs[ENV], client, {})
-    return resume_replica(run, log, ENV, number, runner, client)
+    settings = run.envs[ENV]
+    assert isinstance(settings, Env)
+    runner = RolloutRunner(CopyDigits(seed=0), settings, client, {})
+    return resume_replica(run, settings, log, ENV, number, runner, client)
 
 
 FIRST = EnvProgress(
@@ -81,18 +83,17 @@ def test_the_progress_of_an_env_is_not_that_of_another_whose_name_begins_alike()
     assert list(progress_of_all(log, ENV)) == list(progress_of_all(log, OTHER)) == [FIRST]
 
 
-def records(kind: str, env: BaseEnv, **settings: bool) -> bool:
+def records(kind: str, env: BaseEnv, **settings: int) -> bool:
     run = parse({"run": "r", "envs": {ENV: {"kind": kind, **settings}}})
     return records_turns(run, ENV, env)
 
 
 def test_model_calls_are_recorded_where_a_rollout_may_have_several_turns():
     assert records("calculator", Calculator(seed=0))
-    assert not records("calculator", Calculator(seed=0), record_turns=False)
+    assert not records("calculator", Calculator(seed=0), max_turns=1)
     one_turn = CopyDigits(seed=0)
     assert not records("copy-digits", one_turn)
     assert not records("mine.py:Mine", one_turn)  # which the run file cannot know
-    assert records("copy-digits", one_turn, record_turns=True)
 
 
 def test_all_visits_are_known_before_a_problem_is_chosen():

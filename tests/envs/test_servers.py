@@ -26,7 +26,7 @@ BEAT_S = 200.0  # so nobody is silent for as long as a test takes
 
 def run_file(**env: object) -> RunFile:
     settings = {"pool": "generation", "max_tokens": 3, "max_groups_in_flight": 6, **env}
-    pools = {"replicas": 0, "heartbeat_s": BEAT_S, "pools": {"evaluation": 0}}
+    pools = {"replicas": 0, "heartbeat_s": BEAT_S, "pools": {"evaluation": {"replicas": 0}}}
     return parse(
         {
             "run": "r",

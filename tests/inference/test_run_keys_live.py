@@ -29,7 +29,7 @@ QUESTION = [{"role": "user", "content": "47="}]
 def run_with(name: str, key: str, **guests: str) -> RunFile:
     """A run whose own key, and those of its guests, are in variables of these names."""
     also_serves = {guest: {"api_key": f"env:{variable}"} for guest, variable in guests.items()}
-    inference = {"api_key": f"env:{key}", "also_serves": also_serves, "max_adapters": 6}
+    inference = {"api_key": f"env:{key}", "also_serves": also_serves}
     settings = {"learner": {"lora": {}}, "inference": inference}
     return parse({"run": name, "envs": {"copy-digits": {}}, **settings})
 

@@ -18,7 +18,7 @@ from msgspec import structs
 from safetensors.numpy import save_file
 
 from streamrl.batcher.assemble import Sharding, assemble
-from streamrl.config.sections.learner import Learner
+from streamrl.config.sections.learner import Kl, Learner
 from streamrl.learner.model import model
 from streamrl.learner.model.examples import RlExample, expand
 from tests.learner.examples import Segment, example
@@ -74,7 +74,7 @@ def gradient(
     """
     settings = Learner(
         loss="grpo",
-        kl_coefficient=0.1,
+        kl=Kl(coefficient=0.1),
         normalize_advantages=False,
         micro_batch_rows=micro_batch_rows,
         beta1=0.0,

@@ -17,30 +17,30 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from streamrl.config.sections.learner import Learner
+from streamrl.config.sections.learner import Learner, Mesh
 from streamrl.learner.model import model
 from streamrl.learner.update import Updater
 from tests.learner.conftest import CONTEXT
 from tests.learner.gradients import ROWS, batch, gradient
 
 MESHES = {
-    "fsdp": {"data": 8},
-    "tensor": {"data": 4, "model": 2},
-    "hybrid": {"data": 2, "replica": 2, "model": 2},
-    "context": {"data": 4, "context": 2},
+    "fsdp": Mesh(data=8),
+    "tensor": Mesh(data=4, model=2),
+    "hybrid": Mesh(data=2, replica=2, model=2),
+    "context": Mesh(data=4, context=2),
 }
 MIXTURE_MESHES = {
-    "fsdp": {"data": 8},
-    "tensor": {"data": 4, "model": 2},
-    "experts": {"data": 4, "expert": 2},
-    "experts and tensor": {"data": 2, "expert": 2, "model": 2},
+    "fsdp": Mesh(data=8),
+    "tensor": Mesh(data=4, model=2),
+    "experts": Mesh(data=4, expert=2),
+    "experts and tensor": Mesh(data=2, expert=2, model=2),
 }
 # Two processes with four devices each. The last mesh is that of each node.
-NODES_MESHES: dict[str, dict[str, Any]] = {
-    "fsdp": {"data": 8},
-    "tensor": {"data": 4, "model": 2},
-    "hybrid": {"data": 2, "replica": 2, "model": 2},
-    "nodes divide": {"data": 2, "model": 2, "nodes": "divide"},
+NODES_MESHES = {
+    "fsdp": Mesh(data=8),
+    "tensor": Mesh(data=4, model=2),
+    "hybrid": Mesh(data=2, replica=2, model=2),
+    "nodes divide": Mesh(data=2, model=2, nodes="divide"),
 }
 KINDS = {"dense": MESHES, "mixture": MIXTURE_MESHES, "nodes": NODES_MESHES}
 
@@ -86,7 +86,7 @@ def main(
     if kind == "dense":
         found["reference rows"] = reference_rows(Path(directory))
     for name, mesh in KINDS[kind].items():
-        if "nodes" in mesh:
+        if mesh.nodes == "divide":
             make_processes_nodes()
         shares = list[float]()
         taken = gradient(Path(directory), look=partial(keep_share, shares), mesh=mesh)

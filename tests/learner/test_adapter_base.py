@@ -35,7 +35,7 @@ LORA = [
     "learner.loss=cispo",
     "learner.learning_rate=0.05",
     "learner.warmup_steps=0",
-    "learner.kl_coefficient=0.1",
+    "learner.kl.coefficient=0.1",
     "weights.keep_versions=9",
 ]
 

@@ -109,7 +109,7 @@ def test_only_the_layers_that_are_named_have_adapters(tiny: Path, _mesh: None):
 
 
 def test_a_step_trains_adapters_alone(tiny: Path):
-    updater = an_updater(kl_coefficient=0, learning_rate=1e-2)
+    updater = an_updater(kl=None, learning_rate=1e-2)
     with updater.training():
         base = model.load(tiny, CONTEXT)
         state = updater.initial_state(adapters.attach(base, SETTINGS, seed=3))
@@ -159,7 +159,7 @@ def test_a_mixture_of_experts_has_adapters_of_its_attention(
 
 
 def test_a_step_on_a_mixture_of_experts_trains_adapters_alone(experts_dir: Path):
-    updater = an_updater(kl_coefficient=0, learning_rate=1e-2)
+    updater = an_updater(kl=None, learning_rate=1e-2)
     with updater.training():
         base = model.load(experts_dir, CONTEXT)
         state = updater.initial_state(adapters.attach(base, ATTENTION, seed=3))

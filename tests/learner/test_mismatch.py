@@ -79,7 +79,7 @@ def distances(settings: dict[str, Any]) -> np.ndarray:
     """By how many standard errors each logit's mean gradient over the batches differs from the
     on-policy one.
     """
-    learner = Learner.model_validate({"kl_coefficient": 0, **settings})
+    learner = Learner.model_validate({"kl": None, **settings})
     made = make_objective(learner)
     gradient = jax.jit(
         jax.grad(
@@ -98,7 +98,8 @@ def distances(settings: dict[str, Any]) -> np.ndarray:
     return np.abs(np.mean(found, axis=0) - on_policy()) / error
 
 
-WEIGHTED = {"weights": "sequence", "weight_max": 1e6}
+WEIGHTED = {"weights": {"by": "sequence", "limits": [0, 1e6]}}
+MASKED = {"weights": {"by": "sequence", "limits": [0, 1e6], "beyond": "mask"}}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ WEIGHTED = {"weights": "sequence", "weight_max": 1e6}
         {"loss": "ppo", "correction": {"old_policy": "decoupled", **WEIGHTED}},
         {
             "loss": "clipped-ratio",
-            "correction": {"old_policy": "decoupled", **WEIGHTED, "beyond": "mask"},
+            "correction": {"old_policy": "decoupled", **MASKED},
         },
         {"loss": "grpo", "correction": WEIGHTED},
         {
@@ -115,8 +116,7 @@ WEIGHTED = {"weights": "sequence", "weight_max": 1e6}
             "correction": {
                 "old_policy": "decoupled",
                 **WEIGHTED,
-                "reject": "geometric",
-                "reject_above": 1e6,
+                "reject": {"distance": "geometric", "above": 1e6},
             },
         },
     ],
@@ -133,7 +133,7 @@ def test_corrected_it_is_the_on_policy_gradient(settings: dict[str, Any]):
     [
         {"loss": "grpo"},
         {"loss": "ppo", "correction": {"old_policy": "decoupled"}},
-        {"loss": "grpo", "correction": {"reject": "k3", "reject_above": 0.02}},
+        {"loss": "grpo", "correction": {"reject": {"distance": "k3", "above": 0.02}}},
     ],
     ids=["grpo", "ppo", "rejection alone"],
 )
@@ -148,8 +148,8 @@ def test_what_is_cheaper_than_whole_weights_is_biased():
     policy seldom said.
     """
     for correction in (
-        {"weights": "token", "weight_max": 1e6},
-        {"weights": "sequence", "weight_max": 1.0},
+        {"weights": {"by": "token", "limits": [0, 1e6]}},
+        {"weights": {"by": "sequence", "limits": [0, 1.0]}},
     ):
         found = distances({"loss": "grpo", "correction": correction})
         print(f"{correction}: up to {found.max():.1f} standard errors")

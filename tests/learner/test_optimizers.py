@@ -15,7 +15,7 @@ import pytest
 from haliax.nn import Linear
 from levanter.tracker import NoopTracker
 
-from streamrl.config.sections.learner import Learner
+from streamrl.config.sections.learner import Learner, Schedule
 from streamrl.learner.optimizers import (
     OPTIMIZERS,
     make_optimizer,
@@ -82,7 +82,7 @@ def test_every_optimizer_goes_down_the_slope(name: str):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_follows_the_schedule(name: str):
     """In the third step of two the rate is 0, so nothing moves any more."""
-    falling = {"schedule": "linear", "schedule_steps": 2, "optimizer": name}
+    falling = {"schedule": Schedule(kind="linear", steps=2), "optimizer": name}
     two, _ = trained(settings(**falling), 2)
     three, _ = trained(settings(**falling), 3)
     assert np.abs(two.weight.array).max() > 1e-3
@@ -141,7 +141,7 @@ def test_the_learning_rate_of_the_last_step_is_recorded_and_a_skipped_one_counts
     """A line from 0.1 to 0 in four steps: 0.1, 0.075, 0.05. The third is spoiled, so the rate of
     the next one would be 0.05 again.
     """
-    falling = settings(optimizer=name, schedule="linear", schedule_steps=4)
+    falling = settings(optimizer=name, schedule=Schedule(kind="linear", steps=4))
     for steps, rate, taken in ((1, 0.1, 1), (2, 0.075, 2), (3, 0.05, 3)):
         record = trained(falling, steps)[1][0]
         assert (float(record.learning_rate), int(record.steps)) == (pytest.approx(rate), taken)

@@ -18,7 +18,7 @@ import pytest
 from streamrl.batcher.assemble import assemble
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.learner import inputs, process
+from streamrl.learner import inputs, process, trainer
 from streamrl.learner.files import checkpoints
 from streamrl.learner.parallel import mesh
 from streamrl.learner.probe import batch_tokens
@@ -64,7 +64,7 @@ def run_of(directory: Path, tiny: Path) -> RunFile:
                 "checkpoint_every": 2,
                 "probe_tokens": 8,
                 "learning_rate": 1e-3,
-                "kl_coefficient": 0.01,
+                "kl": {"coefficient": 0.01},
                 "precision": "float32",
                 "remat": "none",
                 "logprob_chunk": 0,
@@ -475,7 +475,7 @@ def test_a_checkpoint_that_was_never_announced_is_refused(lived: Lived, tmp_path
 @pytest.mark.parametrize(
     "changes",
     [
-        ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl_coefficient=0"],
+        ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl=null"],
         [*(f"{path}={value}" for path, value in LEARNER.items()), "weights.keep_versions=3"],
     ],
     ids=["no reference", "all"],
@@ -558,14 +558,12 @@ def too_long(made: Batch) -> Batch:
     return msgspec.structs.replace(made, rows=np.zeros(len(made.uids), np.int32), max_seq_len=8)
 
 
-def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
+def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An unknown id costs its sequence. What cannot be trained on costs its step; the version is
     announced all the same, with the same weights.
     """
-    run = run_file.with_overrides(
-        fresh(lived, tmp_path),
-        ["learner.normalize_advantages=false", "learner.max_skipped_steps=2"],
-    )
+    monkeypatch.setattr(trainer, "MAX_SKIPPED_STEPS", 2)
+    run = run_file.with_overrides(fresh(lived, tmp_path), ["learner.normalize_advantages=false"])
     log = a_log()
     rubbish = to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish")
     with learning(run, log) as life:
@@ -602,11 +600,11 @@ def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
     )
 
 
-def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(lived: Lived, tmp_path: Path):
-    run = run_file.with_overrides(
-        fresh(lived, tmp_path),
-        ["learner.normalize_advantages=false", "learner.max_skipped_steps=1"],
-    )
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(
+    lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trainer, "MAX_SKIPPED_STEPS", 1)
+    run = run_file.with_overrides(fresh(lived, tmp_path), ["learner.normalize_advantages=false"])
     log = a_log(*(not_finite(batch(number)) for number in range(3)))
     assert dies_of(run, log, TrainingDiverged).startswith(
         "nothing could be trained on in 2 steps in a row, up to batch 1; lower"

@@ -23,27 +23,32 @@ from tests.learner.conftest import CONTEXT, TINY
 
 
 def run_of(**reference: Any) -> RunFile:
+    return run_with({"learner": {"kl": {"reference": reference}}})
+
+
+def run_with(settings: dict[str, Any]) -> RunFile:
     return parse(
         {
             "run": "r",
             "envs": {"copy": {}},
             "model": {"max_seq_len": CONTEXT},
-            "learner": {"reference": reference},
+            **settings,
         }
     )
 
 
 @pytest.mark.parametrize(
-    ("reference", "versions"),
+    ("learner", "versions"),
     [
-        ({}, [0, 0, 0, 0, 0, 0, 0]),
-        ({"path": "m"}, [EXTERNAL] * 7),
-        ({"every": 3}, [0, 0, 0, 3, 3, 3, 6]),
-        ({"every": 1}, [0, 1, 2, 3, 4, 5, 6]),
+        ({"kl": {}}, [0, 0, 0, 0, 0, 0, 0]),
+        ({"kl": {"reference": {"path": "m"}}}, [EXTERNAL] * 7),
+        ({"kl": {"reference": {"every": 3}}}, [0, 0, 0, 3, 3, 3, 6]),
+        ({"kl": {"reference": {"every": 1}}}, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_it_follows_from_the_number_of_the_batch(reference: dict[str, Any], versions: list[int]):
-    assert [reference_version(run_of(**reference), batch) for batch in range(7)] == versions
+def test_it_follows_from_the_number_of_the_batch(learner: dict[str, Any], versions: list[int]):
+    run = run_with({"learner": learner})
+    assert [reference_version(run, batch) for batch in range(7)] == versions
 
 
 def test_one_that_follows_begins_anew_in_a_fork_and_a_fixed_one_stays():
@@ -80,6 +85,6 @@ def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
     ):
         ReferenceModel(run, tokenizer_ids=16).load(EXTERNAL, small)
     with pytest.raises(
-        ModelError, match="learner.reference.path: model directory nowhere does not exist"
+        ModelError, match="learner.kl.reference.path: model directory nowhere does not exist"
     ):
         static_reference_dir(run_of(path="nowhere"), EXTERNAL)

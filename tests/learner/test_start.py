@@ -58,7 +58,7 @@ def test_a_second_learner_has_its_own_settings_and_the_lead_those_of_the_run():
 
 def test_a_preset_of_a_second_learner_leaves_the_buffer_as_it_is():
     second = learner_settings(RUN, "second", None, ("learner.preset=dapo",))
-    assert (second.learner.loss, second.buffer) == ("dapo", RUN.buffer)
+    assert (second.learner.clip_epsilon_high, second.buffer) == (0.28, RUN.buffer)
 
 
 def test_a_checkpoint_of_weights_that_were_never_announced_is_of_another_run(

@@ -31,9 +31,7 @@ def run_of(directory: Path, tiny: Path, **learner: Any) -> RunFile:
     )
 
 
-@pytest.mark.parametrize(
-    ("learner", "loads"), [({}, 1), ({"kl_coefficient": 0.01}, 2)], ids=["without", "with"]
-)
+@pytest.mark.parametrize(("learner", "loads"), [({}, 1), ({"kl": {}}, 2)], ids=["without", "with"])
 def test_without_a_coefficient_no_reference_is_loaded_or_asked(
     learner: dict[str, Any], loads: int, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -11,7 +11,7 @@ import pytest
 from jax import monitoring
 from safetensors.numpy import load_file
 
-from streamrl.config.sections.learner import Learner
+from streamrl.config.sections.learner import Kl, Learner
 from streamrl.learner.files import export
 from streamrl.learner.model import model
 from streamrl.learner.model.examples import RlExample
@@ -73,7 +73,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def updater() -> Updater:
-    return an_updater(kl_coefficient=0.1)
+    return an_updater(kl=Kl(coefficient=0.1))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def by_hand(directory: Path, config: Learner) -> dict[str, float]:
 
 @pytest.mark.parametrize("loss", ["ppo", "clipped-ratio"])
 def test_a_step_measures_what_numpy_does(tiny: Path, loss: str):
-    with Training(tiny, loss=loss, kl_coefficient=0.1) as training:
+    with Training(tiny, loss=loss, kl=Kl(coefficient=0.1)) as training:
         measured = training.step(batch(temperature=0.7))
     expected = by_hand(tiny, training.config)
     assert 0 < expected["clip_fraction"] < 1
@@ -134,7 +134,7 @@ def test_a_step_goes_down_the_slope_of_the_loss(tiny: Path, tmp_path: Path):
     """By the first step Adam moves every weight by the learning rate, against its gradient: numpy
     finds a lower loss in what is exported then.
     """
-    with Training(tiny, kl_coefficient=0.1, learning_rate=1e-4) as training:
+    with Training(tiny, kl=Kl(coefficient=0.1), learning_rate=1e-4) as training:
         first = training.step(batch(temperature=0.7))
         export.save(export.state_dict(training.state.model), tiny, tmp_path)
     before = load_file(tiny / export.WEIGHTS)
@@ -191,7 +191,7 @@ def test_good_answers_become_likelier(training: Training):
 
 
 def test_without_a_coefficient_nobody_asks_the_reference(tiny: Path):
-    with Training(tiny, kl_coefficient=0.0) as training:
+    with Training(tiny, kl=None) as training:
         training.reference = None
         assert "kl" not in training.step(batch())
 
@@ -262,7 +262,7 @@ def test_a_batch_of_another_shape_is_trained_on_whole(tiny: Path):
     good = [Segment(GOOD, 4, 1.0, LITTLE_KNOWN)]
     found = list[list[np.ndarray]]()
     for rows, length in ((1, ROW), (3, ROW), (1, 2 * ROW)):
-        with Training(tiny, kl_coefficient=0.1) as training:
+        with Training(tiny, kl=Kl(coefficient=0.1)) as training:
             measured = training.step(example([good, *([[]] * (rows - 1))], length))
             assert measured["grad_norm"] > 0.1
             first_moments = cast(Any, training.state.opt_state)[2][0].mu
@@ -275,8 +275,8 @@ def test_a_batch_of_another_shape_is_trained_on_whole(tiny: Path):
 def test_a_loss_that_cannot_be_loaded_is_said_before_any_training():
     with pytest.raises(ConfigError, match="learner.loss: .*nowhere"):
         Updater(Learner(loss="nowhere:mine"), ROWS, ROW)
-    with pytest.raises(ConfigError, match="learner.kl: .*nowhere"):
-        Updater(Learner(kl="nowhere:mine"), ROWS, ROW)
+    with pytest.raises(ConfigError, match="learner.kl.estimator: .*nowhere"):
+        Updater(Learner(kl=Kl(estimator="nowhere:mine")), ROWS, ROW)
 
 
 def test_advantages_are_divided_by_their_deviation_over_sampled_tokens():

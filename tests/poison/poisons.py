@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 # An env whose rollouts agents make; the others go on beside it.
 AGENTS: dict[str, Any] = {
     "envs": {
-        sessions.ENV: {"replicas": 0, "sessions": {"idle_s": 100, "reward_wait_s": 100}},
+        sessions.ENV: {"sessions": {"idle_s": 100, "reward_wait_s": 100}},
     }
 }
 

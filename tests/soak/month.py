@@ -105,7 +105,6 @@ def run_of(envs: int) -> RunFile:
                 "group_size": 2,
                 "min_group_size": 2,
                 "max_age": 2 * AT_ONCE,
-                "remember_versions": 3 * AT_ONCE,
                 "max_invalid_frac": 1,
             },
             "batcher": {"total_token_budget": 10, "max_seq_len": 10, "lookahead": 1},

@@ -25,7 +25,6 @@ CONFIG = BatcherConfig(
     lookahead=0,
     spill=False,
     max_window_tokens=1000,
-    shortage_after_s=2.0,
 )
 
 

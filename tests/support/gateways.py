@@ -40,7 +40,7 @@ def run_of(
     model: dict[str, Any] | None = None,
     **gateway: Any,
 ) -> RunFile:
-    env = {"kind": "copy-digits", "replicas": 0, "max_tokens": 200, "timeout_s": 20.0}
+    env = {"kind": "copy-digits", "max_tokens": 200, "timeout_s": 20.0}
     return run_file.parse(
         {
             "run": "gw",

@@ -27,7 +27,6 @@ RUN = run_file.parse(
             "group_size": 2,
             "min_group_size": 1,
             "max_age": 2,
-            "remember_versions": 3,
             "max_window_tokens": 60,
             "advantage": "reinforce++",
         },

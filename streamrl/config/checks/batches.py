@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config.choices import NORMALIZED_ADVANTAGES, RELATIVE_ADVANTAGES
+from streamrl.config.sections.batches import Learnability, Stages
 from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
 from streamrl.system.text import nearest_or_all
 
@@ -19,45 +20,40 @@ TOKEN_BYTES = 6  # of an id and its logprob
 def curriculum_problems(run: RunFile) -> Iterator[str]:
     chosen = run.batcher.curriculum
     where = "batcher.curriculum"
-    if chosen.kind == "stages" and not chosen.stages:
-        yield f"{where}: kind is stages and there are none"
-    if chosen.kind in ("none", "learnability") and chosen.stages:
-        yield f"{where}: there are stages and kind is {chosen.kind}; set kind: stages"
     fixed = [name for name, env in run.envs.items() if env.fraction]
-    if chosen.kind != "none" and fixed:
+    if chosen and fixed:
         yield f"envs.{fixed[0]}.fraction: {where} sets the fractions; leave it out"
-    if chosen.kind == "learnability" and chosen.least * len(run.envs) > 1:
+    if isinstance(chosen, Learnability) and chosen.least * len(run.envs) > 1:
         yield f"{where}.least {chosen.least} of each of {len(run.envs)} envs is more than a batch"
-    for index, stage in enumerate(chosen.stages):
-        yield from (
-            f"{where}.stages.{index}{problem}"
-            for problem in _stage_problems(run, stage, index == len(chosen.stages) - 1)
-        )
-    ends = [stage.until_batch for stage in chosen.stages if stage.until_batch]
-    if ends != sorted(set(ends)):
-        yield f"{where}.stages: until_batch has to grow from stage to stage, not {ends}"
+    if isinstance(chosen, Stages):
+        for index, stage in enumerate(chosen.stages):
+            for problem in _stage_problems(run, stage, index == len(chosen.stages) - 1):
+                yield f"{where}.stages.{index}{problem}"
+        ends = [stage.until_batch for stage in chosen.stages if stage.until_batch]
+        if ends != sorted(set(ends)):
+            yield f"{where}.stages: until_batch has to grow from stage to stage, not {ends}"
 
 
 def _stage_problems(run: RunFile, stage: Stage, last: bool) -> Iterator[str]:
     total = sum(stage.fractions.values())
-    ends = bool(stage.until_batch or stage.until)
     for name in stage.fractions:
         if name not in run.envs:
             yield f".fractions: no env {name!r}; {nearest_or_all(name, run.envs)}"
     if not 0 < total <= 1 + 1e-9:
         yield f".fractions add up to {total:.4g}; above 0 and at most 1 is possible"
-    if ends == last:
+    if bool(stage.until_batch or stage.until) == last:
         yield (
             ": nothing follows the last stage; leave its end out"
             if last
             else ": give until_batch or until, where the next one begins"
         )
-    if stage.until and not (
-        stage.fractions.get(stage.until.env) or (stage.until.env in run.envs and total < 1 - 1e-9)
+    target = stage.until
+    if target and not (
+        stage.fractions.get(target.env) or (target.env in run.envs and total < 1 - 1e-9)
     ):
         yield (
-            f".until: {stage.until.env!r} has no share of the batches of this stage, so its reward"
-            " would not change"
+            f".until: {target.env!r} has no share of the batches of this stage, so its reward would"
+            " not change"
         )
 
 
@@ -66,7 +62,7 @@ def size_problems(run: RunFile) -> Iterator[str]:
     budget = batcher.total_token_budget
     yield from _group_problems(run, "buffer", run.buffer)
     for name, env in run.envs.items():
-        if env.buffer.model_dump(exclude_none=True):
+        if env.buffer.given:
             compares = bool(env.loss.policy_gradient)
             yield from _group_problems(run, f"envs.{name}.buffer", run.buffer_of(name), compares)
     compared = {
@@ -78,11 +74,6 @@ def size_problems(run: RunFile) -> Iterator[str]:
         yield (
             "batcher.advantage: of the envs' advantages some need normalize and some none"
             f" ({', '.join(NORMALIZED_ADVANTAGES)} do); choose one kind"
-        )
-    if batcher.eta >= 0 and batcher.admission == "demand":
-        yield (
-            "batcher.eta is set, but batcher.admission is demand, which does not use it; set"
-            " admission: capacity"
         )
     if batcher.rows * batcher.max_seq_len < budget:
         yield (
@@ -182,11 +173,6 @@ def _group_problems(
             f"batcher.lookahead is {batcher.lookahead} but {where}.max_age is {buffer.max_age}:"
             " need 0 <= lookahead <= max_age"
         )
-    if batcher.eta > buffer.max_age:
-        yield (
-            f"batcher.eta is {batcher.eta} but {where}.max_age is {buffer.max_age}: what is begun"
-            " for so late a batch would be too old for it"
-        )
     if buffer.min_group_size > buffer.group_size:
         yield (
             f"{where}.min_group_size {buffer.min_group_size} is larger than {where}.group_size"
@@ -200,11 +186,6 @@ def _group_problems(
         yield (
             f"{where}.min_group_size is 1, and {alone}; set it to 2 or more, or advantage:"
             " reinforce++"
-        )
-    if buffer.remember_versions <= buffer.max_age:
-        yield (
-            f"buffer.remember_versions {buffer.remember_versions} must exceed {where}.max_age"
-            f" {buffer.max_age}"
         )
     group = f"{buffer.group_size} rollouts of model.max_seq_len {run.model.max_seq_len} tokens"
     if run.buffer.shards > run.topics.partitions:

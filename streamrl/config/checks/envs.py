@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config.choices import NAME, SERVERS, SERVERS_AT_URLS, template_problem
+from streamrl.config.sections.envs import ServerEnv, Sessions
 from streamrl.system.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
-    from streamrl.config.sections.envs import Env, Sessions
 
 # The shipped env that samples nothing, and its class, by either of which a run file may name it.
 DEMONSTRATIONS = ("demonstrations", "streamrl.envs.shipped.demonstrations:Demonstrations")
@@ -22,11 +22,6 @@ def env_problems(run: RunFile) -> Iterator[str]:
     for name, env in run.envs.items():
         if not NAME.fullmatch(name):
             yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
-        if env.top_p < 1 or env.top_k > 0:
-            yield (
-                f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k"
-                " at -1"
-            )
         if problem := template_problem(env.chat_template_kwargs):
             yield f"envs.{name}.chat_template_kwargs: {problem}"
         imitates = env.loss.cross_entropy or env.loss.teacher_kl
@@ -41,36 +36,15 @@ def env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.buffer: nothing in demonstrations is compared; set"
                 " {group_size: 1, min_group_size: 1}"
             )
-        if env.tool_syntax != "auto" and not env.sessions:
-            yield (
-                f"envs.{name}.tool_syntax is for agents, which have sessions; an env parses the"
-                " policy's answers itself"
-            )
-        if env.python:
+        if isinstance(env, ServerEnv):
             yield from _server_problems(run, name, env)
         elif env.replicas and env.kind.partition(":")[0] in SERVERS:
             yield (
                 f"envs.{name}.python: {env.kind} runs in an environment with its own packages;"
                 " give the path of its Python"
             )
-        elif env.variables:
-            yield f"envs.{name}.variables are for an env with its own Python (python)"
-        elif env.sessions and env.replicas:
-            yield (
-                f"envs.{name}: agents make its rollouts (sessions), so no process may pose its"
-                " problems; set replicas: 0"
-            )
         if env.sessions:
-            yield from _session_problems(name, env.sessions, bool(env.python))
-        if env.record_turns and not env.replicas:
-            yield (
-                f"envs.{name}.record_turns is for replicas of the run's own; with replicas: 0 it is"
-                " the gateway that records model calls (sessions)"
-            )
-        if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
-            yield (
-                f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
-            )
+            yield from _session_problems(name, env.sessions)
     total = sum(env.fraction for env in run.envs.values())
     if total > 1 + 1e-9:
         yield f"envs: the fractions add up to {total:.4g}; at most 1 is possible"
@@ -81,21 +55,16 @@ def env_problems(run: RunFile) -> Iterator[str]:
         )
 
 
-def _session_problems(name: str, sessions: Sessions, has_servers: bool) -> Iterator[str]:
+def _session_problems(name: str, sessions: Sessions) -> Iterator[str]:
     for reward in sessions.reward_ranges:
         if sessions.rewards and reward not in sessions.rewards:
             yield (
                 f"envs.{name}.sessions.reward_ranges.{reward}: no reward of the sessions;"
                 f" {nearest_or_all(reward, sessions.rewards)}"
             )
-    if sessions.api_key and not has_servers:
-        yield (
-            f"envs.{name}.sessions.api_key is the key of servers with their own Python (python);"
-            " who opens the sessions of this env has a key already"
-        )
 
 
-def _server_problems(run: RunFile, name: str, env: Env) -> Iterator[str]:
+def _server_problems(run: RunFile, name: str, env: ServerEnv) -> Iterator[str]:
     """Problems of an env whose processes run in a separate environment."""
     if env.kind.partition(":")[0] not in SERVERS and not env.kind.endswith(".py"):
         yield (
@@ -111,13 +80,6 @@ def _server_problems(run: RunFile, name: str, env: Env) -> Iterator[str]:
         yield (
             f"envs.{name}.python: its processes have to know where the gateway is; give"
             " gateway.port a number"
-        )
-    if env.record_turns:
-        yield f"envs.{name}.record_turns: the gateway records its model calls; leave it out"
-    if env.pass_rate or env.rewards:
-        yield (
-            f"envs.{name}: its server chooses problems and gives rewards itself, so pass_rate and"
-            " rewards do not apply; leave them out"
         )
     for evaluation, own in run.eval.envs.items():
         if (own.env or evaluation) == name:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from streamrl.config import engine_settings
 from streamrl.config.choices import NAME
 from streamrl.config.topology import GENERATION
 from streamrl.system.text import nearest_or_all
@@ -13,8 +12,6 @@ from streamrl.system.text import nearest_or_all
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
     from streamrl.config.sections.serving import Inference
-
-ADAPTERS_OF_A_RUN = 2  # that answers are sampled with at a time, while a version replaces another
 
 
 def pool_problems(run: RunFile) -> Iterator[str]:
@@ -32,7 +29,7 @@ def pool_problems(run: RunFile) -> Iterator[str]:
         if run.inference.own_model(env.pool):
             yield (
                 f"envs.{name}.pool: {env.pool} serves its own model"
-                f" (inference.engines.{env.pool}.model), and the policy is not trained on what"
+                f" (inference.pools.{env.pool}.model), and the policy is not trained on what"
                 " another model answers; choose another pool"
             )
         for reward, judge in env.rewards.items():
@@ -42,16 +39,6 @@ def pool_problems(run: RunFile) -> Iterator[str]:
                     f"envs.{name}.rewards.{reward}.params.pool: inference.pools has no {pool!r};"
                     f" {nearest_or_all(pool, run.inference.sizes)}"
                 )
-    for problem in engine_settings.problems(run.inference.engine):
-        yield f"inference.engine.{problem}"
-    for pool, own in run.inference.engines.items():
-        if pool not in run.inference.sizes:
-            yield (
-                f"inference.engines.{pool}: inference.pools has no {pool!r};"
-                f" {nearest_or_all(pool, run.inference.sizes)}"
-            )
-        for problem in engine_settings.problems(own.engine):
-            yield f"inference.engines.{pool}.engine.{problem}"
 
 
 def guest_problems(run: RunFile) -> Iterator[str]:
@@ -71,13 +58,6 @@ def guest_problems(run: RunFile) -> Iterator[str]:
         yield (
             "inference.also_serves: a server has adapters of several runs, and one whole model; set"
             " learner.lora, or leave also_serves out"
-        )
-    needed = ADAPTERS_OF_A_RUN * (1 + len(guests))
-    if guests and run.inference.max_adapters < needed:
-        yield (
-            f"inference.max_adapters is {run.inference.max_adapters}: of each of"
-            f" {1 + len(guests)} runs a server computes with the newest adapter and the one before"
-            f" it at a time; set it to {needed}"
         )
 
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from streamrl.config.choices import ADMISSIONS, ADVANTAGES, BATCH_NORMALIZERS, CURRICULA
+from streamrl.config.presets import ROW_TOKENS
 from streamrl.config.sections.section import Section, one_of
 
 
-class Buffer(Section):
-    """Rollouts in, scored groups out."""
+class GroupRules(Section):
+    """When a group closes, how old it may get, and what its rollouts are compared by."""
 
     group_size: int = Field(default=8, ge=1)  # Rollouts of one problem.
     # A group that would expire or has waited too long closes with at least so many rollouts.
     min_group_size: int = Field(default=2, ge=1)
     # Staleness limit: a rollout trains at most so many policy versions after its oldest token.
     max_age: int = Field(default=1, ge=0)
-    # Number of processes; fixed for a run. Shard i of n takes every n-th partition of
-    # rollouts.<env>.
-    shards: int = Field(default=1, ge=1)
-    # Limit of the tokens held for one env, and of 64 times as many bytes. Beyond it the oldest
-    # groups close. Each shard has an equal part of it.
-    max_window_tokens: int = Field(default=4_000_000, ge=1)
-    # When a larger share of an env's last 1,000 rollouts is invalid, the env is not read for 30 s.
-    # 1: never.
-    max_invalid_frac: float = Field(default=0.5, ge=0, le=1)
     # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION.
     advantage: Annotated[str, one_of(*ADVANTAGES)] = "rloo"
     # Whether groups whose advantages are all 0 are trained on, or left out so that others fill the
@@ -36,8 +28,31 @@ class Buffer(Section):
     # long it closes below its minimum, with nothing. While sessions of a group are open or wait for
     # rewards, it waits for sessions.idle_s and sessions.reward_wait_s together.
     group_wait_s: float = Field(default=60.0, gt=0)
-    # Number of policy versions for which ids of rollouts and of closed groups are remembered.
-    remember_versions: int = Field(default=16, ge=1)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The rules that the run file gives, by name."""
+        return {name: getattr(self, name) for name in GroupRules.model_fields if self.gives(name)}
+
+    def gives(self, name: str) -> bool:
+        """Whether the run file gives this rule."""
+        return name in self.model_fields_set
+
+
+class Buffer(GroupRules):
+    """Rollouts in, scored groups out. The rules of groups hold for every env that gives none of its
+    own.
+    """
+
+    # Number of processes; fixed for a run. Shard i of n takes every n-th partition of
+    # rollouts.<env>.
+    shards: int = Field(default=1, ge=1)
+    # Limit of the tokens held for one env, and of 64 times as many bytes. Beyond it the oldest
+    # groups close. Each shard has an equal part of it.
+    max_window_tokens: int = Field(default=4_000_000, ge=1)
+    # When a larger share of an env's last 1,000 rollouts is invalid, the env is not read for 30 s.
+    # 1: never.
+    max_invalid_frac: float = Field(default=0.5, ge=0, le=1)
 
 
 class Target(Section):
@@ -58,18 +73,40 @@ class Stage(Section):
     until: Target | None = None  # The next stage begins after the batch that reaches this target.
 
 
-class Curriculum(Section):
-    """How much of a batch each env gets, as training continues (docs/data.md)."""
+class Stages(Section):
+    """A curriculum of stages."""
 
-    # none (envs.<name>.fraction), stages, learnability (r (1 - r) of the mean reward r), or
-    # MODULE:FUNCTION.
-    kind: Annotated[str, one_of(*CURRICULA)] = "none"
-    stages: list[Stage] = []  # The stages, in their order.
-    # Number of last batches that an env's mean reward is taken over, for learnability and your own
-    # function.
-    batches: int = Field(default=10, ge=1)
-    # Fraction that every env keeps under learnability.
-    least: float = Field(default=0.05, ge=0, le=1)
+    kind: Literal["stages"]  # The fractions of the stage that a batch belongs to.
+    # The stages, in their order.
+    stages: Annotated[list[Stage], Field(min_length=1)]
+
+
+class Learnability(Section):
+    """A curriculum by how much an env teaches."""
+
+    kind: Literal["learnability"]  # Fractions by r (1 - r) of the mean reward r.
+    batches: int = Field(default=10, ge=1)  # Last batches that the mean reward is taken over.
+    least: float = Field(default=0.05, ge=0, le=1)  # Fraction that every env keeps.
+
+
+class OwnCurriculum(Section):
+    """A curriculum of your own."""
+
+    kind: Annotated[str, one_of(*CURRICULA)]  # MODULE:FUNCTION (batcher/curriculum.py).
+    batches: int = Field(default=10, ge=1)  # Last batches that the mean reward is taken over.
+
+
+def kind_of_curriculum(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else value.kind
+    return kind if kind in CURRICULA else "own"
+
+
+Curriculum = Annotated[
+    Annotated[Stages, Tag("stages")]
+    | Annotated[Learnability, Tag("learnability")]
+    | Annotated[OwnCurriculum, Tag("own")],
+    Discriminator(kind_of_curriculum),
+]
 
 
 class Batcher(Section):
@@ -77,7 +114,8 @@ class Batcher(Section):
 
     # Tokens of a batch without padding, prompts included.
     total_token_budget: int = Field(default=16_384, ge=1)
-    max_seq_len: int = Field(default=2_048, ge=2)  # Tokens of a row.
+    # Tokens of a row. Where model.max_seq_len is given and is more, it is that.
+    max_seq_len: int = Field(default=ROW_TOKENS, ge=2)
     # Lengths of rows below max_seq_len. A batch gets the shortest rows that hold it, and as many of
     # them as hold as many tokens. The learner compiles a step for each length.
     row_lengths: list[Annotated[int, Field(ge=2)]] = []
@@ -93,18 +131,14 @@ class Batcher(Section):
     # When work is asked for: demand (just in time), capacity (AReaL), or MODULE:FUNCTION
     # (docs/admission.md).
     admission: Annotated[str, one_of(*ADMISSIONS)] = "demand"
-    # Admission by capacity: versions that a rollout's batch may be ahead of the policy that begins
-    # it. -1: buffer.max_age.
-    eta: int = Field(default=-1, ge=-1)
     # When an env cannot meet its share: block waits for it, spill lets the others fill in.
     on_shortage: Literal["block", "spill"] = "block"
     # Normalisation of advantages over the batch: none, normalize, or MODULE:FUNCTION. Empty: what
     # buffer.advantage needs.
     advantage: Annotated[str, one_of("", *BATCH_NORMALIZERS)] = ""
-    curriculum: Curriculum = Curriculum()  # How the envs' shares change as training continues.
-    # A shortage that lasts longer than this is reported. What any env may supply is then asked of
-    # those alone that have sent something for the batch.
-    shortage_after_s: float = Field(default=2.0, gt=0)
+    # How the envs' shares change as training continues (docs/data.md). Empty: each keeps its
+    # envs.<name>.fraction.
+    curriculum: Curriculum | None = None
 
     @property
     def rows(self) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, Tag, field_validator
 
 from streamrl.config import presets
 from streamrl.config.choices import DIVERGENCES, LOSSES
-from streamrl.config.sections.section import Section, one_of
+from streamrl.config.sections.section import Limits, Section, by_key, one_of
 from streamrl.system.text import unknown_name
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -49,6 +49,35 @@ class Model(Section):
         return self.hidden if self.path else self.tiny.hidden
 
 
+class ImportanceWeights(Section):
+    """Weights exp(current - policy) of the loss, which make up for the policy that sampled."""
+
+    by: Literal["token", "sequence"]  # Whether a token has a weight, or its rollout as a whole.
+    # Smallest and largest weight that trains as it is.
+    limits: Limits = (0.0, 2.0)
+    # What becomes of a weight outside the limits: it is cut to them, or its token leaves the batch.
+    beyond: Literal["truncate", "mask"] = "truncate"
+
+
+class DistanceLimit(Section):
+    """Rejection by an estimator of the divergence from the policy that sampled."""
+
+    distance: Literal["k1", "k2", "k3"]  # The estimator; of k1 its absolute value counts.
+    # Whether the distance of a token counts, or the mean of its rollout.
+    by: Literal["token", "sequence"] = "token"
+    above: float = Field(gt=0)  # Distance in nats beyond which nothing trains.
+
+
+class RatioLimit(Section):
+    """Rejection by the geometric mean of a rollout's ratios, or its inverse if that is larger."""
+
+    distance: Literal["geometric"]  # The geometric mean of the ratios.
+    above: float = Field(gt=1)  # Mean ratio beyond which nothing of the rollout trains.
+
+
+Rejection = Annotated[DistanceLimit | RatioLimit, Field(discriminator="distance")]
+
+
 class Correction(Section):
     """Corrections for rollouts that an older version or another engine sampled. The settings are
     independent of each other; docs/losses.md has the formulas.
@@ -57,37 +86,51 @@ class Correction(Section):
     # What the ratio is measured from: bypass is the policy that sampled, decoupled the one a step
     # begins with.
     old_policy: Literal["bypass", "decoupled"] = "bypass"
-    # Importance weights, by token or by rollout.
-    weights: Literal["none", "token", "sequence"] = "none"
-    # Whether a weight above weight_max is cut down to it, or its token (also below weight_min)
-    # leaves the batch.
-    beyond: Literal["truncate", "mask"] = "truncate"
-    # Smallest weight that trains under `beyond: mask`.
-    weight_min: float = Field(default=0.0, ge=0)
-    weight_max: float = Field(default=2.0, gt=0)  # Largest weight.
-    # Distance from the policy that sampled beyond which nothing trains.
-    reject: Literal["none", "k1", "k2", "k3", "geometric"] = "none"
-    # Whether the distance of a token or the mean of its rollout counts. geometric always takes the
-    # rollout.
-    reject_by: Literal["token", "sequence"] = "token"
-    # Limit of that distance: of |k1|, k2, k3 in nats; of geometric as a ratio above 1, whose
-    # inverse is the lower limit.
-    reject_above: float = Field(default=0.0, ge=0)
+    weights: ImportanceWeights | None = None  # Importance weights. Empty: there are none.
+    # Rejection of what is far from the policy that sampled. Empty: nothing is rejected.
+    reject: Rejection | None = None
 
 
-class Reference(Section):
-    """The model that the policy's divergence is measured from, and who computes its logprobs
-    (docs/reference.md).
-    """
+Scores = Literal["learner", "pool"]
 
-    # Who computes the reference's logprobs: none (there is no divergence), the learner before each
-    # step, or the pool of `scorer`.
-    by: Literal["none", "learner", "pool"] = "learner"
+
+class FixedReference(Section):
+    """A reference that stays the same."""
+
+    # Who computes the reference's logprobs: the learner before each step, or the pool of `scorer`.
+    by: Scores = "learner"
     # Model with the policy's tokenizer, named as for model.path. Empty: the one that the run began
     # with.
     path: str = ""
-    # Batch k is measured from policy version k - k % every. 0: the reference stays the same.
-    every: int = Field(default=0, ge=0)
+    every: ClassVar[int] = 0
+
+
+class FollowingReference(Section):
+    """A reference that follows the policy."""
+
+    # Who computes the reference's logprobs: the learner before each step, or the pool of `scorer`.
+    by: Scores = "learner"
+    # Batch k is measured from policy version k - k % every.
+    every: int = Field(ge=1)
+    path: ClassVar[str] = ""
+
+
+Reference = Annotated[
+    Annotated[FixedReference, Tag("fixed")] | Annotated[FollowingReference, Tag("following")],
+    by_key(every="following", otherwise="fixed"),
+]
+
+
+class Kl(Section):
+    """The divergence from a reference (docs/reference.md)."""
+
+    coefficient: float = Field(default=0.01, gt=0)  # Weight of the divergence.
+    # k1, k2, k3 (docs/losses.md), or MODULE:FUNCTION.
+    estimator: Annotated[str, one_of(*DIVERGENCES)] = "k3"
+    # Whether the divergence is added to the loss or subtracted from the advantages.
+    applied_to: Literal["loss", "advantages"] = "loss"
+    # The model that the divergence is measured from. `every` takes the place of `path`.
+    reference: Reference = FixedReference()
 
 
 class Lora(Section):
@@ -130,15 +173,15 @@ class Mesh(Section):
         return value
 
 
-class Teacher(Section):
-    """A model that the policy is distilled from. The pool of `scorer` computes its logprobs of each
-    batch (docs/reference.md).
-    """
+class Schedule(Section):
+    """How the learning rate falls after the warm-up."""
 
-    # Model with the policy's tokenizer, named as for model.path. Empty: there is no teacher.
-    path: str = ""
-    # Estimator of the divergence from the teacher: k1, k2, k3 (docs/losses.md), or MODULE:FUNCTION.
-    kl: Annotated[str, one_of(*DIVERGENCES)] = "k2"
+    kind: Literal["linear", "cosine"]  # In a line, or as half a cosine.
+    # Steps, the warm-up's included, in which it falls. 0: orchestrator.max_steps, if there is one.
+    # A run that is resumed with more steps needs it given.
+    steps: int = Field(default=0, ge=0)
+    # Learning rate at the end of these steps, and from then on, as a share of learning_rate.
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
 
 
 def known_preset(name: str) -> str:
@@ -157,7 +200,7 @@ class Learner(Section):
     # The settings of a paper or a design as a whole: grpo, dr-grpo, dapo, gspo, rloo, reinforce++,
     # document-000, document-003 (docs/losses.md). The run file's own settings override them.
     preset: Annotated[str, AfterValidator(known_preset)] = ""
-    # ppo, dapo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION.
+    # ppo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION.
     loss: Annotated[str, one_of(*LOSSES)] = "ppo"
     # How the loss is averaged: over tokens, over samples, or by the constant batcher.max_seq_len.
     # Empty: as the paper of the loss does.
@@ -165,22 +208,18 @@ class Learner(Section):
     clip_epsilon: float = Field(default=0.2, gt=0)  # The ratio is clipped below 1 - clip_epsilon.
     # The ratio is clipped above 1 + clip_epsilon_high. 0: clip_epsilon.
     clip_epsilon_high: float = Field(default=0.0, ge=0)
-    # Where the advantage is negative, ppo and dapo bound the ratio by this (dual clip), so that one
+    # Where the advantage is negative, ppo bounds the ratio by this (dual clip), so that one
     # token cannot outweigh a batch. 0: no bound.
     clip_ratio_max: float = Field(default=0.0, ge=0)
     # Corrections for rollouts of an older version or another engine.
     correction: Correction = Correction()
-    # Estimator of the divergence from the reference: k1, k2, k3 (docs/losses.md), or
-    # MODULE:FUNCTION.
-    kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"
-    reference: Reference = Reference()  # The reference model.
-    # The teacher of the tokens with a weight `teacher_kl` (envs.<name>.loss).
-    teacher: Teacher = Teacher()
-    # Weight of the divergence. 0: no reference is loaded or asked, and this is the default where
-    # `model.path` is given.
-    kl_coefficient: float = Field(default=0.01, ge=0)
-    # Whether the divergence is added to the loss or subtracted from the advantages.
-    kl_in: Literal["loss", "advantages"] = "loss"
+    # The divergence from a reference. Empty: none is measured, and no reference is loaded or asked.
+    # This is the default where `model.path` is given.
+    kl: Kl | None = Kl()
+    # Model that the policy is distilled from, at tokens with a weight `teacher_kl`
+    # (envs.<name>.loss), named as for model.path. It has the policy's tokenizer, and the pool of
+    # `scorer` computes its logprobs of each batch (docs/reference.md). Empty: there is none.
+    teacher: str = ""
     # Trains adapters instead of the whole model. A version is then an adapter. Empty: the whole
     # model is trained.
     lora: Lora | None = None
@@ -209,16 +248,8 @@ class Learner(Section):
     learning_rate: float = Field(default=1e-3, gt=0)
     # Steps in which the learning rate rises, from learning_rate / warmup_steps on.
     warmup_steps: int = Field(default=10, ge=0)
-    # The same as a share of schedule_steps. 0: warmup_steps applies.
-    warmup_fraction: float = Field(default=0.0, ge=0, lt=1)
-    # The learning rate after the warm-up: it stays, or falls to min_learning_rate in a line or as
-    # half a cosine.
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    # Steps, the warm-up's included, in which it falls. 0: orchestrator.max_steps, if there is one.
-    # A run that is resumed with more steps needs it given.
-    schedule_steps: int = Field(default=0, ge=0)
-    # Learning rate at the end of schedule_steps, and from then on.
-    min_learning_rate: float = Field(default=0.0, ge=0)
+    # How the learning rate falls after the warm-up. Empty: it stays.
+    schedule: Schedule | None = None
     beta1: float = 0.9  # Decay of the optimizer's first moment. Muon's own momentum is 0.95.
     beta2: float = 0.95  # Decay of the optimizer's second moment.
     # Weight decay. adamw decays all parameters, the others neither norms nor embeddings.
@@ -231,44 +262,30 @@ class Learner(Section):
     # fsspec URI below which each run has a copy of its checkpoints, from which a learner continues
     # where its own disk has none as new. Empty: there are no copies.
     checkpoint_copies: str = ""
-    # Limit of consecutive steps that are skipped because loss or gradient is not finite. Then the
-    # run ends.
-    max_skipped_steps: int = Field(default=10, ge=1)
     # When a version computed again differs: announce a new lineage of it, or stop the run.
     on_divergence: Literal["announce", "stop"] = "announce"
-    seed: int = 0  # Seed of the learner's random key.
     # Tokens of the last batch that are announced with each version, with their logprobs. Servers
     # are checked against them.
     probe_tokens: int = Field(default=64, ge=8)
 
     @property
-    def needs_schedule_steps(self) -> bool:
-        """Whether the learning rate depends on `schedule_steps`."""
-        return self.schedule != "constant" or self.warmup_fraction > 0
-
-    @property
-    def warmup(self) -> int:
-        """Steps of the warm-up."""
-        return round(self.warmup_fraction * self.schedule_steps) or self.warmup_steps
-
-    @property
-    def uses_reference(self) -> bool:
-        """Whether the loss measures a divergence from a reference."""
-        return self.kl_coefficient > 0 and self.reference.by != "none"
+    def reference(self) -> FixedReference | FollowingReference | None:
+        """The model that the divergence is measured from, if one is measured."""
+        return self.kl.reference if self.kl else None
 
     @property
     def pool_scores_reference(self) -> bool:
         """Whether the reference's logprobs come from the scorer pool."""
-        return self.uses_reference and self.reference.by == "pool"
+        return self.reference is not None and self.reference.by == "pool"
 
     @property
     def uses_scorer_pool(self) -> bool:
         """Whether logprobs of the reference or of a teacher come from the scorer pool."""
-        return self.pool_scores_reference or bool(self.teacher.path)
+        return self.pool_scores_reference or bool(self.teacher)
 
 
 class Scorer(Section):
-    """Batches in, logprobs under the reference out: the pool of `learner.reference.by: pool`."""
+    """Batches in, logprobs under the reference out: the pool of `learner.kl.reference.by: pool`."""
 
     # Number of workers. Worker i of n scores the batches i, i + n, i + 2 n, ...
     replicas: int = Field(default=2, ge=1)

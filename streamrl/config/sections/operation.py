@@ -25,18 +25,13 @@ class SinkSetting(Section):
 
 
 class Orchestrator(Section):
-    """When the run ends, and how often a part is started again."""
+    """When the run ends, and where its metrics go."""
 
     target: Target | None = None  # The run ends well when this is reached.
     max_steps: int = Field(default=0, ge=0)  # The run ends well after so many steps. 0: no limit.
     # Time limit from the moment a server is ready. 0: no limit. With a target it is a failure to
     # reach the limit first.
     max_wall_s: float = Field(default=0.0, ge=0)
-    # Restarts of one part within 300 s, or in a row without its having done any work. One more ends
-    # the run.
-    restart_limit: int = Field(default=20, ge=0)
-    # Pause before a restart. It doubles at each restart in a row, up to 10 s.
-    backoff_s: float = Field(default=0.2, ge=0)
     # Where metrics go, such as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}].
     sinks: list[SinkSetting] = [SinkSetting(kind="jsonl")]
 
@@ -56,15 +51,6 @@ class Metrics(Section):
     """
 
     serve: bool = True  # Whether parts serve pages of health and metrics.
-    # Address that parts listen on. For one part: --metrics-host, or STREAMRL_METRICS_HOST.
-    host: str = "127.0.0.1"
-    # Port that parts listen on. 0: any free port, noted in .targets/ next to the runs. For one
-    # part: --metrics-port, or STREAMRL_METRICS_PORT.
-    port: int = Field(default=0, ge=0, le=65535)
-    # `streamrl up` restarts a part whose loop has made no progress for longer than this.
-    live_within_s: float = Field(default=60.0, gt=0)
-    # The same limit for learner and scorers, whose loop runs once a batch and compiles.
-    step_within_s: float = Field(default=1_800.0, gt=0)
 
 
 class Placement(Section):

@@ -35,6 +35,16 @@ EngineWord = Annotated[str, AfterValidator(engine_word)]
 EngineValue = StrictBool | StrictInt | StrictFloat | StrictStr
 
 
+def engine_values(value: dict[str, EngineValue]) -> dict[str, EngineValue]:
+    """Accepts settings that a run file passes on to vLLM."""
+    for problem in engine_settings.problems(value):
+        raise ValueError(problem)
+    return value
+
+
+EngineSettings = Annotated[dict[str, EngineValue], AfterValidator(engine_values)]
+
+
 class Weights(Section):
     """Where policy versions are kept, and how many."""
 
@@ -45,22 +55,19 @@ class Weights(Section):
     keep_versions: int = Field(default=4, ge=2)
 
 
-class PoolEngine(Section):
-    """The servers of one pool. What is not given is as in `inference`."""
+class Pool(Section):
+    """A further pool of servers. What is not given is as in `inference`."""
 
+    replicas: int = Field(default=1, ge=0)  # Number of servers. 0: others start them.
     # Model that the pool serves instead of the policy, such as a judge's: a directory or a name, as
     # for model.path. Its name in requests is that of the pool.
     model: str = ""
     dtype: EngineWord | None = None  # Replaces inference.dtype.
-    quantization: EngineWord | None = None  # Replaces inference.quantization.
     # Replaces inference.tensor_parallel.
     tensor_parallel: int | None = Field(default=None, ge=1)
     max_model_len: int | None = Field(default=None, ge=8)  # Replaces inference.max_model_len.
     max_num_seqs: int | None = Field(default=None, ge=1)  # Replaces inference.max_num_seqs.
-    tool_parser: EngineWord | None = None  # Replaces inference.tool_parser.
-    reasoning_parser: EngineWord | None = None  # Replaces inference.reasoning_parser.
-    # Over those of inference.engine.
-    engine: dict[str, EngineValue] = {}
+    engine: EngineSettings = {}  # Over those of inference.engine.
     # Replaces inference.probe_tolerance.
     probe_tolerance: float | None = Field(default=None, gt=0)
 
@@ -77,8 +84,8 @@ class Inference(Section):
     """Policy versions in, tokens out."""
 
     replicas: int = Field(default=1, ge=0)  # Servers of the pool `generation`.
-    # Further pools that envs can choose, with the number of their servers (docs/pools.md).
-    pools: dict[str, Annotated[int, Field(ge=0)]] = {}
+    # Further pools that envs can choose, by name (docs/pools.md).
+    pools: dict[str, Pool] = {}
     # Python of the environment with vllm. Empty: .venv-inference here or next to the environment
     # that this runs in, otherwise this Python.
     python: str = ""
@@ -91,31 +98,20 @@ class Inference(Section):
     # of also_serves. What controls a server is its agent's alone in any case.
     api_key: str = ""
     dtype: str = "float32"  # Data type that vLLM computes in.
-    # How vLLM quantizes the weights that it loads, such as fp8. Empty: as in the model's files.
-    quantization: EngineWord = ""
     # Number of devices that divide the model of a server.
     tensor_parallel: int = Field(default=1, ge=1)
-    # vLLM's parser of tool calls in chat completions, such as hermes. Empty: none.
-    tool_parser: EngineWord = ""
-    # vLLM's parser of reasoning in chat completions, such as qwen3. Empty: none.
-    reasoning_parser: EngineWord = ""
     # Further settings of vLLM by the names of its arguments, such as {gpu_memory_utilization: 0.8}
     # (docs/pools.md).
-    engine: dict[str, EngineValue] = {}
-    # Settings of single pools, by the pool's name (docs/pools.md).
-    engines: dict[str, PoolEngine] = {}
-    max_model_len: int = Field(default=128, ge=8)  # Tokens of the longest sequence.
+    engine: EngineSettings = {}
+    # Tokens of the longest sequence. Where model.max_seq_len is given, it is that.
+    max_model_len: int = Field(default=128, ge=8)
     max_num_seqs: int = Field(default=64, ge=1)  # Sequences that a server works on at a time.
-    # Adapters that a server computes with at a time (learner.lora). Requests for further versions
-    # wait.
-    max_adapters: int = Field(default=4, ge=1)
     # Other runs on the same Kafka, with the same model, whose adapters these servers serve as well
     # as those of this run, by name (docs/models.md).
     also_serves: dict[str, Guest] = {}
     # Names of runs whose servers serve this run's adapters (inference.also_serves of theirs). The
     # access rules let them read its versions and write its `servers`.
     served_by: list[str] = []
-    kv_cache_gib: int = Field(default=1, ge=1)  # Size of the KV cache on a CPU, in GiB.
     extra_args: list[str] = []  # Further arguments of `vllm serve`, passed as they are.
     # Time between two records of a server on `servers`.
     heartbeat_s: float = Field(default=1.0, gt=0)
@@ -126,19 +122,21 @@ class Inference(Section):
     @property
     def sizes(self) -> dict[str, int]:
         """Servers of each pool, by its name."""
-        return {GENERATION: self.replicas, **self.pools}
+        return {GENERATION: self.replicas} | {
+            name: own.replicas for name, own in self.pools.items()
+        }
 
     def of_pool(self, pool: str) -> Inference:
         """The settings of a pool's servers: its own, and for the rest those of all."""
-        own = self.engines.get(pool)
+        own = self.pools.get(pool)
         if own is None:
             return self
-        replaced = own.model_dump(exclude_none=True, exclude={"model", "engine"})
+        replaced = own.model_dump(exclude_none=True, exclude={"replicas", "model", "engine"})
         return self.model_copy(update={**replaced, "engine": {**self.engine, **own.engine}})
 
     def own_model(self, pool: str) -> str:
         """The directory of the model that a pool serves; empty: it serves the policy."""
-        own = self.engines.get(pool)
+        own = self.pools.get(pool)
         return own.model if own else ""
 
     def place(self, pool: str, index: int) -> int:
@@ -184,12 +182,8 @@ class Gateway(Section):
     # Signs all keys and opens nothing itself: env:NAME, a variable of at least 32 characters. It is
     # needed where `host` is not loopback. Empty: a secret in the run's directory.
     signing_secret: str = ""
-    # Time for which the keys of a session are good. The session gives new ones when it is resumed.
-    session_keys_s: float = Field(default=604_800.0, gt=0)
     # Refuses keys of an env that were made before a time, such as {my-agent: 2026-01-31T12:00:00Z}.
     revoked_before: dict[str, AwareDatetime] = {}
-    max_body_mb: float = Field(default=8.0, gt=0)  # Limit of a request, in megabytes.
-    max_calls: int = Field(default=1_024, ge=1)  # Limit of the calls of a session.
 
 
 class EvalEnv(Section):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import EnvSettings
 from streamrl.envs.api import Message, Problem, Tool
 from streamrl.inference.clients.client import SampledCompletion
 from streamrl.inference.clients.prefix import NO_PREFIX, Prefix
@@ -19,7 +19,7 @@ class Sampler(Protocol):
         self,
         messages: list[Message],
         n: int,
-        env: Env,
+        env: EnvSettings,
         tools: Sequence[Tool] = (),
         prefix: Prefix = NO_PREFIX,
         demonstration: Message | None = None,
@@ -35,7 +35,7 @@ class FirstRequest:
         self,
         problem: Problem,
         rollouts: Sequence[int],
-        settings: Env,
+        settings: EnvSettings,
         sampler: Sampler,
     ) -> None:
         self.problem = problem

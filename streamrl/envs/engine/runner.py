@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import EnvSettings
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, RewardFunction, RewardResult, SingleTurnEnv
 from streamrl.envs.engine import time_limits
 from streamrl.envs.engine.first_request import FirstRequest, Sampler
@@ -31,7 +31,7 @@ class RolloutRunner:
     """Runs groups of rollouts of one env."""
 
     env: BaseEnv
-    settings: Env
+    settings: EnvSettings
     sampler: Sampler
     # The reward functions of the run file, by name; the env's own rewards come before them.
     rewards: Mapping[str, RewardFunction] = field(default_factory=dict[str, RewardFunction])

@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import xxhash
 
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import EnvSettings
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, Message, MultiTurnEnv, Tool, Truncated
 from streamrl.envs.engine.first_request import FirstRequest, Sampler
 from streamrl.envs.engine.recording import SessionRecording
@@ -48,7 +48,7 @@ class RolloutSession:
     env: BaseEnv
     index: int  # in its group
     first_request: FirstRequest
-    settings: Env
+    settings: EnvSettings
     sampler: Sampler
     transcript: Transcript
     recording: SessionRecording

@@ -15,8 +15,10 @@ import time
 from pathlib import Path
 
 from streamrl.config import topology
+from streamrl.config.choices import SERVERS
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import inheritable_environment, resolve_reference
+from streamrl.config.sections.envs import ServerEnv
 from streamrl.envs.sessions.keys import Key, keys_of
 from streamrl.stream.log.protocol import Log
 from streamrl.stream.processor.part import open_part
@@ -24,11 +26,6 @@ from streamrl.system import process_group
 from streamrl.system.errors import ConfigError, StreamrlError
 
 INSIDE = Path(__file__).parent / "inside"
-PROGRAMS = {
-    "verifiers": "streamrl_verifiers.py",
-    "openenv": "streamrl_openenv.py",
-    "nemo-gym": "streamrl_nemo_gym.py",
-}
 POLL_S = 0.2
 # Time for which a key is good. A server that is refused ends, and is started with a new one.
 KEY_S = 30 * 86_400.0
@@ -74,19 +71,27 @@ def start(command: list[str], variables: dict[str, str], key: str) -> subprocess
         os.close(read_end)
 
 
+def server_env(run: RunFile, env: str) -> ServerEnv:
+    """The settings of an env that has servers. Raises ConfigError for another one."""
+    settings = run.envs[env]
+    if not isinstance(settings, ServerEnv):
+        raise ConfigError(f"envs.{env}.python: there is none, so the env has no servers")
+    return settings
+
+
 def key_of(run: RunFile, env: str) -> str:
     """The key with which a server opens sessions of its env: the one that it is given, or one
     that is made from a secret of the run. Raises ConfigError if there is none.
     """
-    sessions = run.envs[env].sessions
-    if sessions is not None and sessions.api_key:
-        return resolve_reference(sessions.api_key, f"envs.{env}.sessions.api_key")
+    given = server_env(run, env).api_key
+    if given:
+        return resolve_reference(given, f"envs.{env}.api_key")
     return keys_of(run).make(Key("open", env, ""), time.time(), KEY_S)
 
 
 def python_of(run: RunFile, env: str) -> str:
     """The interpreter of an env. Raises ConfigError if there is none at that path."""
-    path = Path(run.envs[env].python)
+    path = Path(server_env(run, env).python)
     if not os.access(path, os.X_OK):
         raise ConfigError(
             f"envs.{env}.python: {path} is no Python that can be started; for verifiers,"
@@ -99,7 +104,7 @@ def program_of(run: RunFile, env: str) -> Path:
     """The program that runs there. Raises ConfigError if there is no such file."""
     kind = run.envs[env].kind
     name = kind.partition(":")[0]
-    path = INSIDE / PROGRAMS[name] if name in PROGRAMS else Path(kind)
+    path = INSIDE / SERVERS[name] if name in SERVERS else Path(kind)
     if not path.is_file():
         raise ConfigError(f"envs.{env}.kind: there is no file {path}")
     return path.absolute()
@@ -110,7 +115,7 @@ def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
     and no secret of the run.
     """
     given = inheritable_environment()
-    for name in run.envs[env].variables:
+    for name in server_env(run, env).variables:
         if name not in os.environ:
             raise ConfigError(f"envs.{env}.variables: there is no variable {name!r}; set it")
         given[name] = os.environ[name]
@@ -122,7 +127,7 @@ def environment(run: RunFile, env: str, index: int) -> dict[str, str]:
 
 def settings_of(run: RunFile, env: str, index: int) -> dict[str, object]:
     """The server's settings: `Settings` of inside/streamrl_sessions.py."""
-    settings = run.envs[env]
+    settings = server_env(run, env)
     group_size = run.buffer_of(env).group_size
     return {
         "env": env,
@@ -135,7 +140,7 @@ def settings_of(run: RunFile, env: str, index: int) -> dict[str, object]:
         "group_size": group_size,
         "max_sessions": settings.max_groups_in_flight * group_size,
         "session_limit_s": settings.rollout_timeout_s,
-        "rewards": settings.sessions.rewards if settings.sessions else [],
+        "rewards": settings.sessions.rewards,
         "gateway": gateway_url(run, index),
     }
 

@@ -15,12 +15,13 @@ TOOL_TEMPLATE = "tool_use"  # the name of the template for tools, where there ar
 
 
 def tool_syntax_of(run: RunFile, env: str) -> ToolSyntax:
-    """`envs.<env>.tool_syntax`, or the syntax of the model's chat template where that is `auto`. It
-    stays `auto` where the model is not on this machine, or its template knows no tools.
+    """`sessions.tool_syntax` of the env, or the syntax of the model's chat template where that is
+    `auto`. It stays `auto` where the model is not on this machine, or its template knows no tools.
 
     Raises ConfigError for a template whose calls are not read.
     """
-    given = run.envs[env].tool_syntax
+    sessions = run.envs[env].sessions
+    given = sessions.tool_syntax if sessions else "auto"
     if given != "auto" or not run.model.path:
         return given
     directory = Path(run.model.path)
@@ -29,7 +30,7 @@ def tool_syntax_of(run: RunFile, env: str) -> ToolSyntax:
     except ValueError as error:
         raise ConfigError(
             f"model.path {directory}: the chat template cannot be followed: {error}; set"
-            f" envs.{env}.tool_syntax to how this policy shall write calls"
+            f" envs.{env}.sessions.tool_syntax to how this policy shall write calls"
         ) from None
 
 

@@ -40,7 +40,7 @@ from streamrl.stream.records import (
 )
 
 CHECK_S = 1.0  # between two checks of the time limits
-MAX_CALLS = 16_384  # of a session; a gateway allows `gateway.max_calls`
+MAX_CALLS = 16_384  # of a session; a gateway takes fewer
 MAX_HEADER_BYTES = 65_536  # of a record that is held
 
 

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import EnvSettings, FreelySampled
 from streamrl.config.sections.serving import EvalEnv
 from streamrl.envs.catalog import make_rewards
 from streamrl.envs.engine.first_request import Sampler
@@ -76,7 +76,7 @@ def make_suite(
     )
 
 
-def sampling(env: Env, own: EvalEnv) -> Env:
+def sampling(env: EnvSettings, own: EvalEnv) -> FreelySampled:
     """The env's settings with the evaluation's own sampling parameters."""
     parameters = {
         "temperature": own.temperature,
@@ -88,7 +88,8 @@ def sampling(env: Env, own: EvalEnv) -> Env:
     if own.temperature == 0:
         # A temperature of 0 has no logprobs. With top_k 1 the likeliest token is sampled as well.
         given |= {"temperature": 1.0, "top_k": 1}
-    return env.model_copy(update=given)
+    of_env = {name: getattr(env, name) for name in EnvSettings.model_fields}
+    return FreelySampled.model_validate(of_env | given)
 
 
 async def sample_answers(
@@ -173,6 +174,7 @@ def to_evaluation(
     """
     own = suite.own
     settings = suite.runner.settings
+    assert isinstance(settings, FreelySampled), "made by `sampling`"
     samples = np.array([len(a.rollouts) for a in answers], np.int32)
     passed = np.array(
         [sum(passes(rollout, own) for rollout in a.rollouts) for a in answers], np.int32

@@ -1,6 +1,6 @@
 """Reads the bodies of requests, so that no client can fill the memory or hold up the event loop.
 
-A body is at most gateway.max_body_mb, bodies that are still arriving are bounded together and for
+A body is at most MAX_BODY_BYTES, bodies that are still arriving are bounded together and for
 each session, and a large one is decoded in another thread (`offloading.py`).
 """
 
@@ -17,6 +17,7 @@ from streamrl.extensions.gateway.fields import Rule, check_fields
 from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import RequestRejected, parse_body
 
+MAX_BODY_BYTES = 8_000_000
 BODIES = 64  # of the largest size that may arrive at a time
 BODIES_OF_OWNER = 4
 # Values and separators of a body whose prompt is empty, and more for each token of a prompt.
@@ -36,8 +37,6 @@ class BodyReader:
     """Reads and decodes the bodies of one replica."""
 
     def __init__(self, run: RunFile, offloader: Offloader) -> None:
-        self._limit = int(run.gateway.max_body_mb * 1_000_000)
-        self._limit_in_words = f"{run.gateway.max_body_mb:g} MB (gateway.max_body_mb)"
         contexts = [run.inference.of_pool(pool).max_model_len for pool in run.inference.sizes]
         self._max_values = FREE_VALUES + VALUES_PER_TOKEN * max(contexts, default=0)
         self._arriving = Counter[str]()  # bytes, by owner
@@ -74,13 +73,13 @@ class BodyReader:
                 del self._arriving[owner]
 
     def _check_length(self, length: str) -> None:
-        if length.isdecimal() and int(length[:20]) > self._limit:
-            raise RequestRejected(413, f"the body has more than {self._limit_in_words}")
+        if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
+            raise RequestRejected(413, f"the body has more than {MAX_BODY_BYTES:,} bytes")
 
     def _check_arriving(self, owner: str) -> None:
         of_owner = self._arriving[owner]
-        if of_owner > BODIES_OF_OWNER * self._limit or self._arriving.total() > (
-            BODIES * self._limit
+        if of_owner > BODIES_OF_OWNER * MAX_BODY_BYTES or self._arriving.total() > (
+            BODIES * MAX_BODY_BYTES
         ):
             raise RequestRejected(
                 503, "too many large bodies arrive at a time; send this one again", retry_after_s=1

@@ -49,6 +49,7 @@ from streamrl.stream.records import ModelCall
 Sampling = asyncio.Task[list[ModelCall]]
 
 # Answers of a session that are sampled or recorded at a time. One agent must not use up a server.
+MAX_CALLS = 1_024  # of a session
 MAX_IN_FLIGHT = 256
 FREE_MESSAGES = 1_024  # of a conversation, and one more for each token of a context
 LEFT_POLL_S = 0.25  # How often a call in flight looks whether its agent is still there.
@@ -428,13 +429,12 @@ class ModelCallHandler:
         it back. Raises RequestRejected.
         """
         session = request.session.name
-        limit = self._run.gateway.max_calls
         reserved = self._reserved[session]
         recorded = len(request.session.tree.calls)
-        if recorded + reserved + request.chat.n > limit:
+        if recorded + reserved + request.chat.n > MAX_CALLS:
             raise RequestRejected(
                 400,
-                f"a session has at most {limit} calls (gateway.max_calls), and this one has had"
+                f"a session has at most {MAX_CALLS} calls. This one has had"
                 f" {recorded} and waits for {reserved}; end it",
                 code="max_calls",
             )

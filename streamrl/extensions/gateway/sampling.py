@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from streamrl.config.choices import ToolSyntax
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import EnvSettings
 from streamrl.envs.sessions.call_formats import ToolCall
 from streamrl.envs.sessions.call_tree import CallTree, Continuation
 from streamrl.envs.sessions.chat_templates import tool_syntax_of
@@ -83,7 +83,7 @@ class CallSampler:
 
     def _prompt_of(
         self, session: LiveSession, request: ChatRequest, continuation: Continuation
-    ) -> tuple[Env, list[Message], Prefix]:
+    ) -> tuple[EnvSettings, list[Message], Prefix]:
         """The env's settings with what the request changes of them, the messages of the prompt, and
         what it continues.
         """

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from streamrl.config.addresses import LOOPBACK_NAMES, is_loopback
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import EnvSettings
 from streamrl.envs.sessions.keys import (
     SESSION_FIELD,
     Key,
@@ -359,7 +359,7 @@ def is_retry(request: Request) -> bool:
     return count.isdecimal() and bool(count.strip("0"))
 
 
-def sampling_header(env: Env) -> dict[str, str]:
+def sampling_header(env: EnvSettings) -> dict[str, str]:
     """The settings that the answer was sampled with, whatever the request said."""
-    settings = f"temperature={env.temperature:g}, top_p={env.top_p:g}, top_k={env.top_k}"
+    settings = f"temperature={env.temperature:g}, top_p=1, top_k=-1"
     return {"x-streamrl-sampling": settings}

@@ -28,6 +28,8 @@ MAX_NAMED = 100_000  # characters of a task or a group; records have a hash of a
 MAX_METADATA_BYTES = 1 << 18
 MAX_CAUSE = 1_000  # characters of a failure
 RETRY_AFTER_S = 1
+# Time for which the keys of a session are good. The session gives new ones when it is resumed.
+SESSION_KEYS_S = 7 * 86_400.0
 # What responses prefix a call's id with.
 ID_PREFIXES = ("chatcmpl-", "resp_", "msg_")
 
@@ -102,7 +104,7 @@ class SessionsApi:
 
     def _key(self, right: Right, name: SessionName) -> str:
         key = Key(right, name.env, name.session)
-        return self._keys.make(key, time.time(), self._run.gateway.session_keys_s)
+        return self._keys.make(key, time.time(), SESSION_KEYS_S)
 
     async def set_reward(self, name: SessionName, body: Body) -> dict[str, Any]:
         """Write a reward of a session, which may have ended while it was judged. Raises
@@ -250,7 +252,9 @@ class SessionsApi:
         value = body.get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
             raise rejection("reward", "it is a finite number")
-        lowest, highest = self._run.envs[env].reward_range(name)
+        sessions = self._run.envs[env].sessions
+        assert sessions is not None, "its key was checked"
+        lowest, highest = sessions.reward_range(name)
         if not lowest <= value <= highest:
             raise rejection(
                 "reward",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streamrl.config.plugins import is_import
+from streamrl.config.sections.envs import AgentEnv, ServerEnv
 from streamrl.envs.catalog import ENVS
 
 
@@ -25,51 +26,50 @@ KEPT = paths(
     """
     run
     envs.*.kind envs.*.params envs.*.fraction envs.*.replicas envs.*.seed envs.*.pool
-    envs.*.temperature envs.*.top_p envs.*.top_k envs.*.max_tokens envs.*.chat_template_kwargs
+    envs.*.temperature envs.*.max_tokens envs.*.chat_template_kwargs
     envs.*.max_groups_in_flight envs.*.max_groups_per_s envs.*.max_turns
-    envs.*.rollout_timeout_s envs.*.env_timeout_s envs.*.pass_rate.low envs.*.pass_rate.high
+    envs.*.rollout_timeout_s envs.*.env_timeout_s envs.*.pass_rate.between
     envs.*.pass_rate.visits envs.*.pass_rate.rest_epochs envs.*.pass_rate.reward
-    envs.*.pass_rate.at_least envs.*.rewards envs.*.reward_weights envs.*.tool_syntax
+    envs.*.pass_rate.at_least envs.*.rewards envs.*.reward_weights
     envs.*.timeout_s envs.*.attempts envs.*.buffer.group_size envs.*.buffer.min_group_size
     envs.*.buffer.max_age envs.*.buffer.advantage envs.*.buffer.zero_advantage
-    envs.*.buffer.group_wait_s envs.*.record_turns envs.*.loss.policy_gradient
+    envs.*.buffer.group_wait_s envs.*.loss.policy_gradient
     envs.*.loss.cross_entropy envs.*.loss.teacher_kl envs.*.sessions.rewards
     envs.*.sessions.reward_ranges envs.*.sessions.idle_s envs.*.sessions.reward_wait_s
-    envs.*.sessions.max_open
+    envs.*.sessions.max_open envs.*.sessions.tool_syntax
     buffer.group_size buffer.min_group_size buffer.max_age buffer.shards
     buffer.max_window_tokens buffer.max_invalid_frac buffer.advantage buffer.zero_advantage
-    buffer.group_wait_s buffer.remember_versions
+    buffer.group_wait_s
     batcher.total_token_budget batcher.max_seq_len batcher.row_lengths batcher.row_count
-    batcher.processes batcher.balance batcher.lookahead batcher.admission batcher.eta
+    batcher.processes batcher.balance batcher.lookahead batcher.admission
     batcher.on_shortage batcher.advantage batcher.curriculum.kind batcher.curriculum.stages
-    batcher.curriculum.batches batcher.curriculum.least batcher.shortage_after_s
+    batcher.curriculum.batches batcher.curriculum.least
     model.tiny.layers model.tiny.hidden model.tiny.head_dim model.tiny.alphabet model.tiny.chat
     model.tiny.seed model.max_seq_len model.history model.hidden
     learner.name learner.preset learner.loss learner.average learner.clip_epsilon
     learner.clip_epsilon_high learner.clip_ratio_max learner.correction.old_policy
-    learner.correction.weights learner.correction.beyond learner.correction.weight_min
-    learner.correction.weight_max learner.correction.reject learner.correction.reject_by
-    learner.correction.reject_above learner.kl learner.reference.by learner.reference.every
-    learner.teacher.kl learner.kl_coefficient learner.kl_in learner.lora.rank learner.lora.alpha
+    learner.correction.weights.by learner.correction.weights.limits
+    learner.correction.weights.beyond learner.correction.reject.distance
+    learner.correction.reject.by learner.correction.reject.above
+    learner.kl.coefficient learner.kl.estimator learner.kl.applied_to learner.kl.reference.by
+    learner.kl.reference.every learner.lora.rank learner.lora.alpha
     learner.lora.targets learner.micro_batch_rows learner.mesh.data learner.mesh.replica
     learner.mesh.model learner.mesh.context learner.mesh.expert learner.mesh.nodes
     learner.processes learner.precision learner.remat learner.attention learner.logprob_chunk
-    learner.optimizer learner.learning_rate learner.warmup_steps learner.warmup_fraction
-    learner.schedule learner.schedule_steps learner.min_learning_rate learner.beta1
+    learner.optimizer learner.learning_rate learner.warmup_steps
+    learner.schedule.kind learner.schedule.steps learner.schedule.min_ratio learner.beta1
     learner.beta2 learner.weight_decay learner.max_grad_norm learner.normalize_advantages
-    learner.checkpoint_every learner.keep_checkpoints learner.max_skipped_steps
-    learner.on_divergence learner.seed learner.probe_tokens
+    learner.checkpoint_every learner.keep_checkpoints
+    learner.on_divergence learner.probe_tokens
     scorer.replicas
     weights.keep_versions
-    inference.replicas inference.pools inference.dtype inference.quantization
-    inference.tensor_parallel inference.tool_parser inference.reasoning_parser
-    inference.max_model_len inference.max_num_seqs inference.max_adapters inference.kv_cache_gib
+    inference.replicas inference.pools inference.dtype inference.tensor_parallel
+    inference.max_model_len inference.max_num_seqs
     inference.heartbeat_s inference.probe_tolerance
-    gateway.replicas gateway.session_keys_s gateway.max_body_mb gateway.max_calls
+    gateway.replicas
     eval.envs eval.every
     orchestrator.target.env orchestrator.target.reward orchestrator.target.batches
-    orchestrator.max_steps orchestrator.max_wall_s orchestrator.restart_limit
-    orchestrator.backoff_s
+    orchestrator.max_steps orchestrator.max_wall_s
     topics.partitions topics.replicas topics.retention_hours topics.on_removed
     fork.run fork.version fork.sha256 fork.balance fork.stage fork.rewards fork.scorers
     """
@@ -79,15 +79,16 @@ LEFT_OUT = paths(
     kafka
     runs_dir
     imports
-    envs.*.python envs.*.variables envs.*.sessions.api_key envs.*.sessions.untrained
+    envs.*.python envs.*.variables envs.*.api_key envs.*.sessions.untrained
     model.path
-    learner.reference.path learner.teacher.path learner.checkpoint_copies
+    learner.kl.reference.path learner.teacher
+    learner.checkpoint_copies
     weights.store
     inference.python inference.host inference.port inference.api_key inference.engine
-    inference.engines inference.also_serves.*.api_key inference.served_by inference.extra_args
+    inference.also_serves inference.served_by inference.extra_args
     gateway.host gateway.port gateway.url gateway.signing_secret gateway.revoked_before
     orchestrator.sinks
-    metrics.serve metrics.host metrics.port metrics.live_within_s metrics.step_within_s
+    metrics.serve
     topics.config
     placement
     """
@@ -109,6 +110,10 @@ def harmless_settings(run_file: dict[str, Any], trusted: frozenset[str]) -> dict
     """
     settings = dict(_kept("", run_file, trusted))
     # A correction belongs to the loss, so it goes with a loss that is left out.
+    for name, env in settings.get("envs", {}).items():
+        if run_file["envs"][name].get("python"):
+            for own in ServerEnv.model_fields.keys() - AgentEnv.model_fields.keys():
+                env.pop(own, None)  # Without its Python, the env is one of agents.
     learner = settings.get("learner")
     given = run_file.get("learner")
     if learner and isinstance(given, dict) and given.get("loss") != learner.get("loss"):
@@ -149,6 +154,12 @@ def _without_harm(path: str, value: Any, trusted: frozenset[str]) -> Any:
             for name, reward in value.items()
             if isinstance(reward, dict)
             and (reward.get("kind") in REWARDS or reward.get("kind") in trusted)
+        }
+    if path == "inference.pools" and isinstance(value, dict):
+        return {
+            name: {"replicas": own.get("replicas", 1)}
+            for name, own in value.items()
+            if _is_word(name, trusted) and isinstance(own, dict)
         }
     if path == "eval.envs" and isinstance(value, dict):
         return {

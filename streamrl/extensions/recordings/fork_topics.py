@@ -132,7 +132,7 @@ def groups_before(old: Log, version: int) -> dict[GroupKey, None]:
     return index.trained
 
 
-def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum]:
+def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum | None]:
     """The settings that decide the envs' shares of a batch."""
     return {name: env.fraction for name, env in run.envs.items()}, run.batcher.curriculum
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import AnyEnv
 from streamrl.envs.api import (
     AgentLoopEnv,
     BaseEnv,
@@ -324,7 +324,7 @@ def scorer_of(run: RunFile, env: str, reward: str, version: str) -> RewardScorer
     )
 
 
-def env_that_posed(settings: Env, name: str) -> BaseEnv | None:
+def env_that_posed(settings: AnyEnv, name: str) -> BaseEnv | None:
     """The env that can pose its problems again, or None if the run does not pose them."""
     if settings.sessions:
         return None

@@ -15,7 +15,7 @@ from streamrl.learner.loss.masking import mask_untrainable
 from streamrl.learner.model import model
 from streamrl.learner.model.examples import expand, to_ragged
 from streamrl.learner.parallel.mesh import prepare_process
-from streamrl.learner.reference import EXTERNAL, NO_REFERENCE, ReferenceModel
+from streamrl.learner.reference import EXTERNAL, NO_REFERENCE, TEACHER, ReferenceModel
 from streamrl.learner.update import Updater
 from streamrl.stream.records import Batch, Scores
 from streamrl.system import hub
@@ -44,11 +44,10 @@ def open_models(run: RunFile) -> ScoringModels:
     """
     tokenizer_ids = model.vocab_size(initial_model_dir(run))
     reference = ReferenceModel(run, tokenizer_ids) if run.learner.pool_scores_reference else None
-    if not run.learner.teacher.path:
+    if not run.learner.teacher:
         return ScoringModels(reference, None)
-    setting = "learner.teacher.path"
-    teacher = ReferenceModel(run, tokenizer_ids, setting=setting)
-    teacher.load(EXTERNAL, hub.model_directory(run.learner.teacher.path, setting))
+    teacher = ReferenceModel(run, tokenizer_ids, setting=TEACHER)
+    teacher.load(EXTERNAL, hub.model_directory(run.learner.teacher, TEACHER))
     return ScoringModels(reference, teacher)
 
 

@@ -24,8 +24,8 @@ def check_worker(run: RunFile, worker: int) -> None:
     """Check that the run has a pool and that this worker is one of it. Raises ConfigError."""
     if not run.learner.uses_scorer_pool:
         raise ConfigError(
-            f"learner.reference.by is {run.learner.reference.by}: scores would not be used; set"
-            " it to pool, or give learner.teacher.path"
+            "neither learner.kl.reference.by is pool nor is there a learner.teacher: scores would"
+            " not be used; give one of them"
         )
     if worker >= run.scorer.replicas:
         raise ConfigError(

@@ -23,7 +23,7 @@ import numpy as np
 
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import resolve_reference
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import EnvSettings, FreelySampled
 from streamrl.config.topology import GENERATION
 from streamrl.inference.clients.demonstrations import (
     ScoredDemonstration,
@@ -185,7 +185,7 @@ class Client:
         self,
         messages: list[dict[str, Any]],
         n: int,
-        env: Env,
+        env: EnvSettings,
         tools: Sequence[Mapping[str, Any]] = (),
         prefix: Prefix = NO_PREFIX,
         demonstration: Mapping[str, Any] | None = None,
@@ -227,7 +227,7 @@ class Client:
     async def count_prompt_tokens(
         self,
         messages: list[dict[str, Any]],
-        env: Env,
+        env: EnvSettings,
         tools: Sequence[Mapping[str, Any]] = (),
         prefix: Prefix = NO_PREFIX,
     ) -> int:
@@ -252,7 +252,7 @@ class Client:
     def _conversation(
         self,
         messages: list[dict[str, Any]],
-        env: Env,
+        env: EnvSettings,
         tools: Sequence[Mapping[str, Any]],
         prefix: Prefix,
         demonstration: Mapping[str, Any] | None = None,
@@ -270,7 +270,7 @@ class Client:
             await connection.close()
 
     async def _ask(
-        self, server: Server, conversation: Conversation, n: int, env: Env
+        self, server: Server, conversation: Conversation, n: int, env: EnvSettings
     ) -> list[SampledCompletion]:
         started = time.monotonic()
         self.registry.acquire(server.server_id, n)
@@ -318,16 +318,17 @@ class Client:
             self._asking[server.url] -= 1
 
     async def _generate(
-        self, server: Server, tokens: list[int], n: int, env: Env
+        self, server: Server, tokens: list[int], n: int, env: EnvSettings
     ) -> GenerateResponse:
         """The server's answer. All sampling parameters are sent: a default is the server's, and may
         be another model's.
         """
+        top_p, top_k = truncation(env)
         sampling = {
             "n": n,
             "temperature": env.temperature,
-            "top_p": env.top_p,
-            "top_k": env.top_k,
+            "top_p": top_p,
+            "top_k": top_k,
             "min_p": 0.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
@@ -406,7 +407,7 @@ def _completion_of_choice(
     prompt: list[int],
     kept: int,
     choice: GeneratedChoice,
-    env: Env,
+    env: EnvSettings,
     latency_s: float,
 ) -> SampledCompletion:
     """One choice of the answer. Raises ValueError when it is not complete.
@@ -429,6 +430,7 @@ def _completion_of_choice(
             f" {choice.weight_versions}"
         )
     dtype = token_dtype(max(*prompt, *tokens) + 1)
+    top_p, top_k = truncation(env)
     return SampledCompletion(
         server_id=server.server_id,
         prompt_tokens=np.array(prompt, dtype),
@@ -439,12 +441,17 @@ def _completion_of_choice(
         version_spans=spans,
         latency_s=latency_s,
         temperature=env.temperature,
-        top_p=env.top_p,
-        top_k=env.top_k,
+        top_p=top_p,
+        top_k=top_k,
         max_tokens=env.max_tokens,
         prefix_tokens=kept,
         routed_experts=experts_of(choice, len(prompt) + len(tokens)),
     )
+
+
+def truncation(env: EnvSettings) -> tuple[float, int]:
+    """`top_p` and `top_k`: 1 and -1, which are off, but in evaluations and of judges."""
+    return (env.top_p, env.top_k) if isinstance(env, FreelySampled) else (1.0, -1)
 
 
 def _completion_of_demonstration(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import FreelySampled
 from streamrl.inference.clients.chat_endpoint import CUT_OFF, NoUsableAnswer, spaced
 from streamrl.inference.clients.client import Client, SamplingFailed, SamplingRejected
 from streamrl.system.errors import describe_error
@@ -56,10 +56,10 @@ class PoolEndpoint:
             raise ValueError(CUT_OFF)
         return sampled.text
 
-    def _settings(self) -> Env:
+    def _settings(self) -> FreelySampled:
         """The settings of sampling. At temperature 0 the likeliest token is taken each time."""
         is_greedy = self.temperature == 0
-        return Env(
+        return FreelySampled(
             temperature=1.0 if is_greedy else self.temperature,
             top_k=1 if is_greedy else -1,
             max_tokens=self.max_tokens,

@@ -21,14 +21,19 @@ from streamrl.system.errors import InferenceError
 from streamrl.weights.manifest import ADAPTER_CONFIG
 
 CHECK = "check"  # The name of the random adapter.
+ADAPTERS_OF_A_RUN = 2  # that answers are sampled with at a time, while a version replaces another
+MIN_ADAPTERS = 4
 KEPT = 2  # Clients may not have heard of the newest version yet, and ask for the one before.
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has no others.
 
 
-def arguments(settings: Lora, adapters: int) -> list[str]:
-    """The arguments of a vLLM that takes adapters. `adapters`: how many it computes with at a
-    time.
+def arguments(settings: Lora, guests: int) -> list[str]:
+    """The arguments of a vLLM that takes adapters of its run and of this number of others.
+
+    Of each run it computes with the newest adapter and the one before it at a time. Requests for
+    further ones wait.
     """
+    adapters = max(MIN_ADAPTERS, ADAPTERS_OF_A_RUN * (1 + guests))
     rank = largest_rank(settings)
     flags = {"--max-lora-rank": rank, "--max-loras": adapters, "--max-cpu-loras": 2 * adapters}
     line = ["--enable-lora"]

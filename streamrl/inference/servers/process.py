@@ -79,7 +79,7 @@ def main(
         worker = ThreadPoolExecutor(1, "host")
         try:
             if own_model:
-                directory = hub.model_directory(own_model, f"inference.engines.{pool}.model")
+                directory = hub.model_directory(own_model, f"inference.pools.{pool}.model")
                 serve_own_model(directory, host, worker, registration, part.meter, stop)
             else:
                 own = ServedRun(

@@ -212,7 +212,7 @@ class VllmHost:
             settings = self._run.learner.lora
             assert copies.base and settings, "without them the version is refused, or not copied"
             self._started_on = copies.base
-            adapter_arguments = arguments(settings, self._run.inference.max_adapters)
+            adapter_arguments = arguments(settings, len(self._run.inference.also_serves))
         engine = self._launch(self._started_on, adapter_arguments)
         if version.base is None:
             engine.set_version(version.version)

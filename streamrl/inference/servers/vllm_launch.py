@@ -39,6 +39,8 @@ ADAPTER_VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "STREAMRL_ADAPTERS
 # vLLM's default is 5 s, and clients drop idle connections after 5 s too. A request that is sent at
 # that moment is lost, and clients then avoid the server.
 KEEP_ALIVE_S = 60
+# Of a server on a CPU. The environment variable VLLM_CPU_KVCACHE_SPACE sets another size.
+CPU_KV_CACHE_GIB = "1"
 # Prints the names of all installed distributions without importing any of them.
 DISTRIBUTIONS = "import importlib.metadata as m; print(*[d.name for d in m.distributions()])"
 
@@ -152,6 +154,7 @@ class VllmLaunch:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # The learner and the broker need the other cores.
             "OMP_NUM_THREADS": str(threads),
+            "VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB,
             # Threads that spin between two kernels take the cores from all other processes. So do
             # processes that spin while they wait (`inside_vllm/streamrl_waiting.py`).
             "OMP_WAIT_POLICY": "passive",
@@ -159,26 +162,14 @@ class VllmLaunch:
             # One import of vLLM instead of three (`inside_vllm/streamrl_forking.py`).
             "STREAMRL_FORK": "1",
         }
-        return {
-            **defaults,
-            **given,
-            **needed,
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": str(self.settings.kv_cache_gib),
-        }
+        return {**defaults, **given, **needed, "VLLM_TARGET_DEVICE": "cpu"}
 
 
 def _engine_arguments(settings: Inference) -> list[str]:
     """The arguments of settings that vLLM has a default for."""
     line = list[str]()
-    if settings.quantization:
-        line += ["--quantization", settings.quantization]
     if settings.tensor_parallel > 1:
         line += ["--tensor-parallel-size", str(settings.tensor_parallel)]
-    if settings.tool_parser:
-        line += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_parser]
-    if settings.reasoning_parser:
-        line += ["--reasoning-parser", settings.reasoning_parser]
     return [*line, *engine_settings.arguments(settings.engine)]
 
 

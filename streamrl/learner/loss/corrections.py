@@ -25,7 +25,7 @@ class TokenCorrection(NamedTuple):
     """What the correction does to each token."""
 
     weights: jax.Array  # The weight of its loss.
-    untruncated: jax.Array  # The same before `weight_max` and `weight_min` apply.
+    untruncated: jax.Array  # The same before the limits apply.
     kept: jax.Array  # 1, or 0 if the token is rejected or masked and does not train at all.
 
     def where_kept(self, values: jax.Array) -> jax.Array:
@@ -42,17 +42,16 @@ def correct(
     whole = jnp.ones_like(d)
     weights = whole
     kept = acceptance_mask(settings, d, mask, segment_ids)
-    if settings.weights != "none":
-        whole = (
-            token_weights(d) if settings.weights == "token" else sequence_weights(d, segment_ids)
-        )
-        inside = (whole >= settings.weight_min) & (whole <= settings.weight_max)
-        weights = (
-            jnp.minimum(whole, settings.weight_max)
-            if settings.beyond == "truncate"
-            else jnp.where(inside, whole, 0.0)
-        )
-        kept *= jnp.ones_like(d) if settings.beyond == "truncate" else inside.astype(d.dtype)
+    chosen = settings.weights
+    if chosen is not None:
+        lowest, highest = chosen.limits
+        whole = token_weights(d) if chosen.by == "token" else sequence_weights(d, segment_ids)
+        if chosen.beyond == "truncate":
+            weights = jnp.clip(whole, lowest, highest)
+        else:
+            inside = (whole >= lowest) & (whole <= highest)
+            weights = jnp.where(inside, whole, 0.0)
+            kept *= inside.astype(d.dtype)
     return TokenCorrection(weights, whole, kept * mask)
 
 
@@ -79,16 +78,16 @@ def acceptance_mask(
     it is the mean over the rollout's tokens. `geometric` is always by rollout: it is the geometric
     mean of the ratio or of its inverse, whichever is larger.
     """
-    if settings.reject == "none":
+    chosen = settings.reject
+    if chosen is None:
         return jnp.ones_like(d)
-    if settings.reject == "geometric":
-        return (
-            jnp.abs(segments.segment_mean(d, mask, segment_ids)) <= jnp.log(settings.reject_above)
-        ).astype(d.dtype)
-    distance = {"k1": k1, "k2": k2, "k3": k3}[settings.reject](jnp.zeros_like(d), d)
-    if settings.reject_by == "sequence":
+    if chosen.distance == "geometric":
+        mean = segments.segment_mean(d, mask, segment_ids)
+        return (jnp.abs(mean) <= jnp.log(chosen.above)).astype(d.dtype)
+    distance = {"k1": k1, "k2": k2, "k3": k3}[chosen.distance](jnp.zeros_like(d), d)
+    if chosen.by == "sequence":
         distance = segments.segment_mean(distance, mask, segment_ids)
-    return (jnp.abs(distance) <= settings.reject_above).astype(d.dtype)
+    return (jnp.abs(distance) <= chosen.above).astype(d.dtype)
 
 
 class WeightSums(NamedTuple):
@@ -112,7 +111,7 @@ def weight_sums(
     """The sums over the weights that the loss uses. Without any, they are over exp(d), which shows
     how much there would be to correct.
     """
-    if settings.weights == "none":
+    if settings.weights is None:
         used = token_weights(d)
         untruncated = used
     else:
@@ -121,7 +120,7 @@ def weight_sums(
     weights = used * corrected.kept
     share = (
         mask / jnp.maximum(segments.segment_sum(mask, segment_ids), 1.0)
-        if settings.weights == "sequence"
+        if settings.weights and settings.weights.by == "sequence"
         else mask
     )
     return WeightSums(

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from streamrl.config.plugins import import_path
+from streamrl.config.choices import DIVERGENCES, LOSSES
+from streamrl.config.plugins import import_choice
 from streamrl.learner.loss import segments
 
 # nats: log ratios are cut to it; exp of it is finite, and so are its square and its product with an
@@ -75,7 +76,8 @@ def grpo(tokens: Tokens, clip: Clip) -> jax.Array:
 
 
 def ppo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """-min(ratio * A, clip(ratio) * A). PPO, arXiv:1707.06347, equation 7.
+    """-min(ratio * A, clip(ratio) * A). PPO, arXiv:1707.06347, equation 7. With high > low
+    unlikely tokens may become likely: DAPO, arXiv:2503.14476, section 3.1, has 0.2 and 0.28.
 
     The minimum keeps the gradient where an update has made the objective worse by more than the
     clip range. Where A < 0 it has no lower bound, so one token with a large ratio can outweigh all
@@ -85,13 +87,6 @@ def ppo(tokens: Tokens, clip: Clip) -> jax.Array:
     ratios = ratio(tokens.current, tokens.old)
     bounded = jnp.where(tokens.advantages < 0, jnp.minimum(ratios, clip.ratio_max), ratios)
     return -jnp.minimum(bounded * tokens.advantages, clip_ratio(ratios, clip) * tokens.advantages)
-
-
-def dapo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """PPO with high > low, so that unlikely tokens may become likely ("clip-higher"). DAPO,
-    arXiv:2503.14476, section 3.1; there 0.2 and 0.28.
-    """
-    return ppo(tokens, clip)
 
 
 def cispo(tokens: Tokens, clip: Clip) -> jax.Array:
@@ -140,22 +135,12 @@ def k3(current: jax.Array, reference: jax.Array) -> jax.Array:
     return jnp.expm1(d) - d
 
 
-LOSSES: dict[str, Loss] = {
-    "ppo": ppo,
-    "dapo": dapo,
-    "cispo": cispo,
-    "gspo": gspo,
-    "grpo": grpo,
-    "clipped-ratio": clipped_ratio,
-}
-DIVERGENCES: dict[str, Divergence] = {"k1": k1, "k2": k2, "k3": k3}
-
-
 def loss_named(name: str) -> Loss:
     """The shipped loss of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    return LOSSES.get(name) or import_path(name, "learner.loss", LOSSES)
+    targets = {shipped: choice.target for shipped, choice in LOSSES.items()}
+    return import_choice(name, "learner.loss", targets)
 
 
 def divergence_named(name: str) -> Divergence:
     """The shipped estimator of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    return DIVERGENCES.get(name) or import_path(name, "learner.kl", DIVERGENCES)
+    return import_choice(name, "learner.kl.estimator", DIVERGENCES)

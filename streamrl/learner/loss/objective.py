@@ -16,7 +16,7 @@ import numpy as np
 from haliax import NamedArray
 from levanter.metrics import Metric, ReductionType
 
-from streamrl.config.sections.learner import Learner
+from streamrl.config.sections.learner import Kl, Learner
 from streamrl.learner.loss import segments
 from streamrl.learner.loss.components import Components, components_of, cross_entropy, sampled_mask
 from streamrl.learner.loss.corrections import (
@@ -34,6 +34,7 @@ from streamrl.learner.loss.losses import (
     Tokens,
     clip_ratio,
     divergence_named,
+    k2,
     k3,
     loss_named,
     ratio,
@@ -64,8 +65,7 @@ class Objective(NamedTuple):
 
     config: Learner
     loss: Loss
-    divergence: Divergence
-    teacher_divergence: Divergence
+    divergence: Divergence | None  # from the reference
     micro_batches: int = 1
 
     def __call__(
@@ -92,8 +92,10 @@ class Objective(NamedTuple):
         inputs = self._term_inputs(predicted, example, weights)
         metrics = to_metrics({"entropy": predicted.entropy}, {}, inputs.mask)
         kl_loss: jax.Array | float = 0.0
-        if self.config.uses_reference:  # otherwise nobody has asked the reference
-            inputs, kl_loss, measured = self._kl_term(inputs, example.reference_logprobs)
+        if self.config.kl and self.divergence:
+            inputs, kl_loss, measured = kl_term(
+                self.config.kl, self.divergence, inputs, example.reference_logprobs
+            )
             metrics |= measured
         policy_loss, measured = self._policy_gradient_term(inputs)
         metrics |= measured
@@ -104,7 +106,7 @@ class Objective(NamedTuple):
         metrics |= measured
         loss += cross_entropy_loss
         if example.teacher_logprobs is not None:
-            teacher_loss, measured = self._teacher_term(
+            teacher_loss, measured = teacher_term(
                 inputs, inputs.components.teacher_kl, example.teacher_logprobs
             )
             metrics |= measured
@@ -135,23 +137,6 @@ class Objective(NamedTuple):
         kept_weights = correction.where_kept(weights)
         return TermInputs(tokens, kept_weights, current, policy, mask, correction, components)
 
-    def _kl_term(
-        self, inputs: TermInputs, reference: np.ndarray
-    ) -> tuple[TermInputs, jax.Array | float, Metrics]:
-        """The divergence from the reference. If `kl_in` is "advantages", its loss is 0, and the
-        returned inputs have advantages that are lowered by it.
-        """
-        tokens = inputs.tokens
-        coefficient = self.config.kl_coefficient
-        divergence = _divergence(self.divergence, inputs, reference)
-        means = {"kl": self.divergence(inputs.current, jnp.asarray(reference))}
-        if self.config.kl_in == "advantages":
-            advantages = penalize_advantages(tokens, divergence, coefficient)
-            lowered = inputs._replace(tokens=tokens._replace(advantages=advantages))
-            return lowered, 0.0, to_metrics(means, {}, inputs.mask)
-        loss = coefficient * weighted_sum(inputs.correction.weights * divergence, inputs.weights)
-        return inputs, loss, to_metrics(means, {"kl_loss": loss}, inputs.mask)
-
     def _policy_gradient_term(self, inputs: TermInputs) -> tuple[jax.Array, Metrics]:
         tokens, weights, current, policy, mask, correction, components = inputs
         clip = clip_range(self.config)
@@ -173,15 +158,37 @@ class Objective(NamedTuple):
         metrics = to_metrics(means, {"policy_loss": loss, **named_sums}, mask)
         return loss, {**metrics, "ratio_max": max_metric(means["ratio_mean"], mask)}
 
-    def _teacher_term(
-        self, inputs: TermInputs, distilled: jax.Array, teacher: np.ndarray
-    ) -> tuple[jax.Array, Metrics]:
-        """`distilled`: how much the divergence from the teacher counts at each token."""
-        logprobs = jnp.where(distilled > 0, jnp.asarray(teacher), 0.0)
-        divergence = _divergence(self.teacher_divergence, inputs, logprobs)
-        loss = weighted_sum(inputs.correction.weights * divergence * distilled, inputs.weights)
-        means = {"teacher_kl": self.teacher_divergence(inputs.current, logprobs)}
-        return loss, to_metrics(means, {}, (distilled > 0).astype(jnp.float32))
+
+def kl_term(
+    settings: Kl, estimator: Divergence, inputs: TermInputs, reference: np.ndarray
+) -> tuple[TermInputs, jax.Array | float, Metrics]:
+    """The inputs, the loss and the metrics of the divergence from the reference. If it is applied
+    to the advantages, the loss is 0, and the returned inputs have advantages that are lowered by
+    it.
+    """
+    tokens = inputs.tokens
+    divergence = _divergence(estimator, inputs, reference)
+    means = {"kl": estimator(inputs.current, jnp.asarray(reference))}
+    if settings.applied_to == "advantages":
+        advantages = penalize_advantages(tokens, divergence, settings.coefficient)
+        lowered = inputs._replace(tokens=tokens._replace(advantages=advantages))
+        return lowered, 0.0, to_metrics(means, {}, inputs.mask)
+    weighted = inputs.correction.weights * divergence
+    loss = settings.coefficient * weighted_sum(weighted, inputs.weights)
+    return inputs, loss, to_metrics(means, {"kl_loss": loss}, inputs.mask)
+
+
+def teacher_term(
+    inputs: TermInputs, distilled: jax.Array, teacher: np.ndarray
+) -> tuple[jax.Array, Metrics]:
+    """The loss and the metrics of the divergence from the teacher, by k2: its gradient is that of
+    KL(policy || teacher). `distilled`: how much it counts at each token.
+    """
+    logprobs = jnp.where(distilled > 0, jnp.asarray(teacher), 0.0)
+    divergence = _divergence(k2, inputs, logprobs)
+    loss = weighted_sum(inputs.correction.weights * divergence * distilled, inputs.weights)
+    means = {"teacher_kl": k2(inputs.current, logprobs)}
+    return loss, to_metrics(means, {}, (distilled > 0).astype(jnp.float32))
 
 
 def _cross_entropy_term(
@@ -224,8 +231,7 @@ def make_objective(config: Learner, micro_batches: int = 1) -> Objective:
     return Objective(
         config,
         loss_named(config.loss),
-        divergence_named(config.kl),
-        divergence_named(config.teacher.kl),
+        divergence_named(config.kl.estimator) if config.kl else None,
         micro_batches,
     )
 

@@ -11,6 +11,7 @@ from streamrl.system.text import printable
 
 # Share of an env's rollouts that is filtered beyond which a shortage is explained by that.
 MOSTLY_FILTERED = 0.5
+BLOCKED_AFTER_S = 2.0  # a batch that has waited for so long is worth a line
 
 
 def blocking_reason(
@@ -35,7 +36,7 @@ def blocking_reason(
         waited_s = time_s - view.ready_s
         return f"waiting {waited_s:.0f} s for the first batch: {_shortage(run, view, time_s)}"
     blocked_s = latest(view, "batcher/blocked_s", time_s - SILENT_S) or 0.0
-    if blocked_s >= run.batcher.shortage_after_s:
+    if blocked_s >= BLOCKED_AFTER_S:
         batch = view.batch + 1
         return f"batch {batch} has waited {blocked_s:.0f} s: {_shortage(run, view, time_s)}"
     return ""

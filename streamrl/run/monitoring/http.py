@@ -57,8 +57,8 @@ def serving(run: RunFile, log: Log, part: str, at: ListenOverride = NO_OVERRIDE)
         yield log
         return
     instrumented = InstrumentedLog(log, part)
-    pages = Pages(run.run, instrumented, liveness_limit_s(run, part))
-    server = listen(resolve_address(run, at), pages)
+    pages = Pages(run.run, instrumented, liveness_limit_s(part))
+    server = listen(resolve_address(at), pages)
     over = threading.Event()
     file = targets_file(run, part)
     server_thread = threading.Thread(
@@ -83,12 +83,9 @@ def serving(run: RunFile, log: Log, part: str, at: ListenOverride = NO_OVERRIDE)
             file.unlink(missing_ok=True)
 
 
-def resolve_address(run: RunFile, at: ListenOverride) -> Address:
-    """The address to listen at: the run file's, unless `at` has another."""
-    return Address(
-        run.metrics.host if at.host is None else at.host,
-        run.metrics.port if at.port is None else at.port,
-    )
+def resolve_address(at: ListenOverride) -> Address:
+    """The address to listen at: any free port on loopback, unless `at` has another."""
+    return Address(at.host or "127.0.0.1", at.port or 0)
 
 
 def _poll_broker(

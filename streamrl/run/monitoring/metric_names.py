@@ -201,9 +201,7 @@ METRICS = (
     MetricSpec(
         "learner/cross_entropy", "nats", "-logprob of the tokens that the cross entropy trains"
     ),
-    MetricSpec(
-        "learner/teacher_kl", "nats", "divergence from the teacher per token, by learner.teacher.kl"
-    ),
+    MetricSpec("learner/teacher_kl", "nats", "divergence from the teacher per token, by k2"),
     MetricSpec("learner/kl", "nats", "divergence from the reference per token, by learner.kl"),
     MetricSpec("learner/grad_norm", "1", "norm of the gradient before clipping"),
     MetricSpec("learner/learning_rate", "1", "learning rate of the step"),

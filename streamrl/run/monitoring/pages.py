@@ -14,12 +14,14 @@ from prometheus_client import (
 )
 
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile
 from streamrl.run.monitoring.collector import MetricsCollector
 from streamrl.stream.log.instrumented import InstrumentedLog
 from streamrl.system.errors import InferenceError
 
 SLOW = tuple(role.name for role in topology.ROLES if role.is_slow)
+LIVE_WITHIN_S = 60.0  # a part whose loop has not used its log for longer is restarted
+# The same limit for learner and scorers, whose loop runs once a batch and compiles.
+STEP_WITHIN_S = 3_600.0
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -31,9 +33,9 @@ class Page(NamedTuple):
     content_type: str = TEXT
 
 
-def liveness_limit_s(run: RunFile, part: str) -> float:
+def liveness_limit_s(part: str) -> float:
     """Seconds after which a part that has not used its log is not alive."""
-    return run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s
+    return STEP_WITHIN_S if part.startswith(SLOW) else LIVE_WITHIN_S
 
 
 class Pages:

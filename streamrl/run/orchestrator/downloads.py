@@ -89,10 +89,10 @@ def check_commits(run: RunFile) -> None:
 def _candidates(run: RunFile) -> Iterator[tuple[tuple[str, ...], Kind]]:
     """The settings that may name something on the hub."""
     yield ("model", "path"), "model"
-    yield ("learner", "reference", "path"), "model"
-    yield ("learner", "teacher", "path"), "model"
-    for pool in run.inference.engines:
-        yield ("inference", "engines", pool, "model"), "model"
+    yield ("learner", "kl", "reference", "path"), "model"
+    yield ("learner", "teacher"), "model"
+    for pool in run.inference.pools:
+        yield ("inference", "pools", pool, "model"), "model"
     for name, env in run.envs.items():
         if (env.kind or name) == "dataset":
             yield ("envs", name, "params", "hub"), "dataset"

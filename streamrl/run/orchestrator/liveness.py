@@ -81,7 +81,7 @@ class Liveness:
                 for name, part in self._names.items():
                     life = self.lives[name]
                     if address := listening(targets_file(self._run, part)):
-                        ask(client, address, life, since_s, liveness_limit_s(self._run, part))
+                        ask(client, address, life, since_s, liveness_limit_s(part))
 
 
 def listening(note: Path) -> str:

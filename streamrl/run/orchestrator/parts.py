@@ -64,8 +64,7 @@ class SupervisedParts:
         """
         self._supervisor.notice_exits(self._liveness.progressed(), self._broker_watch.answers)
         observed = self._supervisor.observe(self._liveness.hanging())
-        limits = self._run.orchestrator
-        actions = decide(limits, [*self._planned], observed, time.monotonic(), self._gang)
+        actions = decide([*self._planned], observed, time.monotonic(), self._gang)
         for action in actions:
             match action:
                 case Kill(name, reason):

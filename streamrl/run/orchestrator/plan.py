@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamrl.config import topology
-from streamrl.config.sections.operation import Orchestrator
 from streamrl.config.topology import Part
 from streamrl.system.errors import (
     AccessDenied,
@@ -23,12 +22,16 @@ from streamrl.system.errors import (
 
 BROKER = "broker"
 BROKER_PART = Part(BROKER, BROKER, BROKER)  # not a role, as the run may use an existing cluster
+# Restarts of one part within RESTART_WINDOW_S, or in a row without its having been ready. One more
+# ends the run.
+RESTART_LIMIT = 20
+RESTART_WINDOW_S = 300.0
+BACKOFF_S = 0.2  # pause before a restart; it doubles at each restart in a row
 LONG_LIFE_S = 30.0  # a part that ran for so long was healthy, so its back-off begins anew
 MAX_BACKOFF_S = 10.0
 GIB = 1 << 30
 STOP_LIMIT_S = 15.0  # between asking a part to end and ending it
 LEARNER_STOP_LIMIT_S = 600.0  # the same of a learner: a step of a real model may take minutes
-RESTART_WINDOW_S = 300.0  # the window in which `orchestrator.restart_limit` counts
 FATAL = {
     Fenced.exit_code: "another process has its identity; stop that one first",
     ConfigError.exit_code: "its settings do not work, and a restart does not change them",
@@ -49,7 +52,7 @@ After `Fenced` a restart would do harm: two supervisors would fence each other's
 BROKER_GONE = (TransactionFailed.exit_code, BrokerUnreachable.exit_code)
 """Exit codes of a part that could not reach its broker.
 
-They do not count against `restart_limit` while the broker does not answer the orchestrator either,
+They do not count against RESTART_LIMIT while the broker does not answer the orchestrator either,
 because an outage may last.
 """
 
@@ -127,7 +130,6 @@ def stop_order(names: Iterable[str]) -> list[list[str]]:
 
 
 def decide(
-    limits: Orchestrator,
     parts: Iterable[str],
     observed: Mapping[str, PartState],
     time_s: float,
@@ -142,14 +144,13 @@ def decide(
     actions: list[Action] = []
     for name in parts:
         if name not in gang:
-            actions += _decide_together(limits, [name], observed, time_s)
+            actions += _decide_together([name], observed, time_s)
         elif name == gang[0]:
-            actions += _decide_together(limits, gang, observed, time_s)
+            actions += _decide_together(gang, observed, time_s)
     return actions
 
 
 def _decide_together(
-    limits: Orchestrator,
     names: Sequence[str],
     observed: Mapping[str, PartState],
     time_s: float,
@@ -160,10 +161,10 @@ def _decide_together(
     if len(ended) < len(names):
         return _kills(names, parts, ended)
     ends = gang_ends(parts)
-    if reason := fatal_reason(limits, ends, time_s, names[0] == BROKER):
+    if reason := fatal_reason(ends, time_s, names[0] == BROKER):
         last = [part.ends[-1] for part in parts]
         return [Abort(names[last.index(cause_of_end(last))], reason)]
-    if not ends or time_s >= ends[-1].time_s + backoff(limits, ends):
+    if not ends or time_s >= ends[-1].time_s + backoff(ends):
         return [Start(name) for name in names]
     return []
 
@@ -196,12 +197,10 @@ def cause_of_end(ends: Sequence[Exit]) -> Exit:
     return min(ends, key=lambda end: (end.exit_code not in FATAL, end.time_s))
 
 
-def fatal_reason(
-    limits: Orchestrator, ends: Sequence[Exit], time_s: float, is_broker: bool = False
-) -> str:
+def fatal_reason(ends: Sequence[Exit], time_s: float, is_broker: bool = False) -> str:
     """The reason not to start a part with these ends again, empty if there is none.
 
-    A part may end `restart_limit` times within RESTART_WINDOW_S. It may also end as often in a row
+    A part may end RESTART_LIMIT times within RESTART_WINDOW_S. It may also end as often in a row
     without having done any work, however long each life lasted and whether or not it was ready: a
     learner may be ready, and then end in its first step. An end for want of a broker does not
     count if the broker did not answer the orchestrator either.
@@ -219,20 +218,19 @@ def fatal_reason(
         if is_broker or end.broker_answered or end.exit_code not in BROKER_GONE:
             recent += end.time_s > time_s - RESTART_WINDOW_S
             idle += in_a_row
-    if max(recent, idle) <= limits.restart_limit:
+    if max(recent, idle) <= RESTART_LIMIT:
         return ""
-    if recent > limits.restart_limit:
+    if recent > RESTART_LIMIT:
         often = f"ended {recent} times within {RESTART_WINDOW_S:.0f} s"
     else:
         often = f"ended {idle} times in a row without having done any work"
     away = ", although the broker answers" if last.exit_code in BROKER_GONE else ""
     return (
-        f"{often}, last with {describe_exit(last)}{away}; "
-        f"orchestrator.restart_limit is {limits.restart_limit}"
+        f"{often}, last with {describe_exit(last)}{away}; at most {RESTART_LIMIT} restarts are made"
     )
 
 
-def backoff(limits: Orchestrator, ends: tuple[Exit, ...]) -> float:
+def backoff(ends: tuple[Exit, ...]) -> float:
     """Seconds from the last exit to the next start.
 
     They double with every short life in a row. A single failed transaction causes no wait.
@@ -244,7 +242,7 @@ def backoff(limits: Orchestrator, ends: tuple[Exit, ...]) -> float:
             break
     if in_a_row == 1 and ends[-1].exit_code == TransactionFailed.exit_code:
         return 0.0
-    return min(limits.backoff_s * 2 ** (in_a_row - 1), MAX_BACKOFF_S)
+    return min(BACKOFF_S * 2 ** (in_a_row - 1), MAX_BACKOFF_S)
 
 
 def describe_exit(end: Exit) -> str:

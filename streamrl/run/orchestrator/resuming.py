@@ -58,13 +58,17 @@ def _stretched_schedule(before: RunFile, now: RunFile) -> Iterator[str]:
     """A schedule without its own steps in the run file follows `orchestrator.max_steps`. More
     steps would then change the learning rates of the steps that are trained already.
     """
-    was = before.learner.schedule_steps
-    steps = now.learner.schedule_steps
-    if was and steps != was and "schedule_steps" not in now.learner.model_fields_set:
+    then = before.learner.schedule
+    schedule = now.learner.schedule
+    if then is None or schedule is None:
+        return
+    was = then.steps
+    steps = schedule.steps
+    if was and steps != was and "steps" not in schedule.model_fields_set:
         yield (
             f"orchestrator.max_steps {steps} would change the learning rates of steps that are"
-            f" trained already: the run's learner.schedule_steps is {was}, and the run file gives"
-            f" none; set learner.schedule_steps, to {was} for the same rates or to {steps} for"
+            f" trained already: the run's learner.schedule.steps is {was}, and the run file gives"
+            f" none; set learner.schedule.steps, to {was} for the same rates or to {steps} for"
             " others from here on"
         )
 

@@ -210,8 +210,8 @@ class Scores(Record, frozen=True, kw_only=True):
 
     number: BatchNumber  # the batch
     scorer: Name  # the worker
-    # policy version of the model; -1: one of its own (learner.reference.path); -2: the pool was not
-    # asked for a reference, and `logprobs` are 0
+    # policy version of the model; -1: one of its own (learner.kl.reference.path); -2: the pool was
+    # not asked for a reference, and `logprobs` are 0
     reference: int
     logprobs: Array  # (n,) float32: of the batch's tokens, prompts left out; 0 where not sampled
     teacher_logprobs: Array | None = None  # (n,) float32: likewise; None: there is no teacher

@@ -51,15 +51,6 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
         ),
         ("batcher.row_count=2", "less than total_token_budget"),
         ("model.max_seq_len=128", "could not be packed"),
-        ("buffer.remember_versions=2", "remember_versions"),
-        (
-            "batcher={admission: capacity, eta: 3, total_token_budget: 2560, max_seq_len: 64}",
-            "batcher.eta is 3 but buffer.max_age is 2",
-        ),
-        (
-            "batcher.eta=1",
-            "batcher.admission is demand, which does not use it; set admission: capacity",
-        ),
     ],
 )
 def test_what_cannot_work_is_named(override: str, says: str):

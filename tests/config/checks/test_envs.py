@@ -15,22 +15,22 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
     [
         ("envs.copy-digits.fraction=0.9", "add up to 1.2"),
         ("orchestrator.target.env=nope", "'nope' is not one of the envs: copy-digits, add-digits"),
-        ("envs.copy-digits.top_p=0.9", "reproduces temperature only"),
+        ("envs.copy-digits.top_p=0.9", "unknown key 'envs.copy-digits.top_p'"),
         (
             "envs.copy-digits.chat_template_kwargs={tools: []}",
             "chat_template_kwargs: 'tools' is given by streamrl and vLLM; leave it out",
         ),
         (
             "envs.copy-digits.tool_syntax=brackets",
-            "tool_syntax is for agents, which have sessions",
+            "unknown key 'envs.copy-digits.tool_syntax'",
         ),
         (
             "envs.copy-digits={sessions: {}, replicas: 1}",
-            "agents make its rollouts .*; set replicas: 0",
+            "unknown key 'envs.copy-digits.replicas'",
         ),
         (
-            "envs.copy-digits.pass_rate={low: 0.9, high: 0.1}",
-            "pass_rate: low 0.9 is above high 0.1",
+            "envs.copy-digits.pass_rate={between: [0.9, 0.1]}",
+            "pass_rate.between: 0.9 is the lowest value and is above 0.1, the highest",
         ),
         (
             "envs.copy-digits={kind: demonstrations, params: {file: shown.jsonl}}",

@@ -18,7 +18,6 @@ LORA = "learner.lora={rank: 4}"
     [
         ("{quickstart: {}}", "quickstart is this run"),
         ("{Second: {}}", "'Second' is not the name of a run"),
-        ("{second: {}, third: {}}", "max_adapters is 4: of each of 3 runs .* set it to 6"),
         ("{second: {api_key: plain}}", "second.api_key: a secret does not belong in a run file"),
         ("{second: {api_key: env:B}}", "second.api_key is set, and inference.api_key is not"),
     ],
@@ -46,7 +45,7 @@ def test_a_server_has_adapters_of_several_runs_and_no_whole_models():
     ],
 )
 def test_a_server_with_a_key_has_another_one_for_each_guest(guests: str, says: str):
-    keyed = [LORA, "inference.api_key=env:A", "inference.max_adapters=6"]
+    keyed = [LORA, "inference.api_key=env:A"]
     given = "inference.also_serves={second: {api_key: env:B}, third: {api_key: env:C}}"
     assert run_file.load(QUICKSTART, [*keyed, given])
     with pytest.raises(ConfigError, match=says):
@@ -64,10 +63,10 @@ def test_a_server_with_a_key_has_another_one_for_each_guest(guests: str, says: s
             ),
         ),
         (
-            "inference.pools={generation: 2}",
+            "inference.pools={generation: {}}",
             "the servers of pool generation are inference.replicas",
         ),
-        ("inference.pools={Eval: 2}", "inference.pools.Eval: not a name"),
+        ("inference.pools={Eval: {}}", "inference.pools.Eval: not a name"),
         (
             "eval.envs.held={}",
             (
@@ -81,7 +80,7 @@ def test_a_server_with_a_key_has_another_one_for_each_guest(guests: str, says: s
         ),
         (
             "inference.engine={trust_remote_code: true}",
-            "inference.engine.trust_remote_code: not a setting that a run file passes on",
+            "inference.engine: trust_remote_code: not a setting that a run file passes on",
         ),
         (
             "inference.engine={gpu_memory_utilisation: 0.8}",
@@ -89,27 +88,19 @@ def test_a_server_with_a_key_has_another_one_for_each_guest(guests: str, says: s
         ),
         (
             "inference.engine={attention_backend: /tmp/mine.py}",
-            "inference.engine.attention_backend: '/tmp/mine.py' is not a name",
+            "inference.engine: attention_backend: '/tmp/mine.py' is not a name",
         ),
         (
             "inference.engine={block_size: large}",
-            "inference.engine.block_size: 'large' is not a number",
+            "inference.engine: block_size: 'large' is not a number",
         ),
         (
             "inference.engine={enforce_eager: 1}",
-            "inference.engine.enforce_eager: 1 is neither true nor false",
+            "inference.engine: enforce_eager: 1 is neither true nor false",
         ),
         (
-            "inference.engines={judges: {model: /models/judge}}",
-            "inference.engines.judges: inference.pools has no 'judges'",
-        ),
-        (
-            "inference.engines={generation: {model: /models/judge}}",
-            "envs.copy-digits.pool: generation serves its own model",
-        ),
-        (
-            "inference.engines={generation: {quantization: mine.Method}}",
-            "quantization: 'mine.Method' is not a name",
+            "inference={pools: {judges: {engine: {quantization: mine.Method}}}}",
+            "inference.pools.judges.engine: quantization: 'mine.Method' is not a name",
         ),
     ],
 )

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.config.sections.serving import Eval, EvalEnv, Inference
+from streamrl.config.sections.serving import Eval, EvalEnv, Inference, Pool
 from streamrl.system.errors import ConfigError
 
 
 def test_a_server_is_counted_through_the_pools():
-    inference = Inference(replicas=2, pools={"judges": 1, "teachers": 3})
+    inference = Inference(replicas=2, pools={"judges": Pool(), "teachers": Pool(replicas=3)})
     assert inference.sizes == {"generation": 2, "judges": 1, "teachers": 3}
     assert [inference.place("generation", 1), inference.place("teachers", 2)] == [1, 5]
     with pytest.raises(ConfigError, match="inference.pools has no 'judge'; did you mean 'judges'"):

@@ -17,11 +17,9 @@ MISTRAL = "{% if tools %}[TOOL_CALLS]{% endif %}"
 PLAIN = "{{ messages }}"
 
 
-def run_of(path: Path | str, **env: Any) -> RunFile:
-    sessions = {"replicas": 0, "sessions": {}, **env}
-    return RunFile.model_validate(
-        {"run": "r", "envs": {"agent": sessions}, "model": {"path": str(path)}}
-    )
+def run_of(path: Path | str, **sessions: Any) -> RunFile:
+    envs = {"agent": {"sessions": sessions}}
+    return RunFile.model_validate({"run": "r", "envs": envs, "model": {"path": str(path)}})
 
 
 def write_tokenizer(directory: Path, template: Any) -> None:
@@ -60,7 +58,7 @@ def test_any_syntax_is_read_where_the_template_knows_no_tools(tmp_path: Path, te
 
 def test_a_template_whose_calls_are_not_read_is_refused_with_the_setting(tmp_path: Path):
     write_tokenizer(tmp_path, MISTRAL)
-    with pytest.raises(ConfigError, match=r"Mistral.*envs\.agent\.tool_syntax"):
+    with pytest.raises(ConfigError, match=r"Mistral.*envs\.agent\.sessions\.tool_syntax"):
         tool_syntax_of(run_of(tmp_path), "agent")
     assert tool_syntax_of(run_of(tmp_path, tool_syntax="json"), "agent") == "json"
 

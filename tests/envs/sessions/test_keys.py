@@ -89,7 +89,7 @@ def run_of(directory: Path, **gateway: object) -> RunFile:
         {
             "run": "r",
             "runs_dir": str(directory),
-            "envs": {"a": {"kind": "copy-digits", "replicas": 0, "sessions": {}}},
+            "envs": {"a": {"kind": "copy-digits", "sessions": {}}},
             "gateway": gateway,
         }
     )

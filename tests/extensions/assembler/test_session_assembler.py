@@ -24,7 +24,7 @@ def run_of(**sessions: Any) -> RunFile:
     return parse(
         {
             "run": "r",
-            "envs": {ENV: {"kind": "copy-digits", "replicas": 0, "sessions": settings}},
+            "envs": {ENV: {"kind": "copy-digits", "sessions": settings}},
             "buffer": {"group_size": 2},
         }
     )

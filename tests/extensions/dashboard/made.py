@@ -25,7 +25,7 @@ RUN = run_file.parse(
 AGENTS = run_file.parse(
     {
         "run": "made",
-        "envs": {"agent": {"replicas": 0, "sessions": {}}, "copy": {}},
+        "envs": {"agent": {"sessions": {}}, "copy": {}},
         "gateway": {"replicas": 2},
     }
 )

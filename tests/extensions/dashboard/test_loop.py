@@ -12,7 +12,7 @@ RUN = run_file.parse(
     {
         "run": "r",
         "envs": {"copy": {"replicas": 2}, "add": {"pool": "long"}},
-        "inference": {"replicas": 2, "pools": {"long": 1}},
+        "inference": {"replicas": 2, "pools": {"long": {}}},
     }
 )
 NOW_S = 100.0
@@ -48,7 +48,9 @@ def test_every_part_that_the_run_should_have_in_the_order_of_the_loop():
         "inference:long",
     ]
     assert {part.state for node in found(seen()).values() for part in node.parts} == {"stopped"}
-    asking = run_file.with_overrides(RUN, ["learner.reference.by=pool", "eval.envs.held.env=copy"])
+    asking = run_file.with_overrides(
+        RUN, ["learner.kl.reference.by=pool", "eval.envs.held.env=copy"]
+    )
     assert {"scorer", "evaluator"} <= found(seen(run=asking), asking).keys()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.serving import EvalEnv
 from streamrl.extensions.evaluator.history import read_evaluations
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.memory import MemoryLog
@@ -63,9 +64,8 @@ def test_a_version_whose_weights_are_gone_or_spoilt_is_passed_over(
 def test_a_new_evaluation_is_made_of_versions_that_have_another(run: RunFile, log: MemoryLog):
     announce(run, log, 0)
     live(run, log, lambda: made(log) == [0])
-    more = run.eval.envs | {
-        "more": run.eval.envs["held"].model_copy(update={"seed": 5, "problems": 2})
-    }
+    settings = run.eval.envs["held"].model_dump(exclude={"seed", "problems"})
+    more = run.eval.envs | {"more": EvalEnv(seed=5, problems=2, **settings)}
     live(
         run.model_copy(update={"eval": run.eval.model_copy(update={"envs": more})}),
         log,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streamrl.config.run_file import RunFile, parse
-from streamrl.config.sections.envs import Env
+from streamrl.config.sections.envs import Env, EnvSettings, FreelySampled
 from streamrl.config.sections.serving import EvalEnv
 from streamrl.extensions.evaluator import suite
 from streamrl.extensions.evaluator.suite import (
@@ -48,14 +48,14 @@ class Policy:
         self.spans = list(spans)
         self.right = right
         self.asked: list[int] = []
-        self.env: Env | None = None
+        self.env: FreelySampled | None = None
         self.in_flight = self.most = 0
 
     async def sample(
         self,
         messages: list[dict[str, Any]],
         n: int,
-        env: Env,
+        env: EnvSettings,
         tools: Sequence[Mapping[str, Any]] = (),
         *more: object,
     ) -> list[SampledCompletion]:
@@ -73,7 +73,7 @@ class Policy:
     def usual(self) -> Spans:
         return WHOLE
 
-    def _one(self, text: str, right: bool, env: Env) -> SampledCompletion:
+    def _one(self, text: str, right: bool, env: FreelySampled) -> SampledCompletion:
         made = self.spans.pop(0) if self.spans else self.usual()
         if isinstance(made, str):
             raise SamplingFailed(made)
@@ -205,7 +205,9 @@ def test_not_all_problems_are_in_flight_at_once():
 
 def test_sampling_parameters_are_its_own_or_the_envs():
     env = Env(temperature=0.7, max_tokens=5)
-    assert sampling(env, EvalEnv()) == env
+    of_env = sampling(env, EvalEnv())
+    assert (of_env.temperature, of_env.max_tokens) == (0.7, 5)
+    assert (of_env.top_p, of_env.top_k) == (1.0, -1)
     own = sampling(env, EvalEnv(temperature=0.3, top_p=0.9, top_k=20, max_tokens=9))
     assert (own.temperature, own.top_p, own.top_k, own.max_tokens) == (0.3, 0.9, 20, 9)
     greedy = sampling(env, EvalEnv(temperature=0))

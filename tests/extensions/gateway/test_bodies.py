@@ -56,15 +56,15 @@ def test_a_body_is_read_whole_and_an_empty_one_is_an_empty_object(tmp_path: Path
 
 
 def test_the_length_that_is_announced_is_refused_before_a_byte_is_read(tmp_path: Path):
-    reader = BodyReader(run_of(tmp_path, max_body_mb=1), Offloader())
-    for length in ("1000001", "9" * 5_000):
+    reader = BodyReader(run_of(tmp_path), Offloader())
+    for length in ("8000001", "9" * 5_000):
         refused = refusal(reader, Sender(ends=False, content_length=length))
-        assert refused.status == 413 and "gateway.max_body_mb" in str(refused)
+        assert refused.status == 413 and "8,000,000 bytes" in str(refused)
 
 
 def test_the_bytes_that_are_there_are_counted_whatever_is_announced(tmp_path: Path):
-    reader = BodyReader(run_of(tmp_path, max_body_mb=1), Offloader())
-    piece = b"x" * 600_000
+    reader = BodyReader(run_of(tmp_path), Offloader())
+    piece = b"x" * 4_800_000
     assert refusal(reader, Sender(piece, piece, content_length="1")).status == 413
 
 
@@ -80,9 +80,10 @@ def test_values_are_counted_before_they_are_decoded(tmp_path: Path):
 
 
 def test_bodies_that_never_end_are_bounded_for_each_session_and_leave_room_for_others(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    reader = BodyReader(run_of(tmp_path, max_body_mb=0.1), Offloader())
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
+    reader = BodyReader(run_of(tmp_path), Offloader())
     piece = b'{"a": "' + b"x" * 90_000
 
     async def scenario() -> None:

@@ -152,10 +152,14 @@ async def settled(turns: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_calls_at_once_are_not_more_than_a_session_may_have(tmp_path: Path):
+def test_calls_at_once_are_not_more_than_a_session_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamrl.extensions.gateway.calls.MAX_CALLS", 4)
+
     async def scenario() -> None:
         log = Slow()
-        calls = handler(log, tmp_path, max_calls=4)
+        calls = handler(log, tmp_path)
         asked = [asyncio.create_task(calls.answer(asking(f"q{i}"))) for i in range(10)]
         await settled()
         assert len(log.asked) == 4  # the servers have no work with the others
@@ -170,11 +174,13 @@ def test_calls_at_once_are_not_more_than_a_session_may_have(tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_a_call_that_fails_gives_its_place_back(tmp_path: Path):
+def test_a_call_that_fails_gives_its_place_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamrl.extensions.gateway.calls.MAX_CALLS", 2)
+
     async def scenario() -> None:
         log = Slow()
         log.gate.set()
-        calls = handler(log, tmp_path, max_calls=2)
+        calls = handler(log, tmp_path)
         original = log.sample
 
         async def fails(*_: Any) -> list[ModelCall]:

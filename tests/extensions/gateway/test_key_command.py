@@ -13,7 +13,7 @@ from streamrl.system.errors import ConfigError
 
 
 def run_of(directory: Path, *envs: str) -> RunFile:
-    settings = {"kind": "copy-digits", "replicas": 0, "sessions": {}}
+    settings = {"kind": "copy-digits", "sessions": {}}
     described = {"copy-digits": {}, **dict.fromkeys(envs, settings)}
     return run_file.parse({"run": "r", "runs_dir": str(directory), "envs": described})
 

@@ -8,14 +8,18 @@ from typing import Any
 import httpx
 import pytest
 
+from streamrl.extensions.gateway import bodies, calls
 from streamrl.system.errors import BrokerUnreachable
 from tests.extensions.gateway.conftest import BODY, INPUT, PATHS, Shared, post
 from tests.support.gateways import ENV, gateways
 
 
-def test_open_sessions_calls_and_the_size_of_a_body_have_limits(tmp_path: Path):
-    settings: dict[str, Any] = {"max_calls": 2, "max_body_mb": 0.01}
-    with gateways(tmp_path, sessions={"max_open": 1}, **settings) as gateway:
+def test_open_sessions_calls_and_the_size_of_a_body_have_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(calls, "MAX_CALLS", 2)
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 10_000)
+    with gateways(tmp_path, sessions={"max_open": 1}) as gateway:
         url = gateway.start()
         begun = gateway.begin(url)
         key = begun["api_key"]
@@ -27,7 +31,7 @@ def test_open_sessions_calls_and_the_size_of_a_body_have_limits(tmp_path: Path):
         large = [{"role": "user", "content": "x" * 20_000}]
         for path in PATHS:
             refused = post(url + path, key, json={"messages": large})
-            assert refused.status_code == 413 and "gateway.max_body_mb" in refused.text
+            assert refused.status_code == 413 and "10,000 bytes" in refused.text
         many = post(chat, key, json={**BODY, "n": 3})
         assert many.status_code == 400 and many.json()["error"]["code"] == "max_calls"
         assert post(chat, key, json={**BODY, "n": 2}).status_code == 200

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from streamrl.config.run_file import with_overrides
 from streamrl.stream.records import Reward, SessionEnd, SessionStart
 from tests.extensions.gateway.conftest import BODY, Shared, post
 from tests.support.gateways import ENV, gateways
@@ -80,3 +81,12 @@ def test_a_session_that_cannot_be_is_refused_by_the_field(shared: Shared, field:
     body = {"task_id": "1", field: value}
     refused = post(f"{shared.url}/rl/start_session", shared.opening_key, json=body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == field
+
+
+def test_agents_are_told_the_address_of_the_proxy(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        settings = ["gateway.url=https://gateway.example/"]
+        gateway.run = with_overrides(gateway.run, settings)
+        begun = gateway.begin(gateway.start())
+        assert begun["base_url"] == "https://gateway.example/v1"
+        assert begun["anthropic_base_url"] == "https://gateway.example"

@@ -145,13 +145,13 @@ def test_the_run_file_is_the_one_recorded_and_belongs_to_no_machine(tmp_path: Pa
     )
     assert archive.recorded_run_file(log, given) is given
     recorded = RUN.model_copy(
-        update={"learner": RUN.learner.model_copy(update={"seed": 7}), "kafka": given.kafka}
+        update={"learner": RUN.learner.model_copy(update={"warmup_steps": 7}), "kafka": given.kafka}
     )
     publish(
         log, Output("config", "small", RunConfig(run="small", text=recorded.to_json(), time_s=0.0))
     )
     files = export(log, given, tmp_path / "x")
-    assert exported_run_file(files).learner.seed == 7
+    assert exported_run_file(files).learner.warmup_steps == 7
     text = (files.directory / "manifest.json").read_text()
     assert "hunter2" not in text and "there:1" not in text and "elsewhere" not in text
     publish(

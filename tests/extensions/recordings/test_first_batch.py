@@ -65,10 +65,9 @@ TAUGHT = with_overrides(
     (
         "envs.copy.fraction=0",
         "envs.add.fraction=0",
-        "batcher.curriculum.kind=stages",
         (
-            "batcher.curriculum.stages=[{fractions: {copy: 0.8}, until: {env: copy, reward: 0.45,"
-            " batches: 2}}, {fractions: {add: 0.7}}]"
+            "batcher.curriculum={kind: stages, stages: [{fractions: {copy: 0.8}, until: {env: copy,"
+            " reward: 0.45, batches: 2}}, {fractions: {add: 0.7}}]}"
         ),
     ),
 )

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamrl.config.run_file import parse
+from streamrl.config.sections.learner import ImportanceWeights, Kl
 from streamrl.config.sections.operation import Metrics
 from streamrl.extensions.recordings.archive import export, exported_run_file, plan
 from streamrl.extensions.recordings.replay import replay
@@ -112,7 +113,6 @@ HOSTILE: dict[str, Any] = {
             "kind": "evil_code:Env",
             "fraction": 0.5,
             "params": {"key": "env:HOME", "digits": 3},
-            "tool_syntax": "auto",
         },
         "add": {
             "fraction": 0.5,
@@ -122,7 +122,11 @@ HOSTILE: dict[str, Any] = {
             },
         },
     },
-    "learner": {"loss": "evil_code:loss", "kl": "evil_code:kl", "correction": {"weights": "token"}},
+    "learner": {
+        "loss": "evil_code:loss",
+        "kl": {"estimator": "evil_code:kl"},
+        "correction": {"weights": {"by": "token"}},
+    },
     "inference": {
         "python": "/tmp/python",
         "extra_args": ["--x"],
@@ -182,8 +186,8 @@ def test_what_a_run_of_ones_own_of_that_name_names_stays(
     run = exported_run_file(FileLog(exported(tmp_path / "x", HOSTILE)))
     assert (
         run.imported == {"evil_code:loss"}
-        and run.learner.kl == "k3"
-        and run.learner.correction.weights == "token"
+        and run.learner.kl == Kl()
+        and run.learner.correction.weights == ImportanceWeights(by="token")
     )
 
 

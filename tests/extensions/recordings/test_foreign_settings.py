@@ -33,9 +33,9 @@ def taken(trusted: frozenset[str] = frozenset(), **run_file: Any) -> dict[str, A
         {"envs": {"a": {"params": {"url": {"deep": ["http://attacker.example"]}}}}},
         {"envs": {"a": {"rewards": {"q": {"kind": "judge", "params": {"base_url": "http://x"}}}}}},
         {"envs": {"a": {"rewards": {"q": {"kind": "evil.py:f"}}}}},
-        {"envs": {"a": {"sessions": {"api_key": "env:HOME"}}}},
+        {"envs": {"a": {"api_key": "env:HOME"}}},
         {"envs": {"a": {"sessions": {"rewards": ["env:HOME"]}}}},
-        {"envs": {"a": {"tool_syntax": "evil:parse"}}},
+        {"envs": {"a": {"sessions": {"tool_syntax": "evil:parse"}}}},
         {"envs": {"a": {"chat_template_kwargs": {"x": "env:HOME"}}}},
         {"envs": {"a": {"later_setting": "x"}}},
         {"later_section": {"x": 1}},
@@ -43,7 +43,7 @@ def taken(trusted: frozenset[str] = frozenset(), **run_file: Any) -> dict[str, A
         {"model": {"path": "/etc"}},
         {"learner": {"checkpoint_copies": "http://attacker.example"}},
         {"learner": {"name": "../../elsewhere"}},
-        {"learner": {"reference": {"path": "/etc"}}},
+        {"learner": {"kl": {"reference": {"path": "/etc"}}}},
         {"learner": {"loss": "evil:loss"}},
         {"weights": {"store": "s3://attacker"}},
         {"inference": {"python": "/bin/sh", "extra_args": ["--x"], "engine": {"a": 1}}},
@@ -88,7 +88,7 @@ def test_numbers_names_and_nothing_are_kept():
 
 
 def test_code_that_ones_own_run_names_stays():
-    run_file = {"learner": {"loss": "mine:loss", "correction": {"weights": "token"}}}
+    run_file = {"learner": {"loss": "mine:loss", "correction": {"weights": {"by": "token"}}}}
     assert taken(frozenset({"mine:loss"}), **run_file) == run_file
     assert taken(frozenset(), **run_file) == {"learner": {}}
 

@@ -6,6 +6,7 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.config.run_file import with_overrides
+from streamrl.config.sections.learner import Schedule
 from streamrl.config.sections.operation import Fork
 from streamrl.extensions.recordings.fork import child_run_file
 from streamrl.system.errors import ConfigError
@@ -44,11 +45,11 @@ def test_the_run_file_of_a_fork_is_a_run_file():
 
 def test_a_fork_with_more_steps_than_its_schedule_is_refused_unless_that_is_given():
     """The parent's cosine ends at its 100 steps, so 100 further ones would have a rate of 0."""
-    schedule = ["orchestrator.max_steps=100", "learner.schedule=cosine"]
+    schedule = ["orchestrator.max_steps=100", "learner.schedule.kind=cosine"]
     parent = with_overrides(RUN, schedule)
-    assert parent.learner.schedule_steps == 100
+    assert parent.learner.schedule == Schedule(kind="cosine", steps=100)
     more = "orchestrator.max_steps=200"
     with pytest.raises(ConfigError, match="the learning rate would be 0 from step 100 on"):
         child_run_file(parent, "other", [more])
-    longer = child_run_file(parent, "other", [more, "learner.schedule_steps=200"])
-    assert longer.learner.schedule_steps == 200
+    longer = child_run_file(parent, "other", [more, "learner.schedule.steps=200"])
+    assert longer.learner.schedule == Schedule(kind="cosine", steps=200)

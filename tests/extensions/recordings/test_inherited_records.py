@@ -49,7 +49,7 @@ def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then()
     others.
     """
     filtered = with_overrides(
-        RUN, ["envs.copy.pass_rate={high: 0.9}", "envs.add.pass_rate={high: 0.9}"]
+        RUN, ["envs.copy.pass_rate={between: [0, 0.9]}", "envs.add.pass_rate={between: [0, 0.9]}"]
     )
     log = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1})
     announce(log, 0)

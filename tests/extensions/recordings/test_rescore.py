@@ -282,7 +282,7 @@ def test_the_version_of_a_scorer_is_a_hash_of_its_source(tmp_path: Path):
             "run": "r",
             "envs": {
                 "copy": {"kind": "copy-digits", "rewards": {"brief": {"kind": f"{source}:brief"}}},
-                "agents": {"replicas": 0, "sessions": {}},
+                "agents": {"sessions": {}},
             },
         }
     )

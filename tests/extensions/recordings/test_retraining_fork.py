@@ -280,7 +280,7 @@ def test_its_batches_are_those_of_a_run_that_had_the_rewards_from_the_start(seed
 
 def test_with_the_rewards_that_there_are_its_batches_are_those_of_other_settings():
     """Those of a teacher, which weighs tokens, and of other advantages."""
-    taught = ("learner.teacher.path=teacher", "envs.copy.loss={teacher_kl: 0.5}")
+    taught = ("learner.teacher=teacher", "envs.copy.loss={teacher_kl: 0.5}")
     overrides = (*taught, "buffer.advantage=grpo")
     log = wander(6, WEIGHTED, "exact", right)
     then = batches(wander(6, with_overrides(WEIGHTED, overrides), "exact", right))

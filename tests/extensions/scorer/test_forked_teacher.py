@@ -38,7 +38,7 @@ def test_its_versions_are_those_of_a_run_that_had_the_teacher_from_the_start(
 ):
     other = write_tiny(tmp_path / "teacher", TinyModel(**{**TINY.model_dump(), "seed": 5}), CONTEXT)
     distilled = (
-        f"learner.teacher.path={other}",
+        f"learner.teacher={other}",
         "envs.copy.loss={teacher_kl: 0.5}",
         "scorer.replicas=1",
     )

@@ -41,7 +41,6 @@ BATCHES = 5
 EVERY = 3
 # so that a wrong reference shows
 STRONG = {
-    "kl_coefficient": 0.5,
     "checkpoint_every": 2,
     "probe_tokens": 8,
     "learning_rate": 0.01,
@@ -59,7 +58,7 @@ def run_of(directory: Path, tiny: Path, by: str, **reference: Any) -> RunFile:
             "envs": {"copy": {}},
             "batcher": {"total_token_budget": 24, "max_seq_len": 16, "row_count": 2},
             "model": {"path": str(tiny), "max_seq_len": 16},
-            "learner": {**STRONG, "reference": {"by": by, **reference}},
+            "learner": {**STRONG, "kl": {"coefficient": 0.5, "reference": {"by": by, **reference}}},
             "weights": {"keep_versions": 2},
         }
     )
@@ -273,7 +272,7 @@ def test_scores_of_another_reference_are_trained_on_as_they_are(made: Made, tmp_
             msgspec.structs.replace(scores(kept)[0], number=0, scorer="scorer-0", reference=7),
         ),
     )
-    with learning(run, log) as life:  # learner.reference was another one when it was scored
+    with learning(run, log) as life:  # learner.kl.reference was another one when it was scored
         life.until(lambda: len(announced_hashes(log, "lead")) == 2)
 
 
@@ -298,7 +297,7 @@ def test_another_instance_takes_over(made: Made, tmp_path: Path):
     run, _ = made["pool"]
     run = run.model_copy(update={"runs_dir": str(tmp_path)})
     log = a_log(batch(0), batch(2))
-    worker = Worker(with_overrides(run, ["learner.reference.every=0"]), log, 0)
+    worker = Worker(with_overrides(run, ["learner.kl.reference={by: pool}"]), log, 0)
     worker.until(lambda: len(scores(log)) == 2)
     log.writer("scorer-0")
     send(log, batch(4))
@@ -308,7 +307,7 @@ def test_another_instance_takes_over(made: Made, tmp_path: Path):
 def test_a_worker_without_work_is_refused(tiny: Path, tmp_path: Path):
     error = Worker(run_of(tmp_path, tiny, "learner"), a_log(), 0).end()
     assert isinstance(error, ConfigError) and str(error).startswith(
-        "learner.reference.by is learner: scores would not be used"
+        "neither learner.kl.reference.by is pool nor is there a learner.teacher"
     )
     error = Worker(run_of(tmp_path, tiny, "pool"), a_log(), 2).end()
     assert (
@@ -321,21 +320,21 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
     run, log = made["pool"]
     with pytest.raises(
         ConfigError,
-        match="^--set learner.reference: the pool, if the run has one, scores under the run's own",
+        match="^--set learner.kl.reference: the pool, if the run has one, scores under the run's",
     ):
-        learner_settings(run, "second", None, ("learner.reference.every=1",))
-    with pytest.raises(ConfigError, match="^--set learner.reference: the pool"):
-        learner_settings(made["learner"][0], "second", None, ("learner.reference.by=pool",))
+        learner_settings(run, "second", None, ("learner.kl.reference={by: pool, every: 1}",))
+    with pytest.raises(ConfigError, match="^--set learner.kl.reference: the pool"):
+        learner_settings(made["learner"][0], "second", None, ("learner.kl.reference.by=pool",))
     assert learner_settings(
-        run, "second", None, ("learner.loss=grpo", "learner.correction.weights=token")
+        run, "second", None, ("learner.loss=grpo", "learner.correction.weights.by=token")
     ).learner.uses_scorer_pool
     with learning(run, log, "second") as life:
         life.until(lambda: len(announced_hashes(log, "second")) == BATCHES + 1)
     assert list(announced_hashes(log, "second").values()) == hashes(log)
-    with learning(run, log, "third", at=3, overrides=("learner.reference.by=learner",)) as life:
+    with learning(run, log, "third", at=3, overrides=("learner.kl.reference.by=learner",)) as life:
         life.until(lambda: len(announced_hashes(log, "third")) == BATCHES + 1 - 3)
     assert list(announced_hashes(log, "third").values()) == hashes(log)[3:]
-    error = Life(run, log, "fourth", 4, ("learner.reference.by=learner",)).end()
+    error = Life(run, log, "fourth", 4, ("learner.kl.reference.by=learner",)).end()
     assert isinstance(error, ConfigError) and str(error).startswith(
         "checkpoint 4 holds no reference of version 3: it was made under another"
     )
@@ -355,8 +354,8 @@ def test_a_teacher_is_scored_by_the_pool_and_distilled_from(tiny: Path, tmp_path
     the policy towards it, and the learner trains again from the recorded scores alone.
     """
     other = write_tiny(tmp_path / "teacher", TinyModel(**{**TINY.model_dump(), "seed": 5}), CONTEXT)
-    run = run_of(tmp_path, tiny, "none").model_copy(update={"run": "distilled"})
-    run = with_overrides(run, [f"learner.teacher.path={other}"])
+    run = run_of(tmp_path, tiny, "learner").model_copy(update={"run": "distilled"})
+    run = with_overrides(run, ["learner.kl=null", f"learner.teacher={other}"])
     assert run.learner.uses_scorer_pool and not run.learner.pool_scores_reference
     one = batch(0)
     pulled = np.ones(len(one.tokens), np.float32)
@@ -379,5 +378,5 @@ def test_a_teacher_is_scored_by_the_pool_and_distilled_from(tiny: Path, tmp_path
 
 
 def test_a_second_learner_has_the_teacher_of_the_run(made: Made):
-    with pytest.raises(ConfigError, match="^--set learner.teacher.path: the pool, if the run has"):
-        learner_settings(made["pool"][0], "second", None, ("learner.teacher.path=elsewhere",))
+    with pytest.raises(ConfigError, match="^--set learner.teacher: the pool, if the run has"):
+        learner_settings(made["pool"][0], "second", None, ("learner.teacher=elsewhere",))

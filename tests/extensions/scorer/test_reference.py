@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFile:
             "run": "small",
             "runs_dir": str(tmp_path),
             "envs": {"copy": {}},
-            "learner": {"reference": {"by": "pool", "every": 3}},
+            "learner": {"kl": {"reference": {"by": "pool", "every": 3}}},
         }
     )
 

@@ -21,7 +21,7 @@ RUN = parse(
     {
         "run": "small",
         "envs": {"copy": {}},
-        "learner": {"reference": {"by": "pool"}},
+        "learner": {"kl": {"reference": {"by": "pool"}}},
         "scorer": {"replicas": 2},
     }
 )
@@ -78,5 +78,5 @@ def test_a_worker_without_work_is_refused():
     with pytest.raises(ConfigError, match="^--index 2: scorer.replicas is 2, so the last"):
         check_worker(RUN, 2)
     alone = parse({"run": "small", "envs": {"copy": {}}})
-    with pytest.raises(ConfigError, match="^learner.reference.by is learner: scores would not"):
+    with pytest.raises(ConfigError, match="^neither learner.kl.reference.by is pool nor"):
         check_worker(alone, 0)

@@ -190,13 +190,13 @@ def test_a_server_that_ignores_adapters_is_refused(
 
 def test_the_largest_rank_is_one_that_vllm_has():
     def of_rank(rank: int) -> list[str]:
-        return arguments(Lora(rank=rank, targets=["q_proj", "down_proj"]), adapters=3)
+        return arguments(Lora(rank=rank, targets=["q_proj", "down_proj"]), guests=2)
 
     assert of_rank(20) == [
         "--enable-lora",
         *("--max-lora-rank", "32"),
-        *("--max-loras", "3"),
-        *("--max-cpu-loras", "6"),
+        *("--max-loras", "6"),
+        *("--max-cpu-loras", "12"),
         *("--lora-target-modules", "q_proj", "down_proj"),
     ]
     assert of_rank(4)[2] == "8" and of_rank(512)[2] == "512"

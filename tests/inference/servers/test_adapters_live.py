@@ -107,7 +107,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
     for guest, variable in GUEST_KEYS.items():
         os.environ[variable] = f"a-key-of-run-{guest}"
     keys = {guest: {"api_key": f"env:{variable}"} for guest, variable in GUEST_KEYS.items()}
-    guests = [f"inference.also_serves={json.dumps(keys)}", "inference.max_adapters=6"]
+    guests = [f"inference.also_serves={json.dumps(keys)}"]
     made = LiveAdapters(tmp_path_factory.mktemp("live"), changes=guests)
     made.logs = {"second": MemoryLog({}), "large": MemoryLog({})}
     try:

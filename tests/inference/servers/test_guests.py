@@ -34,7 +34,6 @@ RUN = run_file.parse(
         "inference": {
             "heartbeat_s": 0.05,
             "also_serves": {"second": {}, "third": {}},
-            "max_adapters": 6,
         },
     }
 )

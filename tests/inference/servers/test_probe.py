@@ -99,3 +99,10 @@ def test_in_bf16_what_was_measured_of_a_right_model_is_accepted_and_of_a_wrong_o
         assert tolerance.accepts(Mismatch(0.256, 63, mean, common))
     for mean, common in ((0.358, 0.909), (0.246, 1.021), (0.447, 0.964)):
         assert not tolerance.accepts(Mismatch(1.3, 63, mean, common))
+
+
+def test_a_pool_may_have_another_tolerance_as_quantized_weights_need():
+    inference = {"pools": {"quantized": {"probe_tolerance": 0.5}}}
+    run = parse({"run": "r", "envs": {"copy": {}}, "inference": inference})
+    assert probe_tolerance(run) == ProbeTolerance(1e-3)
+    assert probe_tolerance(run.of_pool("quantized")) == ProbeTolerance(0.5)

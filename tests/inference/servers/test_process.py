@@ -192,8 +192,7 @@ def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Ag
 def test_a_pool_with_a_model_of_its_own_takes_no_weights_of_the_run(tmp_path: Path):
     inference = {
         "heartbeat_s": 0.05,
-        "pools": {"judges": 2},
-        "engines": {"judges": {"model": str(tmp_path), "max_model_len": 64}},
+        "pools": {"judges": {"replicas": 2, "model": str(tmp_path), "max_model_len": 64}},
     }
     run = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": inference})
     with an_agent(pool="judges", run=run) as agent:
@@ -314,7 +313,7 @@ def test_a_server_says_which_pool_it_belongs_to():
         {
             "run": "test",
             "envs": {"copy-digits": {}},
-            "inference": {"replicas": 2, "pools": {"evaluation": 2}},
+            "inference": {"replicas": 2, "pools": {"evaluation": {"replicas": 2}}},
         }
     )
     log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})

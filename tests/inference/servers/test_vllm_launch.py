@@ -61,6 +61,27 @@ def test_the_command_line():
     assert adapters.environment(CPU, NONE, {})["STREAMRL_ADAPTERS"] == "1"
 
 
+def test_a_server_of_a_pool_is_started_with_the_settings_of_its_pool():
+    inference = {
+        "dtype": "bfloat16",
+        "max_num_seqs": 64,
+        "engine": {"block_size": 32, "enable_dbo": True},
+        "pools": {
+            "judges": {
+                "dtype": "half",
+                "max_num_seqs": 8,
+                "max_model_len": 4096,
+                "tensor_parallel": 2,
+                "engine": {"block_size": 64},
+            }
+        },
+    }
+    settings = run_file(**inference).of_pool("judges").inference
+    text = " ".join(launch(settings).command(GPU, "127.0.0.1", 8000))
+    assert "--dtype half --max-model-len 4096 --max-num-seqs 8" in text
+    assert "--tensor-parallel-size 2 --block-size 64 --enable-dbo" in text
+
+
 def test_each_life_of_each_server_has_a_seed_of_its_own():
     lives = [launch(Inference(), index=index) for index in (0, 0, 0, 1, 2)]
     assert len({life.seed for life in lives}) == 5
@@ -95,21 +116,18 @@ VALUES = {
     "moe_backend": "triton",
     "optimization_level": "2",
     "performance_mode": "throughput",
+    "quantization": "fp8",
+    "reasoning_parser": "qwen3",
     "safetensors_load_strategy": "prefetch",
     "scheduling_policy": "priority",
+    "tool_call_parser": "hermes",
 }
 
 
 def test_vllms_own_parser_takes_every_setting():
     engine = {**dict.fromkeys(SWITCHES, True), **dict.fromkeys(NUMBERS, 2), **VALUES}
     assert {*VALUES} >= {*WORDS} and list(problems(engine)) == []
-    full = Inference(
-        quantization="fp8",
-        tensor_parallel=2,
-        tool_parser="hermes",
-        reasoning_parser="qwen3",
-        engine=engine,
-    )
+    full = Inference(tensor_parallel=2, engine=engine)
     off = Inference(engine=dict.fromkeys(SWITCHES, False))
     lines = list[list[str]]()
     for settings in (full, off):
@@ -124,7 +142,7 @@ def test_vllms_own_parser_takes_every_setting():
     assert taken.pop("attention_backend").endswith("FLASH_ATTN")
     assert taken == {name: str(engine[name]) for name in taken}
     assert first["served_model_name"] in ("judges", "['judges']")
-    assert (first["quantization"], first["tensor_parallel_size"]) == ("fp8", "2")
+    assert (first["enable_auto_tool_choice"], first["tensor_parallel_size"]) == ("True", "2")
     assert all(second[name] == "False" for name in SWITCHES)
 
 
@@ -132,11 +150,11 @@ WISHES = {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "STREAMRL_NAP_S": "0", "H
 
 
 def test_the_environment():
-    on_cpu = launch(Inference(kv_cache_gib=2)).environment(CPU, NONE, WISHES, cores=4)
+    on_cpu = launch(Inference()).environment(CPU, NONE, WISHES, cores=4)
     assert (
         on_cpu["VLLM_SERVER_DEV_MODE"] == "1"
         and on_cpu["HF_HUB_OFFLINE"] == "1"
-        and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "2"
+        and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "1"
     )
     assert (
         on_cpu["OMP_NUM_THREADS"] == "2"
@@ -200,7 +218,7 @@ def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: p
 
 def test_each_run_has_its_own_key_at_the_servers(monkeypatch: pytest.MonkeyPatch):
     guests = {"second": {"api_key": "env:SECOND"}, "third": {"api_key": "env:THIRD"}}
-    run = run_file(api_key="env:OWN", also_serves=guests, max_adapters=6)
+    run = run_file(api_key="env:OWN", also_serves=guests)
     for name in ("OWN", "SECOND", "THIRD"):
         monkeypatch.setenv(name, f"key-{name}")
     assert run_keys(run) == {"r": "key-OWN", "second": "key-SECOND", "third": "key-THIRD"}

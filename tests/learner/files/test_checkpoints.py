@@ -22,7 +22,7 @@ from tests.learner.updaters import shared_updater
 
 @pytest.fixture
 def updater() -> Iterator[Updater]:
-    made = shared_updater(Learner(kl_coefficient=0.0), ROWS, CONTEXT)
+    made = shared_updater(Learner(kl=None), ROWS, CONTEXT)
     with made.training():
         yield made
 

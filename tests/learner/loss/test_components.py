@@ -41,7 +41,7 @@ def test_the_mixed_loss_and_its_gradient_by_hand():
     """-A c where the policy sampled, -c where somebody showed it, both in the first row. All tokens
     stand in the denominator.
     """
-    settings = Learner(loss="grpo", average="tokens", kl_coefficient=0)
+    settings = Learner(loss="grpo", average="tokens", kl=None)
     taken = mixed(gradient_weight=2.0)
 
     def loss(table: Any) -> Any:
@@ -62,7 +62,7 @@ def test_the_mixed_loss_and_its_gradient_by_hand():
 def test_a_demonstration_is_neither_rejected_nor_taken_for_a_mismatch():
     """Its tokens are far from the policy, and a divergence is estimated at the policy's own."""
     settings = Learner.model_validate(
-        {"kl": "k1", "correction": {"reject": "k3", "reject_above": 1e-3}}
+        {"kl": {"estimator": "k1"}, "correction": {"reject": {"distance": "k3", "above": 1e-3}}}
     )
     found = measured(settings, mixed())
     alone = measured(settings, WHOLE._replace(loss_mask=MASK * (1 - SHOWN)))
@@ -71,14 +71,14 @@ def test_a_demonstration_is_neither_rejected_nor_taken_for_a_mismatch():
     taught = mixed(gradient_weight=0)
     weights = average(settings, taught)
     shown = gradient(settings, taught, weights)
-    plain = Learner(kl_coefficient=0)
+    plain = Learner(kl=None)
     np.testing.assert_allclose(shown, gradient(plain, taught, weights), atol=1e-7)
     assert np.abs(shown).max() > 1e-3
 
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])
 def test_the_weights_of_the_policy_gradient_alone_change_nothing(loss: str):
-    settings = Learner.model_validate({"loss": loss, "kl_coefficient": 0.1})
+    settings = Learner.model_validate({"loss": loss, "kl": {"coefficient": 0.1}})
     said = WHOLE._replace(policy_gradient_weights=MASK, cross_entropy_weights=np.zeros_like(MASK))
     weights = average(settings, WHOLE)
     assert components_of(WHOLE) is None
@@ -109,7 +109,7 @@ def test_the_gradient_of_the_distillation_by_hand():
     """k2 pulls the policy's own samples towards the teacher with (c - q), the slope of
     KL(policy || teacher). The demonstration is nobody's sample, and has no weight.
     """
-    settings = Learner(loss="grpo", average="tokens", kl_coefficient=0)
+    settings = Learner(loss="grpo", average="tokens", kl=None, teacher="t")
     teacher = (WHOLE.policy_logprobs + 0.4) * MASK
     pulled = (0.5 * MASK * (1 - SHOWN)).astype(np.float32)
     taken = mixed(gradient_weight=0)._replace(teacher_kl_weights=pulled, teacher_logprobs=teacher)
@@ -133,7 +133,7 @@ def test_the_gradient_of_the_distillation_by_hand():
 
 
 def test_a_teacher_that_agrees_with_the_policy_changes_nothing():
-    settings = Learner(loss="grpo", kl_coefficient=0)
+    settings = Learner(loss="grpo", kl=None)
     current = np.asarray(predictions(TABLE, WHOLE).logprobs) * MASK
     taken = WHOLE._replace(teacher_kl_weights=MASK, teacher_logprobs=current)
     weights = average(settings, WHOLE)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config.sections.learner import Correction
+from streamrl.config.sections.learner import Correction, ImportanceWeights, RatioLimit
 from streamrl.learner.loss.corrections import (
     TokenCorrection,
     WeightSums,
@@ -19,6 +19,18 @@ from streamrl.learner.loss.corrections import (
 SEGMENTS = jnp.array([[1, 1, 2, 2, 0]], jnp.int32)
 MASK = jnp.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
 D = jnp.log(jnp.array([[0.5, 4.0, 1.0, 3.0, 1.0]]))
+
+
+def token(highest: float) -> dict[str, object]:
+    return {"by": "token", "limits": [0, highest]}
+
+
+def sequence(highest: float) -> dict[str, object]:
+    return {"by": "sequence", "limits": [0, highest]}
+
+
+def k1(above: float) -> dict[str, object]:
+    return {"distance": "k1", "above": above}
 
 
 def corrected(**settings: object) -> TokenCorrection:
@@ -38,22 +50,27 @@ def test_by_default_nothing_is_corrected():
 
 
 def test_token_weights_truncated_and_masked():
-    assert weights(weights="token", weight_max=3.5) == pytest.approx([0.5, 3.5, 1, 3])
-    masked = {"weights": "token", "beyond": "mask", "weight_min": 0.6, "weight_max": 3.5}
-    assert weights(**masked) == pytest.approx([0, 0, 1, 3]) and kept(**masked) == [0, 0, 1, 1, 0]
-    assert kept(weights="token", weight_max=3.5) == [1, 1, 1, 1, 0]  # what is cut down still trains
+    assert weights(weights=token(3.5)) == pytest.approx([0.5, 3.5, 1, 3])
+    masked = {"by": "token", "beyond": "mask", "limits": [0.6, 3.5]}
+    assert weights(weights=masked) == pytest.approx([0, 0, 1, 3])
+    assert kept(weights=masked) == [0, 0, 1, 1, 0]
+    truncated = {"by": "token", "limits": [0.6, 3.5]}
+    assert weights(weights=truncated) == pytest.approx([0.6, 3.5, 1, 3])
+    assert kept(weights=truncated) == [1, 1, 1, 1, 0]  # what is cut still trains
 
 
 def test_sequence_weights_truncated_and_masked():
     # 1/2 * 4 = 2 and 1 * 3 = 3, for each token of their rollouts
-    assert weights(weights="sequence", weight_max=2.5) == pytest.approx([2, 2, 2.5, 2.5])
-    masked = {"weights": "sequence", "beyond": "mask", "weight_max": 2.5}
-    assert weights(**masked) == pytest.approx([2, 2, 0, 0]) and kept(**masked) == [1, 1, 0, 0, 0]
+    assert weights(weights=sequence(2.5)) == pytest.approx([2, 2, 2.5, 2.5])
+    masked = {**sequence(2.5), "beyond": "mask"}
+    assert weights(weights=masked) == pytest.approx([2, 2, 0, 0])
+    assert kept(weights=masked) == [1, 1, 0, 0, 0]
 
 
 def test_weights_of_a_long_rollout_stay_finite():
     d = jnp.full((1, 5), 100.0)
-    made = correct(Correction(weights="sequence", beyond="mask"), d, MASK, SEGMENTS)
+    settings = Correction(weights=ImportanceWeights(by="sequence", beyond="mask"))
+    made = correct(settings, d, MASK, SEGMENTS)
     assert np.isfinite(np.asarray(made.weights)).all() and not np.asarray(made.kept).any()
 
 
@@ -74,17 +91,22 @@ def test_weights_of_a_long_rollout_stay_finite():
     ],
 )
 def test_rejection_by_hand(reject: str, above: float, by_token: list[int], by_sequence: list[int]):
-    assert kept(reject=reject, reject_above=above) == [*by_token, 0]
-    assert kept(reject=reject, reject_above=above, reject_by="sequence") == [*by_sequence, 0]
+    if reject == "geometric":
+        assert kept(reject=RatioLimit(distance="geometric", above=above)) == [*by_token, 0]
+        return
+    by_one = {"distance": reject, "above": above}
+    assert kept(reject=by_one) == [*by_token, 0]
+    assert kept(reject={"distance": reject, "by": "sequence", "above": above}) == [*by_sequence, 0]
 
 
 def test_geometric_looks_both_ways():
-    rare = correct(Correction(reject="geometric", reject_above=1.5), -D, MASK, SEGMENTS)
+    settings = Correction(reject=RatioLimit(distance="geometric", above=1.5))
+    rare = correct(settings, -D, MASK, SEGMENTS)
     assert np.asarray(rare.kept)[0].tolist() == [1, 1, 0, 0, 0]
 
 
 def test_weights_and_rejection_are_separate_choices():
-    both = corrected(weights="token", weight_max=2, reject="k1", reject_above=1.2)
+    both = corrected(weights=token(2), reject=k1(1.2))
     assert np.asarray(both.weights)[0, :4].tolist() == pytest.approx([0.5, 2, 1, 2]) and np.asarray(
         both.kept
     )[0].tolist() == [1, 0, 1, 1, 0]
@@ -110,26 +132,23 @@ def means(**settings: object) -> list[float]:
 def test_the_mean_weights_by_hand():
     # no weights: of exp(d), 1/2 4 1 3
     assert means() == pytest.approx([8.5 / 4, 8.5 / 4])
-    assert means(weights="token", weight_max=2) == pytest.approx([5.5 / 4, 8.5 / 4])
+    assert means(weights=token(2)) == pytest.approx([5.5 / 4, 8.5 / 4])
     # two rollouts, 2 and 3
-    assert means(weights="sequence", weight_max=2) == pytest.approx([2, 2.5])
-    masked = {"weights": "sequence", "beyond": "mask", "weight_max": 2.5}
-    assert means(**masked) == pytest.approx([1, 2.5])
+    assert means(weights=sequence(2)) == pytest.approx([2, 2.5])
+    masked = {**sequence(2.5), "beyond": "mask"}
+    assert means(weights=masked) == pytest.approx([1, 2.5])
     # the third token of four is left
-    rejecting = {"weights": "token", "weight_max": 9, "reject": "k1", "reject_above": 0.5}
-    assert means(**rejecting) == pytest.approx([1 / 4, 8.5 / 4])
+    assert means(weights=token(9), reject=k1(0.5)) == pytest.approx([1 / 4, 8.5 / 4])
     assert mean_weight(0, 0) == 0
 
 
 def test_the_effective_sample_size_by_hand():
     # no weights: of exp(d), 1/2 4 1 3
     assert share() == pytest.approx(8.5**2 / (4 * (0.25 + 16 + 1 + 9)))
-    assert share(weights="token", weight_max=2) == pytest.approx(5.5**2 / (4 * (0.25 + 4 + 1 + 4)))
+    assert share(weights=token(2)) == pytest.approx(5.5**2 / (4 * (0.25 + 4 + 1 + 4)))
     # two rollouts, 2 and 3
-    assert share(weights="sequence", weight_max=9) == pytest.approx(5**2 / (2 * (4 + 9)))
-    assert share(weights="sequence", weight_max=2) == pytest.approx(1)  # both cut down to 2
+    assert share(weights=sequence(9)) == pytest.approx(5**2 / (2 * (4 + 9)))
+    assert share(weights=sequence(2)) == pytest.approx(1)  # both cut down to 2
     # one token of four is left
-    assert share(weights="token", weight_max=9, reject="k1", reject_above=0.5) == pytest.approx(
-        1 / 4
-    )
+    assert share(weights=token(9), reject=k1(0.5)) == pytest.approx(1 / 4)
     assert effective_sample_size(0, 0, 0) == 0

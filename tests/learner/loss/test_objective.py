@@ -12,10 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config.choices import AVERAGE_OF
+from streamrl.config.choices import AVERAGE_OF, LOSSES
 from streamrl.config.run_file import parse
-from streamrl.config.sections.learner import Correction, Learner
-from streamrl.learner.loss.losses import LOSSES
+from streamrl.config.sections.learner import (
+    Correction,
+    ImportanceWeights,
+    Kl,
+    Learner,
+)
 from streamrl.learner.loss.normalization import average_named, segment_numbers
 from streamrl.learner.loss.objective import make_objective, to_run_metrics
 from streamrl.learner.model.examples import RlExample, empty_example
@@ -43,7 +47,7 @@ def predictions(table: Any, taken: RlExample) -> Predictions:
 
 
 def of_preset(name: str) -> Learner:
-    learner = {"preset": name, "kl_coefficient": 0.1}
+    learner = {"preset": name, "kl": {"coefficient": 0.1}}
     return parse(
         {"run": "r", "envs": {"copy": {}}, "buffer": {"max_age": 0}, "learner": learner}
     ).learner
@@ -98,12 +102,8 @@ def test_the_example_of_the_design_of_logprobs(advantage: float):
     divide by.
     """
     settings = of_preset("document-000")
-    assert (settings.loss, settings.kl, settings.kl_in, settings.normalize_advantages) == (
-        "clipped-ratio",
-        "k1",
-        "loss",
-        False,
-    )
+    assert (settings.loss, settings.normalize_advantages) == ("clipped-ratio", False)
+    assert settings.kl == Kl(coefficient=0.1, estimator="k1", applied_to="loss")
     taken = example(
         [[Segment([101, 2054, 2003, 1016, 1009, 1016, 1029, 1018], 7, advantage, [-0.002])]], 8
     )
@@ -124,12 +124,12 @@ def test_the_gradient_of_the_design_of_grpo_by_hand():
     equation 19 of GRPO, term by term.
     """
     settings = of_preset("document-003")
-    assert (settings.loss, settings.average, settings.kl, settings.normalize_advantages) == (
+    assert (settings.loss, settings.average, settings.normalize_advantages) == (
         "grpo",
         "samples",
-        "k3",
         False,
     )
+    assert settings.kl == Kl(coefficient=0.1, estimator="k3", applied_to="loss")
 
     def loss(table: Any) -> Any:
         total = 0.0
@@ -169,17 +169,15 @@ def test_any_split_adds_up_to_the_gradient_of_the_whole(loss: str, name: str):
     """
     correction = {
         "old_policy": "decoupled",
-        "weights": "sequence",
-        "weight_max": 1.5,
-        "reject": "k3",
-        "reject_above": 1.0,
+        "weights": {"by": "sequence", "limits": [0, 1.5]},
+        "reject": {"distance": "k3", "above": 1.0},
     }
     settings = Learner.model_validate(
         {
             "loss": loss,
             "average": name,
             "clip_epsilon_high": 0.3,
-            "kl_coefficient": 0.1,
+            "kl": {"coefficient": 0.1},
             "correction": correction,
         }
     )
@@ -200,7 +198,7 @@ def test_decoupled_measures_the_ratio_from_the_policy_that_the_step_begins_with(
     decoupled = {
         "correction": {"old_policy": "decoupled"},
         "average": "samples",
-        "kl_coefficient": 0,
+        "kl": None,
     }
     ppo, grpo = (Learner.model_validate({**decoupled, "loss": loss}) for loss in ("ppo", "grpo"))
     weights = average(ppo, WHOLE)
@@ -210,7 +208,7 @@ def test_decoupled_measures_the_ratio_from_the_policy_that_the_step_begins_with(
     assert (
         measured(ppo, WHOLE)["clip_fraction"]
         == 0
-        < measured(Learner(kl_coefficient=0), WHOLE)["clip_fraction"]
+        < measured(Learner(kl=None), WHOLE)["clip_fraction"]
     )
 
 
@@ -221,7 +219,7 @@ def test_what_is_rejected_neither_trains_nor_spoils_the_gradient():
     keeping = WHOLE.loss_mask.copy()
     keeping[2, 2] = 0
     settings = Learner.model_validate(
-        {"kl_coefficient": 0, "correction": {"reject": "k1", "reject_above": 20}}
+        {"kl": None, "correction": {"reject": {"distance": "k1", "above": 20}}}
     )
     weights = average(settings, far)
     expected = gradient(settings, WHOLE, weights * keeping)
@@ -231,7 +229,7 @@ def test_what_is_rejected_neither_trains_nor_spoils_the_gradient():
 
 
 def test_the_mismatch_is_measured_at_the_sampled_tokens():
-    found = measured(Learner(kl_coefficient=0), WHOLE)
+    found = measured(Learner(kl=None), WHOLE)
     current = np.asarray(predictions(TABLE, WHOLE).logprobs)[WHOLE.loss_mask > 0]
     d = current - WHOLE.policy_logprobs[WHOLE.loss_mask > 0]
     weights = np.exp(d)
@@ -240,7 +238,9 @@ def test_the_mismatch_is_measured_at_the_sampled_tokens():
         weights.sum() ** 2 / (9 * (weights**2).sum()), rel=1e-4
     )
     kept = measured(
-        Learner.model_validate({"kl": "k1", "correction": {"reject": "k3", "reject_above": 0.1}}),
+        Learner.model_validate(
+            {"kl": {"estimator": "k1"}, "correction": {"reject": {"distance": "k3", "above": 0.1}}}
+        ),
         WHOLE,
     )
     assert (
@@ -257,8 +257,8 @@ def test_the_divergence_can_be_a_cost_in_the_advantages():
     """REINFORCE++: each token pays for its own k1 and for those behind it, in its rollout; no
     gradient comes from the divergence itself.
     """
-    shaped = Learner(loss="grpo", kl="k1", kl_coefficient=0.1, kl_in="advantages")
-    plain = Learner(loss="grpo", kl_coefficient=0)
+    shaped = Learner(loss="grpo", kl=Kl(coefficient=0.1, estimator="k1", applied_to="advantages"))
+    plain = Learner(loss="grpo", kl=None)
     current = np.asarray(predictions(TABLE, WHOLE).logprobs)
     advantages = WHOLE.advantages.copy()
     for row, places in ((0, [1]), (0, [3, 4, 5]), (1, [0, 1]), (2, [1, 2, 3])):
@@ -290,12 +290,12 @@ def expected_gradient(term: str, weights: str) -> np.ndarray:
     """
     settings: dict[str, Any] = {
         "loss": "grpo",
-        "kl": "k2",
-        "kl_coefficient": float(term == "reference"),
-        "correction": {"weights": weights, "weight_max": 100.0},
+        "kl": {"estimator": "k2", "coefficient": 1.0} if term == "reference" else None,
     }
+    if weights != "none":
+        settings["correction"] = {"weights": {"by": weights, "limits": [0, 100.0]}}
     if term == "teacher":
-        settings["teacher"] = {"path": "t", "kl": "k2"}
+        settings["teacher"] = "t"
     made = make_objective(Learner.model_validate(settings))
 
     def column(values: np.ndarray) -> np.ndarray:
@@ -347,7 +347,7 @@ def test_the_divergence_in_the_advantages_is_subtracted_after_the_baseline():
     """A group of four answers of one token, rewards 1 0 1 0, leave-one-out advantages 2/3 -2/3 2/3
     -2/3, divergences .5 .1 .2 .4, coefficient .1: the baseline has no part in the divergence.
     """
-    settings = Learner(loss="grpo", kl="k1", kl_coefficient=0.1, kl_in="advantages")
+    settings = Learner(loss="grpo", kl=Kl(coefficient=0.1, estimator="k1", applied_to="advantages"))
     ones = np.ones((4, 1), np.float32)
     divergences = np.array([[0.5], [0.1], [0.2], [0.4]], np.float32)
     advantages = np.array([[2], [-2], [2], [-2]], np.float32) / 3
@@ -380,7 +380,8 @@ def test_sequence_weights_that_vanish_are_measured():
         advantages=ones * [[1], [-1]],
         policy_logprobs=-ones + np.float32(0.003),
     )
-    settings = Learner(loss="grpo", kl_coefficient=0.0, correction=Correction(weights="sequence"))
+    weighted = Correction(weights=ImportanceWeights(by="sequence"))
+    settings = Learner(loss="grpo", kl=None, correction=weighted)
     _, found = make_objective(settings).from_predictions(
         Predictions(jnp.asarray(-ones), jnp.asarray(ones)), taken, jnp.asarray(ones) / (2 * tokens)
     )

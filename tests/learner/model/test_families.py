@@ -79,7 +79,7 @@ def through(origins: Path, out: Path, name: str) -> np.ndarray:
 
 def trained(origins: Path, out: Path, name: str) -> np.ndarray:
     """As `through`, after a few steps of training on one batch, which lower its loss."""
-    with Training(origins / name, learning_rate=1e-3, loss="grpo", kl_coefficient=0.0) as training:
+    with Training(origins / name, learning_rate=1e-3, loss="grpo", kl=None) as training:
         losses = [training.step(batch())["loss"] for _ in range(4)]
         assert losses[-1] < losses[0], (name, losses)
         export.save(export.state_dict(training.state.model), origins / name, out)

@@ -73,7 +73,7 @@ def run_of(directory: Path, name: str) -> RunFile:
                 "checkpoint_every": 2,
                 "probe_tokens": 8,
                 "loss": "grpo",
-                "reference": {"every": 2},
+                "kl": {"reference": {"every": 2}},
             },
         }
     )

@@ -43,7 +43,7 @@ def test_what_it_waits_for(run: RunFile):
 
 
 def test_it_waits_for_every_pool_that_an_env_asks():
-    pools = {"evaluation": 2, "spare": 1}
+    pools = {"evaluation": {"replicas": 2}, "spare": {}}
     run = parse(
         {
             "run": "r",

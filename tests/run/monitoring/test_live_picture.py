@@ -46,7 +46,7 @@ def test_servers_are_shown_with_their_pools_where_there_are_several(frame: Frame
         return console.export_text()
 
     run = parse(
-        {"run": "r", "envs": {"copy": {}, "add": {}}, "inference": {"pools": {"evaluation": 1}}}
+        {"run": "r", "envs": {"copy": {}, "add": {}}, "inference": {"pools": {"evaluation": {}}}}
     )
     assert "generation" not in shown(frame) and "generation" in shown(
         Frame(run, frame.view, frame.time_s)

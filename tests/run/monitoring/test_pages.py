@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from streamrl.config.run_file import RunFile
-from streamrl.config.sections.operation import Metrics
+from streamrl.run.monitoring import pages
 from streamrl.run.monitoring.http import serving
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.system.errors import InferenceError
@@ -13,11 +15,11 @@ from tests.run.monitoring.endpoints import TOPICS, get, metrics_urls
 from tests.support.waiting import patience, until
 
 
-def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile):
-    short = run.model_copy(update={"metrics": Metrics(live_within_s=0.05, step_within_s=600)})
+def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pages, "LIVE_WITHIN_S", 0.05)
     with (
-        serving(short, MemoryLog(TOPICS), "buffer") as log,
-        serving(short, MemoryLog(TOPICS), "learner-lead"),
+        serving(run, MemoryLog(TOPICS), "buffer") as log,
+        serving(run, MemoryLog(TOPICS), "learner-lead"),
     ):
         base = metrics_urls(run, "buffer")[0].removesuffix("/metrics")
         until(lambda: get(f"{base}/livez")[0] == 503)

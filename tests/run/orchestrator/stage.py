@@ -4,14 +4,16 @@ ARGUMENTS OF STREAMRL`.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from streamrl.cli import main
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
-from streamrl.run.orchestrator import parts
+from streamrl.run.orchestrator import parts, plan
 from streamrl.run.orchestrator.plan import BROKER
 
+RESTARTS = "STAGE_RESTARTS"  # variable of the most restarts of an actor
 real = parts.command
 
 
@@ -31,4 +33,5 @@ def acted(run: RunFile, part: Part) -> list[str]:
 
 if __name__ == "__main__":
     parts.command = acted
+    plan.RESTART_LIMIT = int(os.environ.get(RESTARTS, plan.RESTART_LIMIT))
     main()

@@ -36,14 +36,14 @@ def test_every_model_and_data_set_is_named_by_its_commit(hub: Hub):
     run, snapshots = download(
         run_of(
             model={"path": "me/policy"},
-            learner={"teacher": {"path": "me/teacher@main"}},
-            inference={"pools": {"judge": 1}, "engines": {"judge": {"model": "me/judge"}}},
+            learner={"teacher": "me/teacher@main"},
+            inference={"pools": {"judge": {"model": "me/judge"}}},
             envs={"sums": {"kind": "dataset", "params": {"hub": "me/sums"}}, "copy-digits": {}},
             eval={"envs": {"sums": {"params": {"hub": "me/sums@held-out"}}}},
         )
     )
     assert run.model.path == f"me/policy@{policy}"
-    assert run.learner.teacher.path == f"me/teacher@{teacher}"
+    assert run.learner.teacher == f"me/teacher@{teacher}"
     assert run.inference.own_model("judge") == f"me/judge@{judge}"
     assert run.envs["sums"].params == {"hub": f"me/sums@{sums}"}
     assert run.eval.envs["sums"].params == {"hub": f"me/sums@{held_out}"}

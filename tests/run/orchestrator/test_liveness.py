@@ -11,6 +11,7 @@ import pytest
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
+from streamrl.run.monitoring import pages
 from streamrl.run.monitoring.http import serving
 from streamrl.run.monitoring.targets import targets_file
 from streamrl.run.orchestrator import liveness
@@ -22,13 +23,13 @@ from tests.support.waiting import patience, until
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFile:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFile:
+    monkeypatch.setattr(pages, "LIVE_WITHIN_S", 0.2)
     return parse(
         {
             "run": "r",
             "runs_dir": str(tmp_path),
             "envs": {"copy": {}},
-            "metrics": {"live_within_s": 0.2},
         }
     )
 

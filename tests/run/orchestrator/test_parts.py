@@ -12,7 +12,7 @@ from streamrl.config.run_file import parse
 from streamrl.run.monitoring.frame import Frame
 from streamrl.run.monitoring.run_view import RunView
 from streamrl.run.monitoring.targets import targets_file
-from streamrl.run.orchestrator import liveness, parts
+from streamrl.run.orchestrator import liveness, parts, plan
 from streamrl.run.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.run.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
 from streamrl.run.orchestrator.plan import PartState
@@ -55,7 +55,6 @@ def test_a_part_that_hangs_is_ended_and_started_again(
             "run": "r",
             "runs_dir": str(tmp_path),
             "envs": {"copy": {}},
-            "orchestrator": {"backoff_s": 0.01},
         }
     )
     sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -64,6 +63,7 @@ def test_a_part_that_hangs_is_ended_and_started_again(
         parts, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
     )
     monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
+    monkeypatch.setattr(plan, "BACKOFF_S", 0.01)
     said = Said()
     supervisor = Supervisor(tmp_path / "logs")
     try:
@@ -158,7 +158,6 @@ def test_a_gang_meets_at_a_new_place_whenever_it_is_started(
             "runs_dir": str(tmp_path),
             "envs": {"copy": {}},
             "learner": {"processes": 2},
-            "orchestrator": {"backoff_s": 0.01},
             "metrics": {"serve": False},
         }
     )

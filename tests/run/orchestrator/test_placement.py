@@ -110,8 +110,7 @@ def test_a_server_with_fewer_devices_than_its_model_is_divided_over_is_refused()
     def servers(placement: dict[str, Any], tensor_parallel: int) -> RunFile:
         inference = {
             "replicas": 1,
-            "pools": {"judges": 1},
-            "engines": {"judges": {"model": "/models/judge", "tensor_parallel": tensor_parallel}},
+            "pools": {"judges": {"model": "/models/judge", "tensor_parallel": tensor_parallel}},
         }
         settings = {"run": "r", "envs": {"copy": {}}, "inference": inference}
         return parse({**settings, "placement": {"learner": {"devices": [0]}, **placement}})

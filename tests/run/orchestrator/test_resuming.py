@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.section import sections_in
 from streamrl.inference.clients import client
 from streamrl.run.orchestrator.resuming import refusals
 from streamrl.run.orchestrator.run_directory import lock_run_dir
@@ -75,7 +76,6 @@ FOLDED = {
     "buffer.advantage": ["buffer.advantage=grpo"],
     "buffer.zero_advantage": ["buffer.zero_advantage=filter"],
     "buffer.group_wait_s": ["buffer.group_wait_s=7"],
-    "buffer.remember_versions": ["buffer.remember_versions=3"],
     "batcher.total_token_budget": ["batcher.total_token_budget=60"],
     "batcher.max_seq_len": ["batcher.max_seq_len=20"],
     "batcher.row_lengths": ["batcher.row_lengths=[5]"],
@@ -84,7 +84,6 @@ FOLDED = {
     "batcher.balance": ["batcher.balance=flops", "batcher.processes=2"],
     "batcher.lookahead": ["batcher.lookahead=0"],
     "batcher.admission": ["batcher.admission=capacity"],
-    "batcher.eta": ["batcher.admission=capacity", "batcher.eta=1"],
     "batcher.on_shortage": ["batcher.on_shortage=spill"],
     "batcher.advantage": ["batcher.advantage=normalize"],
     "batcher.curriculum.kind": [
@@ -92,12 +91,11 @@ FOLDED = {
         "envs.copy.fraction=0",
         "envs.add.fraction=0",
     ],
-    "batcher.shortage_after_s": ["batcher.shortage_after_s=1"],
     "model.hidden": ["model.hidden=64"],
 }
 STAGES = "{fractions: {copy: 0.5, add: 0.5}, until_batch: 100}, {fractions: {copy: 1.0}}"
-BY_STAGES = ["batcher.curriculum.kind=stages", f"batcher.curriculum.stages=[{STAGES}]"]
-FOLDED["batcher.curriculum.stages"] = [*BY_STAGES, "envs.copy.fraction=0", "envs.add.fraction=0"]
+BY_STAGES = f"batcher.curriculum={{kind: stages, stages: [{STAGES}]}}"
+FOLDED["batcher.curriculum.stages"] = [BY_STAGES, "envs.copy.fraction=0", "envs.add.fraction=0"]
 FOLDED["batcher.curriculum.batches"] = [
     *FOLDED["batcher.curriculum.kind"],
     "batcher.curriculum.batches=3",
@@ -108,22 +106,21 @@ FOLDED["batcher.curriculum.least"] = [
 ]
 # All of them in one life of the learner: tests/learner/test_process.py
 LEARNER = {
-    "learner.loss": "dapo",
+    "learner.loss": "clipped-ratio",
     "learner.average": "samples",
     "learner.clip_epsilon": 0.1,
     "learner.clip_epsilon_high": 0.3,
     "learner.clip_ratio_max": 3.0,
     "learner.correction.old_policy": "decoupled",
-    "learner.correction.weights": "sequence",
-    "learner.correction.beyond": "mask",
-    "learner.correction.weight_min": 0.01,
-    "learner.correction.weight_max": 9,
-    "learner.correction.reject": "k2",
-    "learner.correction.reject_by": "sequence",
-    "learner.correction.reject_above": 100,
-    "learner.kl": "k1",
-    "learner.kl_coefficient": 0.02,
-    "learner.kl_in": "advantages",
+    "learner.correction.weights.by": "sequence",
+    "learner.correction.weights.beyond": "mask",
+    "learner.correction.weights.limits": [0.01, 9],
+    "learner.correction.reject.distance": "k2",
+    "learner.correction.reject.by": "sequence",
+    "learner.correction.reject.above": 100,
+    "learner.kl.estimator": "k1",
+    "learner.kl.coefficient": 0.02,
+    "learner.kl.applied_to": "advantages",
     "learner.micro_batch_rows": 1,
     "learner.precision": "bf16",
     "learner.remat": "full",
@@ -131,18 +128,15 @@ LEARNER = {
     "learner.logprob_chunk": 5,
     "learner.learning_rate": 0.01,
     "learner.warmup_steps": 3,
-    "learner.warmup_fraction": 0.2,
-    "learner.schedule": "cosine",
-    "learner.schedule_steps": 50,
-    "learner.min_learning_rate": 0.001,
+    "learner.schedule.kind": "cosine",
+    "learner.schedule.steps": 50,
+    "learner.schedule.min_ratio": 0.1,
     "learner.weight_decay": 0.1,
     "learner.max_grad_norm": 2,
     "learner.normalize_advantages": False,
     "learner.checkpoint_every": 3,
     "learner.keep_checkpoints": 3,
-    "learner.max_skipped_steps": 3,
     "learner.on_divergence": "stop",
-    "learner.seed": 7,
     "learner.probe_tokens": 16,
 }
 OWN_TEST |= {
@@ -155,9 +149,7 @@ OWN_TEST |= {
         "how devices divide the work changes no result: tests/learner/parallel/test_mesh.py"
     ),
     "learner.teacher": "is in the scores of each batch: tests/extensions/scorer/test_process.py",
-    "learner.reference": (
-        "a checkpoint says whose reference it holds: tests/extensions/scorer/test_process.py"
-    ),
+    "learner.kl.reference": "a checkpoint has its version: tests/extensions/scorer/test_process.py",
 }
 # A replica of an env is started with it behind the progress of its earlier life.
 ENV = {
@@ -180,14 +172,11 @@ ENV = {
     "attempts": 2,
 }
 ENV_OTHERS = {
-    "top_p": "refused unless it is 1: tests/config",
-    "top_k": "refused unless it is off: tests/config",
     "loss": "in the buffer's journaled configuration: tests/buffer/test_process.py",
     "sessions": "the assembler goes on under others: tests/extensions/assembler/test_process.py",
-    "record_turns": "read by a replica that starts again: tests/envs/test_open_sessions.py",
-    "tool_syntax": "read by a gateway that starts again: tests/extensions/gateway/test_process.py",
     "python": "its server keeps nothing: tests/envs/servers/inside/test_streamrl_sessions.py",
     "variables": "of such a server: tests/envs/servers/test_process.py",
+    "api_key": "of such a server: tests/envs/servers/test_process.py",
     "pass_rate": (
         "of envs with a finite set, whose visits are read: tests/envs/test_difficulty_filter.py"
     ),
@@ -203,24 +192,18 @@ STARTED_WITH = {
     "weights.store": "/elsewhere",
     "weights.keep_versions": 7,
     "inference.replicas": 2,
-    "inference.pools": "{more: 1}",
+    "inference.pools": "{more: {dtype: bfloat16}}",
     "inference.python": "/usr/bin/python3",
     "inference.host": "127.0.0.2",
     "inference.port": 8100,
     "inference.api_key": "env:KEY",
     "inference.dtype": "bfloat16",
-    "inference.quantization": "fp8",
     "inference.tensor_parallel": 2,
-    "inference.tool_parser": "hermes",
-    "inference.reasoning_parser": "qwen3",
     "inference.engine": "{block_size: 32}",
-    "inference.engines": "{generation: {dtype: bfloat16}}",
     "inference.max_model_len": 64,
     "inference.max_num_seqs": 32,
-    "inference.max_adapters": 2,
     "inference.also_serves": "{other: {}}",
     "inference.served_by": "[other]",
-    "inference.kv_cache_gib": 2,
     "inference.extra_args": "['--block-size', '32']",
     "inference.heartbeat_s": 2,
     "inference.probe_tolerance": 0.01,
@@ -229,9 +212,6 @@ STARTED_WITH = {
     "gateway.port": 8800,
     "gateway.url": "https://gateway.example",
     "gateway.signing_secret": "env:KEY",
-    "gateway.session_keys_s": 60,
-    "gateway.max_body_mb": 1,
-    "gateway.max_calls": 7,
     "eval.envs": "{copy: {problems: 4}}",
     "eval.every": 7,
     "orchestrator.target.env": "copy",
@@ -239,14 +219,8 @@ STARTED_WITH = {
     "orchestrator.target.batches": 7,
     "orchestrator.max_steps": 7,
     "orchestrator.max_wall_s": 7,
-    "orchestrator.restart_limit": 7,
-    "orchestrator.backoff_s": 7,
     "orchestrator.sinks": "[console]",
     "metrics.serve": False,
-    "metrics.host": "127.0.0.2",
-    "metrics.port": 9000,
-    "metrics.live_within_s": 7,
-    "metrics.step_within_s": 7,
     "placement": "{learner: {devices: [0]}, inference: {}}",
     "topics.retention_hours": 7,
     "topics.on_removed": "expire",
@@ -287,19 +261,17 @@ def half(problem: object, answer: object, earned: object) -> float:
 def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
     """Every setting of a section, as a dotted path; `*` for names that the run file chooses."""
     for name, field in model.model_fields.items():
-        inner = [
-            t
-            for t in (field.annotation, *typing.get_args(field.annotation))
-            if isinstance(t, type) and issubclass(t, BaseModel)
-        ]
+        inner = sections_in(field.annotation).values()
         if not inner:
             yield f"{path}{name}"
         elif typing.get_origin(field.annotation) is dict and name == "envs" and not path:
-            yield from settings(inner[0], f"{path}{name}.*.")
+            for section in inner:
+                yield from settings(section, f"{path}{name}.*.")
         elif typing.get_origin(field.annotation) in (dict, list):
             yield f"{path}{name}"
         else:
-            yield from settings(inner[0], f"{path}{name}.")
+            for section in inner:
+                yield from settings(section, f"{path}{name}.")
 
 
 def stands(path: str, table: Sequence[str]) -> bool:
@@ -414,7 +386,7 @@ def test_an_env_goes_on_under_the_setting_behind_what_it_has_published(
     publish(log, Output(journal, "copy-digits-0", known))
     wants(log, 10**6, {"copy-digits-0": 8})
     before = env_run_file()
-    more = ["inference.pools={more: 1}"] if name == "pool" else []
+    more = ["inference.pools={more: {}}"] if name == "pool" else []
     now = run_file.with_overrides(before, [f"envs.copy-digits.{name}={ENV[name]}", *more])
     assert now != before and list(refusals(before, now)) == []
     live(log, now, lambda: len(published(log)) >= 4)
@@ -460,10 +432,9 @@ def test_where_a_fork_came_from_is_refused():
 
 
 SCHEDULES = [
-    {"schedule": "cosine"},
-    {"schedule": "linear"},
-    {"schedule": "linear", "min_learning_rate": 1e-5},
-    {"schedule": "constant", "warmup_fraction": 0.1},
+    {"kind": "cosine"},
+    {"kind": "linear"},
+    {"kind": "linear", "min_ratio": 0.01},
 ]
 
 
@@ -474,7 +445,7 @@ def with_more_steps(tmp_path: Path, schedule: dict[str, Any], *more: str) -> dic
         "runs_dir": str(tmp_path / "runs"),
         "envs": {"copy-digits": {}},
         "orchestrator": {"max_steps": 100},
-        "learner": {"learning_rate": 1e-3, "warmup_steps": 0, **schedule},
+        "learner": {"learning_rate": 1e-3, "warmup_steps": 0, "schedule": schedule},
     }
     user = tmp_path / "user.yaml"
     user.write_text(yaml.safe_dump(data))
@@ -499,8 +470,8 @@ def test_more_steps_change_no_rate_of_a_trained_step_and_none_is_0(
     found = with_more_steps(tmp_path, schedule)
     (stretched,) = found["user"]
     assert stretched.startswith("orchestrator.max_steps 200 would change the learning rates of")
-    assert "schedule_steps is 100" in stretched
-    if schedule["schedule"] == "constant" or "min_learning_rate" in schedule:
+    assert "learner.schedule.steps is 100" in stretched
+    if "min_ratio" in schedule:
         assert found["own"] == []
     else:
         (ended,) = found["own"]
@@ -511,10 +482,10 @@ def test_more_steps_change_no_rate_of_a_trained_step_and_none_is_0(
 def test_more_steps_with_a_number_of_steps_for_the_schedule_are_taken(
     tmp_path: Path, schedule: dict[str, Any]
 ):
-    found = with_more_steps(tmp_path, schedule, "learner.schedule_steps=200")
+    found = with_more_steps(tmp_path, schedule, "learner.schedule.steps=200")
     assert found == {"user": [], "own": []}
 
 
 def test_a_resume_without_a_change_of_the_schedule_is_taken(tmp_path: Path):
-    found = with_more_steps(tmp_path, {"schedule": "cosine"}, "orchestrator.max_steps=100")
+    found = with_more_steps(tmp_path, {"kind": "cosine"}, "orchestrator.max_steps=100")
     assert found == {"user": [], "own": []}

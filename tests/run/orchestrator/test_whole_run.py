@@ -16,6 +16,7 @@ import yaml
 from streamrl.learner.initial import tiny_tokenizer
 from streamrl.run.orchestrator.supervisor import last_line
 from tests.run.monitoring.sinks.readers import tensorboard_points
+from tests.run.orchestrator.stage import RESTARTS
 from tests.support.hub import serving_hub
 from tests.support.processes import MARK, left_after, marked
 from tests.support.waiting import patience, until
@@ -242,13 +243,14 @@ def read_all(terminal: int) -> None:
         pass
 
 
-def test_a_part_that_cannot_run_ends_the_run_with_its_last_words(run_file: Path, mark: str):
+def test_a_part_that_cannot_run_ends_the_run_with_its_last_words(
+    run_file: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(RESTARTS, "1")
     failed = streamrl(
         mark,
         "up",
         run_file,
-        "--set",
-        "orchestrator.restart_limit=1",
         "--set",
         "run=doomed",
         "--set",

@@ -66,7 +66,7 @@ def test_a_run_has_these_topics():
 
 
 def test_only_envs_that_filter_by_pass_rate_have_visits():
-    run = parse({"run": "r", "envs": {"a": {"pass_rate": {"high": 0.9}}, "b": {}}})
+    run = parse({"run": "r", "envs": {"a": {"pass_rate": {"between": [0, 0.9]}}, "b": {}}})
     visits = [topic for topic in topics.plan(run) if topic.kind.name == topology.VISITS]
     assert [topic.name for topic in visits] == ["r.visits.a"] and visits[0].config[
         "cleanup.policy"
@@ -76,7 +76,7 @@ def test_only_envs_that_filter_by_pass_rate_have_visits():
 
 
 def test_only_envs_with_sessions_have_turns():
-    run = parse({"run": "r", "envs": {"a": {"replicas": 0, "sessions": {}}, "b": {}}})
+    run = parse({"run": "r", "envs": {"a": {"sessions": {}}, "b": {}}})
     made = {topic.name for topic in topics.plan(run)} - {t.name for t in topics.plan(run_file())}
     assert made == {
         "r.turns.a",
@@ -86,7 +86,7 @@ def test_only_envs_with_sessions_have_turns():
 
 
 def test_an_env_that_records_its_turns_has_a_topic_for_them():
-    run = parse({"run": "r", "envs": {"a": {"record_turns": True}, "b": {}}})
+    run = parse({"run": "r", "envs": {"a": {"kind": "calculator"}, "b": {}}})
     made = {topic.name for topic in topics.plan(run)} - {t.name for t in topics.plan(run_file())}
     assert made == {"r.turns.a", "r.dead-letters.turns.a"}
 
@@ -98,7 +98,6 @@ def test_model_calls_are_recorded_where_rollouts_may_have_several_turns():
         "mine": {"kind": "mine.py:Mine"},
         "copy-digits": {},
         "once": {"kind": "mine.py:Mine", "max_turns": 1},
-        "off": {"kind": "calculator", "record_turns": False},
         "outside": {"kind": "calculator", "replicas": 0},
     }
     run = parse({"run": "r", "envs": envs})
@@ -123,7 +122,7 @@ def test_the_constants_are_the_templates():
 
 
 def test_a_kind_has_one_partition_by_design_or_as_many_as_the_run_file_says():
-    envs = {"a": {"replicas": 0, "sessions": {}}}
+    envs = {"a": {"sessions": {}}}
     planned = topics.plan(parse({"run": "r", "envs": envs, "topics": {"partitions": 3}}))
     many = {topic.kind.name for topic in planned if topic.partitions == 3}
     assert many == set(topology.PARTITIONED) - {topology.REWARDS}  # `streamrl rescore` makes it

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from streamrl.config import topology
+from streamrl.config.choices import SINKS
 from streamrl.config.plugins import import_path, plugins
 from streamrl.config.sections.operation import SinkSetting
 from streamrl.run.monitoring.sinks.base import MetricRecord, Sink, SinkContext, SinkFactory
@@ -33,14 +34,6 @@ from streamrl.system.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
-SHIPPED = {
-    "console": "Console",
-    "jsonl": "JsonLines",
-    "tensorboard": "TensorBoard",
-    "wandb": "WandB",
-    "mlflow": "MLflow",
-}
-"""Name in the run file, which is that of the file -> class."""
 # Sink -> the package it needs. The extra of streamrl that brings it has the sink's name.
 NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 LEAVE_S = 30.0  # the time that sinks have at the end to write what they were given
@@ -111,14 +104,13 @@ def opened(context: SinkContext, sink: SinkSetting) -> Sink:
 
 
 def _make(kind: str) -> SinkFactory:
-    if kind not in SHIPPED:
+    if kind not in SINKS:
         added = plugins("streamrl.sinks")
         path = added[kind].path if kind in added else kind
-        return import_path(path, "orchestrator.sinks", (*SHIPPED, *added))
+        return import_path(path, "orchestrator.sinks", (*SINKS, *added))
+    module, _, name = SINKS[kind].partition(":")
     try:
-        return getattr(
-            importlib.import_module(f"streamrl.run.monitoring.sinks.{kind}"), SHIPPED[kind]
-        )
+        return getattr(importlib.import_module(module), name)
     except ImportError as error:
         needs = f"the package {NEEDS.get(kind, kind)} ({error}): pip install 'streamrl[{kind}]'"
         raise ConfigError(f"orchestrator.sinks: {kind} needs {needs}, or leave it out") from None

@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.sections.envs import ServerEnv
 from streamrl.config.topology import Role
 from streamrl.stream.log import topics
 from streamrl.stream.log.kafka.admin import Admin, access_denied, call_with_retries
@@ -91,7 +92,7 @@ def users(run: RunFile) -> list[User]:
         for env, settings in run.envs.items():
             if settings.sessions:
                 # Agents and env servers go through the gateway. A server has metrics of its part.
-                if settings.python:
+                if isinstance(settings, ServerEnv):
                     users.append(User(f"{role.name}-{env}", role, (), env))
                 continue
             own = tuple(part.identity for part in parts if part.env == env)

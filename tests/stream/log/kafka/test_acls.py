@@ -74,8 +74,8 @@ def run_file(name: str = "r") -> RunFile:
 
 def test_an_env_may_touch_turns_only_if_it_records_its_own():
     envs = {
-        "a": {"record_turns": True},
-        "b": {"replicas": 0, "sessions": {}},
+        "a": {"kind": "calculator"},
+        "b": {"sessions": {}},
         "c": {"kind": "copy-digits"},
         "calculator": {},
     }
@@ -195,9 +195,9 @@ def test_manifests_of_a_host_have_the_rules_of_guests_that_have_agreed():
 
 
 WITH_SESSIONS = {
-    "agent": {"kind": "copy-digits", "replicas": 0, "sessions": {}},
+    "agent": {"kind": "copy-digits", "sessions": {}},
     "served": {"kind": "verifiers:gsm8k", "python": "/usr/bin/python3", "replicas": 2},
-    "copy-digits": {"record_turns": True},
+    "copy-digits": {"kind": "calculator"},
 }
 
 
