@@ -1,4 +1,4 @@
-"""The base that adapters stand on, for servers: the files of the model that training begins with,
+"""The base of adapters, for servers: the files of the model that training begins with,
 and a random adapter whose logprobs are known.
 
 A new adapter changes nothing, and one of the first versions little. A server that ignores adapters

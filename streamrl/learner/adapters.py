@@ -134,7 +134,7 @@ def save(tensors: Mapping[str, np.ndarray], form: AdapterFormat, directory: Path
 
 
 def write_config(form: AdapterFormat, directory: Path) -> None:
-    """Write what there is beside the adapter's tensors. Raises OSError."""
+    """Write the files of the adapter other than its tensors. Raises OSError."""
     config = json.dumps(peft_config(form), indent=1, sort_keys=True)
     (directory / ADAPTER_CONFIG).write_text(config + "\n")
 

@@ -1,4 +1,4 @@
-"""BackgroundWorker runs work on a thread of its own, next to the learner's training thread."""
+"""BackgroundWorker runs work on a thread next to the learner's training thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 class BackgroundWorker:
     """One thread that runs submitted work in order. After the first failure it runs nothing more,
-    and the failure is raised to whoever asks.
+    and the failure is raised to the caller who asks.
     """
 
     def __init__(self) -> None:

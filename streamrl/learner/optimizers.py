@@ -1,4 +1,4 @@
-"""The optimizer of a run file, and what stands around it: the norm of the gradient is recorded, and
+"""The optimizer of a run file, and what is around it: the norm of the gradient is recorded, and
 a step that is not finite changes nothing.
 """
 
@@ -34,7 +34,7 @@ STEPS = 2**31 - 1  # Levanter asks for a number of steps; the schedule does not 
 
 
 def adamw(config: Learner) -> tuple[optax.GradientTransformation, ...]:
-    """AdamW, arXiv:1711.05101, behind clipping by the global norm. All parameters decay."""
+    """AdamW, arXiv:1711.05101, after clipping by the global norm. All parameters decay."""
     return (
         optax.clip_by_global_norm(config.max_grad_norm),
         optax.chain(

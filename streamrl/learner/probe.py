@@ -46,7 +46,7 @@ def random_tokens(seed: int, count: int, below: int) -> np.ndarray:
 
 def batch_tokens(batch: Batch, seed: int, count: int, below: int) -> np.ndarray:
     """(n,) unsigned, n <= count: tokens that were trained on, with their prompts. They are those of
-    a sequence that is drawn, and of the ones behind it, around the end of the batch. Ids from
+    a sequence that is drawn, and of the ones after it, around the end of the batch. Ids from
     `below` on, which the tokenizer does not know, are left out.
     """
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)

@@ -4,8 +4,8 @@ next batch is trained.
 Training donates its buffers, so before the next step we copy the weights, compute the probe and, if
 a checkpoint is due, copy the optimizer state. This runs on the training thread, because it is a
 collective over all processes. Writing, hashing and announcing then run on one background thread of
-rank zero, in order and at most one version behind. The files of a large model are divided among the
-processes, so the others have such a thread, too (`snapshot.py`). Checkpoints are written beside
+rank zero, in order and at most one version late. The files of a large model are divided among the
+processes, so the others have such a thread, too (`snapshot.py`). Checkpoints are written during
 that, one at a time, as they are several times as large as a version. A failure there is raised on
 the training thread: at the next poll for a batch, or at the next version.
 
@@ -103,7 +103,7 @@ class VersionPublisher:
         self._background = BackgroundWorker()
         self._checkpointing = BackgroundWorker()
         self._saved = -1  # The version of the newest checkpoint.
-        self._base: AdapterBase | None = None  # What the versions stand on if they are adapters.
+        self._base: AdapterBase | None = None  # The base of the versions if they are adapters.
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +137,7 @@ class VersionPublisher:
         continue.
 
         A version that was announced before is not announced again if its weights are the same.
-        `measured` is published together with the durations, once they are known. `checkpoint` says
+        `measured` is published together with the durations, once they are known. `checkpoint` tells
         whether to write a checkpoint; by default `learner.checkpoint_every` decides. Raises
         failures of the version before.
         """
@@ -189,7 +189,7 @@ class VersionPublisher:
             self._checkpointing.submit(partial(self._copy_checkpoint, checkpoint.version))
 
     def _publish_base(self) -> None:
-        """Put what adapters stand on into the store, before the first of them is announced."""
+        """Put the base of the adapters into the store, before the first of them is announced."""
         form = self.policy.adapter
         if form is None:
             return
@@ -351,13 +351,13 @@ class VersionPublisher:
         checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
         self._copy_checkpoint(position.version)
         logger.info(
-            "version %d: its checkpoint was written in %.1f s, beside training",
+            "version %d: its checkpoint was written in %.1f s, during training",
             position.version,
             time.monotonic() - started,
         )
 
     def _copy_checkpoint(self, version: int) -> None:
-        """Copy a checkpoint to learner.checkpoint_copies. If that fails, the run goes on with its
+        """Copy a checkpoint to learner.checkpoint_copies. If that fails, the run continues with its
         own checkpoints, and the next one is copied again.
         """
         copies = copies_of(self.policy.run, self.learner)

@@ -120,7 +120,7 @@ def version_mismatch(learner: str, version: int, sha256: str, announced: str) ->
     return VersionMismatch(
         f"version {version} of {learner} came out as {sha256}, but {announced} was announced: the"
         " code, the settings or the machine have changed since; set learner.on_divergence:"
-        " announce to go on with what came out, or go on under a new run name"
+        " announce to continue with what came out, or continue under a new run name"
     )
 
 

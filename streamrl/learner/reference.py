@@ -28,7 +28,7 @@ def reference_version(run: RunFile, batch: int) -> int:
     """The policy version that is the reference of a batch, or EXTERNAL if the reference is another
     model. Version 0 is the model that the run began with; for a fork, that its parent began with.
 
-    It depends only on the batch's number, so nobody has to be told. With `every` 20, it is 0 for
+    It depends only on the batch's number, so it is never announced. With `every` 20, it is 0 for
     batches 0 to 19 and 20 for batches 20 to 39. A fork with `every` begins with the version that it
     was made at.
     """
@@ -66,7 +66,7 @@ class ReferenceModel:
 
     run: RunFile
     tokenizer_ids: int  # ids that the policy's tokenizer knows are below it
-    setting: str = REFERENCE  # that names a model of its own
+    setting: str = REFERENCE  # that names a model other than a version
     version: int | None = None
     model: Any = None
 

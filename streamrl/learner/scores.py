@@ -16,10 +16,10 @@ class ScoreAssembler:
     # by number of the batch, each with its offset; those before `next` are gone
     batches: dict[int, tuple[Scores, int]] = field(default_factory=dict[int, tuple[Scores, int]])
     next: int = 0  # the batch that is asked for
-    end: int = 0  # behind the last record read
+    end: int = 0  # after the last record read
 
     def add(self, scores: Scores, offset: int) -> None:
-        """Add a record that lies at `offset`."""
+        """Add the record at `offset`."""
         self.end = offset + 1
         if scores.number >= self.next:
             self.batches.setdefault(scores.number, (scores, offset))

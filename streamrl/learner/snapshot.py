@@ -1,4 +1,4 @@
-"""WeightsSnapshot: a copy of a version's weights, which is written while training goes on. The
+"""WeightsSnapshot: a copy of a version's weights, which is written while training continues. The
 processes of a learner publish a version together:
 
 1. Every process copies the shards of its own devices (`PolicyTrainer.snapshot`).

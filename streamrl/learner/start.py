@@ -1,4 +1,4 @@
-"""Where a learner begins: its settings, and the checkpoint that it goes on from."""
+"""Where a learner begins: its settings, and the checkpoint that it continues from."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def learner_settings(
     if learner == run.learner.name and (overrides or at is not None):
         raise ConfigError(
             f"--at and --set are for a second learner: give it a --name; {learner} is the lead, and"
-            " the run file says how it learns"
+            " the run file has its settings"
         )
     for override in overrides:
         if not override.startswith("learner.") or override.startswith("learner.name="):
             raise ConfigError(
-                f"--set {override}: a second learner can have settings learner.* of its own, and a"
+                f"--set {override}: a second learner can have other settings learner.*, and a"
                 " --name; all else is the run's"
             )
     # A preset also has settings of the buffer, and those are the run's.

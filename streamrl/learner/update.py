@@ -277,10 +277,10 @@ def device_row_order(rows: int, devices: int, micro_batches: int, of_device: int
 
 
 def reorder_rows(example: RlExample, order: np.ndarray) -> RlExample:
-    """The example with its rows in that order, and padding where the order says -1."""
+    """The example with its rows in that order, and padding where the order has -1."""
     if np.array_equal(order, np.arange(len(example.input_ids))):
         return example
-    # behind the other rows, where -1 finds it
+    # after the other rows, where -1 finds it
     padding = empty_example(1, example.input_ids.shape[1], optional=RlExample._fields)
     if example.routed_experts is not None:
         padding = padding._replace(routed_experts=np.zeros_like(example.routed_experts[:1]))

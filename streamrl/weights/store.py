@@ -2,7 +2,7 @@
 temporary name, verified and renamed, and then announced by its URI, size and hash (claim check).
 
 A directory's name ends with the beginning of its hash, so two results of one version (by a learner
-that was taken for dead, or of a new lineage) lie next to each other, and what was announced is
+that was taken for dead, or of a new lineage) are next to each other, and what was announced is
 never replaced.
 """
 

@@ -2,7 +2,7 @@
 
 Each call continues the conversation of an earlier call, or begins one. The gateway looks up which
 call a new request continues (`CallTree`). The assembler makes the fewest training sequences of all
-calls (`sequences`), in which each sampled token stands once as a sampled one.
+calls (`sequences`), in which each sampled token appears once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Continuation(NamedTuple):
 
 
 class InvalidCall(ValueError):
-    """A call that does not fit the calls before it; the message says why."""
+    """A call that does not fit the calls before it; the message is the reason."""
 
 
 class CallTree:
@@ -124,7 +124,7 @@ class CallTree:
 
     def cause_of_fork(self, conversation: Sequence[Message]) -> str:
         """Why a request with these canonical messages, which continues no call, begins a
-        conversation of its own although there have been others.
+        new conversation although there have been others.
         """
         firsts = [call for call in self.calls.values() if not call.continues]
         conversation = list(conversation)

@@ -49,7 +49,7 @@ def canonical(message: Mapping[str, Any]) -> Message:
 
 
 def canonical_if_possible(message: Mapping[str, Any]) -> Message:
-    """The canonical message; or this one as it is, if it says more than that, such as an image."""
+    """The canonical message; or this one as it is, if it has more than that, such as an image."""
     try:
         return canonical(message)
     except ValueError:
@@ -95,7 +95,7 @@ def text_of(content: Any) -> str:
 
 
 def joined_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """What messages say, as it stands in a turn of a rollout."""
+    """The text of messages, as in a turn of a rollout."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 

@@ -17,7 +17,7 @@ Fork = Literal["", "template", "edit", "compaction", "sub-agent"]
 
 
 def prefix_of(tree: CallTree, continuation: Continuation) -> Prefix:
-    """What the prompt of a request goes on from."""
+    """What the prompt of a request continues."""
     if not continuation.call:
         return NO_PREFIX
     return Prefix(

@@ -77,7 +77,7 @@ def build_rollout(
 
 
 def build_failed_rollout(name: RolloutName, cause: str, version: int) -> Rollout:
-    """A rollout without turns, which says why there are none. Any `version` is taken, since it may
+    """A rollout without turns, and the reason. Any `version` is taken, since it may
     be what cannot be.
     """
     version = min(max(version, 0), 2**31 - 1)

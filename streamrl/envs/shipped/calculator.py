@@ -1,4 +1,4 @@
-"""Calculator: `7*8=` is to be answered with what a tool says it is. The conversation has two turns,
+"""Calculator: `7*8=` is to be answered with the result of a tool. The conversation has two turns,
 the call and the answer.
 """
 
@@ -104,7 +104,7 @@ class Calculator(MultiTurnEnv):
         return parse_calls(text, self.syntax, [TOOL])
 
     def _result(self, call: ToolCall) -> str:
-        """What the tool says, or why the call cannot be made."""
+        """The tool's result, or why the call cannot be made."""
         try:
             return str(arithmetic.value(_expression(call)))
         except ValueError as error:

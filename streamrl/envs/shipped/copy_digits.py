@@ -31,7 +31,7 @@ class CopyDigits(SingleTurnEnv):
 
 
 def positions_right(expected: str, completion: Completion) -> float:
-    """The share of the characters of `expected`, and of the end after them, that stand in the right
+    """The share of the characters of `expected`, and of the end after them, that are in the right
     position. A special token takes one position.
     """
     symbols = re.findall(r"<\w+>|.", completion.text, re.DOTALL)

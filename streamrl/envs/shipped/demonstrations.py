@@ -101,7 +101,7 @@ def conversation(line: int, row: Any) -> DemonstrationRow:
     if not conversation.answers:
         raise ValueError("no message of the assistant, so there is nothing to imitate")
     if conversation.answers[0] == 0:
-        raise ValueError("it begins with the assistant; a user or a system has to say something")
+        raise ValueError("it begins with the assistant; add a message of a user or a system")
     return conversation
 
 

@@ -23,7 +23,7 @@ from streamrl.system.errors import describe_error
 
 
 class NoRollout(Exception):
-    """There is nothing to train on; the message says why."""
+    """There is nothing to train on; the message is the reason."""
 
 
 def assemble_rollout(
@@ -56,7 +56,7 @@ def assemble_rollout(
 def assemble_failed_rollout(
     start: SessionStart, group_id: str, cause: str, version: int = 0
 ) -> Rollout:
-    """A rollout without turns, which says why there are none."""
+    """A rollout without turns, and the reason."""
     return rollouts.build_failed_rollout(_name(start, group_id), cause, version)
 
 

@@ -72,7 +72,7 @@ class SessionAssembler:
     # ---- events ------------------------------------------------------------------------------
 
     def on_start(self, event: Event, start: SessionStart) -> None:
-        """A session begins. A session that has begun already goes on (its agent was restarted)."""
+        """A session begins. One that has begun already continues (its agent was restarted)."""
         if start.environment != self._env or event.key != start.session:
             cause = (
                 f"a session of {start.environment!r} with key {event.key!r} in turns.{self._env}"
@@ -164,7 +164,7 @@ class SessionAssembler:
     # ---- inside ------------------------------------------------------------------------------
 
     def _next_group(self, start: SessionStart) -> str:
-        """The group of the next session of a problem, where nobody has said it. A group is named
+        """The group of the next session of a problem, where none is given. A group is named
         after its first session.
         """
         groups = self._sessions.groups

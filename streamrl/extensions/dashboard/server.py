@@ -249,7 +249,7 @@ class Api:
         with self._reading:
             log = live.log
             if log is None:
-                why = "the run's broker cannot be reached now; its tokens lie there"
+                why = "the run's broker cannot be reached now; the tokens are in it"
                 return json({**known, "error": why})
             result = rollout_at(log, place)
             if isinstance(result, str):

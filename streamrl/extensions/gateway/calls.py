@@ -1,7 +1,7 @@
 """Answers the model calls of agents: from the log, with a request in flight, or by sampling.
 
 A request has a name in its session: the digest of its body, and how many requests with that body
-came before it. The first answers to a request that lie in the log are its answers, whichever
+came before it. The first answers to a request in the log are its answers, whichever
 replica sampled them. So a request that is repeated, on any replica, is sampled for once as far as
 anyone can tell. `ModelCallHandler.answer` keeps this rule.
 """
@@ -73,7 +73,7 @@ class AgentRequest(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether this is a request of its own, even if its body is an earlier one's. An agent that
+        """Whether this is a new request, even if its body is an earlier one's. An agent that
         asks the same twice gets two answers.
         """
         return not (self.idempotency_key or self.is_retry)
@@ -101,11 +101,11 @@ class PendingRequest(NamedTuple):
 
     @property
     def is_answered(self) -> bool:
-        """Whether all its answers lie in the log."""
+        """Whether all its answers are in the log."""
         return self.session.answer_counts.get(self.name, 0) >= self.chat.n
 
     def recorded_answer(self) -> Answer:
-        """The answers that lie in the log."""
+        """The answers that are in the log."""
         tree = self.session.tree
         calls = tree.answers(self.name)
         return Answer(calls, [tree.context(call.call) for call in calls])
@@ -190,7 +190,7 @@ class ModelCallHandler:
         offloader: Offloader,
     ) -> None:
         self.counts = Counter[str]()
-        self.added_s = 0.0  # time that requests took beside sampling
+        self.added_s = 0.0  # time that requests took without sampling
         self._run = run
         self._index = index
         self._follower = follower
@@ -458,7 +458,7 @@ class ModelCallHandler:
         sampling = asyncio.create_task(
             self._sampler.sample(request.session, request.chat, request.continuation, request.name)
         )
-        # It may fail when nobody waits for it.
+        # It may fail when no request waits for it.
         sampling.add_done_callback(lambda done: done.cancelled() or done.exception())
         return sampling
 

@@ -1,6 +1,6 @@
 """How many sessions may be open: as many as the batcher wants tokens of their env.
 
-More of them would only be sampled to grow too old. The sizes of the sessions that have ended say
+More of them would only be sampled to grow too old. The sizes of the sessions that have ended show
 how many tokens an open one will have.
 """
 

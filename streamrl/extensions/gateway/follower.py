@@ -46,7 +46,7 @@ class CoalescedCall(Generic[T]):
                 result = await asyncio.to_thread(self._function)
             except Exception as error:
                 waiting.set_exception(error)
-                waiting.exception()  # whoever waited may have left
+                waiting.exception()  # the caller may have left
             else:
                 waiting.set_result(result)
 
@@ -68,7 +68,7 @@ class Follower:
         self._ends = CoalescedCall(lambda: log.end_offsets(partitions))
 
     async def catch_up(self) -> None:
-        """Wait until everything is applied that lay in the log when this was called."""
+        """Wait until everything is applied that was in the log when this was called."""
         while True:
             try:
                 ends = await self._ends()

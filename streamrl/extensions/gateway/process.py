@@ -1,7 +1,7 @@
 """Gateway: model calls of agents in, answers and records of them out.
 
 A replica has no state but what it has read from the log. It may be killed at any moment, and any
-other replica goes on.
+other replica continues.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main(
 
             replica.follow(is_over, on_ready)
         if not stop.is_set():
-            raise StreamrlError("the HTTP server of the gateway has ended; its log says why")
+            raise StreamrlError("the HTTP server of the gateway has ended; its log has the reason")
 
 
 def check(run: RunFile) -> None:

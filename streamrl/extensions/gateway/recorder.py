@@ -37,7 +37,7 @@ class Recorder:
         self, outputs: Sequence[Output], is_applied: Callable[[], bool]
     ) -> None:
         """Write records, and wait until the follower has applied them, and all records before them.
-        `is_applied` says whether it has.
+        `is_applied` tells whether it has.
         """
         while True:
             with suppress(TimeoutError):
@@ -64,7 +64,7 @@ class Recorder:
         partition: int,
         offset: int,
     ) -> None:
-        """Hand a report to the loop. The producer calls this on a thread of its own."""
+        """Hand a report to the loop. The producer calls this on its thread."""
         at = message._replace(partition=partition, offset=offset)
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._on_written, at, written)
@@ -73,7 +73,7 @@ class Recorder:
         is_written = message.offset >= 0
         if is_written and fits_message(message):
             self._follower.on_written(message)
-        if written.done():  # whoever waited has left
+        if written.done():  # the caller has left
             return
         if is_written:
             written.set_result(None)

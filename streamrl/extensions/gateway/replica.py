@@ -96,7 +96,7 @@ class GatewayReplica:
         ).app(self._lifespan)
 
     def follow(self, is_over: Callable[[], bool], mark_ready: Callable[[], None]) -> None:
-        """Read the log until `is_over`. The replica is ready once it has read what lay there when
+        """Read the log until `is_over`. The replica is ready once it has read what was there when
         it began.
         """
         while not self._loop.done():

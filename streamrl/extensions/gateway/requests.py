@@ -75,7 +75,7 @@ class ParsedRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answers to a request as they lie in the log, one for each choice."""
+    """The answers to a request as they are in the log, one for each choice."""
 
     calls: list[ModelCall]  # by choice
     contexts: list[np.ndarray]  # all tokens up to the end of each answer

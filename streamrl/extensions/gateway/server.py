@@ -151,7 +151,7 @@ class HttpApi:
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 at = f"{place.filename}:{place.lineno}"
                 logger.error("%s at %s: %s", request.url.path, at, describe_error(error))
-                rejected = RequestRejected(500, "the gateway failed; its log says where")
+                rejected = RequestRejected(500, "the gateway failed; see its log")
             self._calls.counts["refused"] += 1
             headers = {}
             if rejected.retry_after_s:

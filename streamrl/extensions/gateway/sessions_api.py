@@ -83,7 +83,7 @@ class SessionsApi:
         elif not (body.get("resume") or is_retry):
             raise RequestRejected(
                 409,
-                f'session {session_id} exists; send "resume": true to go on with it',
+                f'session {session_id} exists; send "resume": true to continue it',
                 "session_id",
             )
         if session is None or not is_retry:

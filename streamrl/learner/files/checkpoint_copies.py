@@ -1,5 +1,5 @@
-"""Copies of a learner's checkpoints under any fsspec URI, so that it can go on where its own disk
-is not.
+"""Copies of a learner's checkpoints under any fsspec URI, so that it can continue on a machine
+without its disk.
 
 A copy becomes a checkpoint when its `position.json` is written, which is the last of its files, and
 stops being one when that is deleted, which is the first. So a crash leaves no half of one. A copy
@@ -7,7 +7,7 @@ that a crash interrupted is made when the learner resumes, and halves of older o
 
 TensorStore and Levanter could write to the URI themselves. But then each save would wait for a
 bucket, which may be slow or down, and fail with it; and a restart on the same disk would have to
-read everything back. A learner that writes to its own disk and copies beside training does neither.
+read everything back. A learner that writes to its own disk and copies during training does neither.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The learner's state on disk: parameters, optimizer state, step, random key, and `position.json`,
-which says where in `batches` the state belongs.
+which has the place in `batches` that the state belongs to.
 
-A checkpoint is copied off the devices while training stands still, and written beside the next
-steps. It appears by a rename and disappears by the deletion of its `position.json`, so nobody ever
-sees half of one. The weights that servers pull lie in the weight store, not here.
+A checkpoint is copied off the devices while training pauses, and written during the next steps. It
+appears by a rename and disappears by the deletion of its `position.json`, so half of one is never
+seen. The weights that servers pull are in the weight store, not here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UNCACHED = {
 
 
 class TrainingPosition(NamedTuple):
-    """Where training stands: the version of the policy, and where to read on."""
+    """Where training has got to: the version of the policy, and where to read on."""
 
     version: int  # The version of the policy in this state.
     offset: int  # The next record of `batches`.
@@ -242,7 +242,7 @@ def latest(directory: Path, announced: int) -> TrainingPosition | None:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"checkpoint {path}: its {POSITION} cannot be read ({describe_error(error, 1_000)});"
-            f" delete {path} to go on from the one before"
+            f" delete {path} to continue from the one before"
         ) from None
 
 
@@ -262,7 +262,7 @@ def load(
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded ({describe_error(error, 1_000)}); delete {path} to"
-            " go on from the one before"
+            " continue from the one before"
         ) from None
 
 

@@ -31,7 +31,7 @@ EMBEDDING = "model.embed_tokens.weight"
 # files that a large model is at most, and what each has at least
 SHARDS = 8
 SHARD_BYTES = 16 << 20
-HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
+HEADLESS = ("gemma2",)  # vLLM's has no separate head, and reads the embedding every time
 
 
 @eqx.filter_jit
@@ -145,14 +145,14 @@ def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> No
 
 
 def save_settings(weights: LocalWeights, origin: Path, directory: Path) -> None:
-    """Write what there is beside the weights. `origin`: as for `save`. Raises OSError."""
+    """Write the files other than the weights. `origin`: as for `save`. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     _write_settings(origin, directory)
     _write_index(weights.files, weights.size_bytes, directory)
 
 
 def has_head(origin: Path) -> bool:
-    """Whether the export of a model has a head of its own. `origin`: as for `save`."""
+    """Whether the export of a model has a separate head. `origin`: as for `save`."""
     return json.loads((origin / CONFIG).read_text()).get("model_type") not in HEADLESS
 
 

@@ -1,10 +1,10 @@
 """How several processes of a learner write a model together. Each writes its own files into a
 directory that all processes see. The shards of these files that others have, it finds in a second
-directory, beside that one. If the model belongs in another directory, rank zero writes its own
+directory, next to that one. If the model belongs in another directory, rank zero writes its own
 files there and links or copies the others'.
 
 A file is written by one process as a whole, because on a network file system two machines that
-write to one file may overwrite what the other has written beside it.
+write to one file may overwrite what the other has written next to it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def shards_beside(directory: Path) -> Path:
 
 
 def staging_directory(checkpoints: Path, version: int) -> Path:
-    """The directory for the files of a version. It lies beside the learner's checkpoints, and what
+    """The directory for the files of a version. It is next to the learner's checkpoints, and what
     a learner that was killed has left there is removed when it starts again. The first call is
     collective.
     """

@@ -54,7 +54,7 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
 
 
 def check_layout(batch: Batch) -> None:
-    """Check that every sequence lies in a row of the batch. Raises ValueError."""
+    """Check that every sequence is in a row of the batch. Raises ValueError."""
     me = f"batch {batch.number}"
     if not 0 <= batch.row_count * batch.max_seq_len <= MAX_CELLS:
         raise ValueError(f"{me}: {batch.row_count} rows of {batch.max_seq_len} tokens")
@@ -67,7 +67,7 @@ def check_layout(batch: Batch) -> None:
         )
     if batch.rows.min() < 0 or batch.rows.max() >= batch.row_count:
         raise ValueError(
-            f"{me}: a sequence lies in row {int(batch.rows.max())}, and there are {batch.row_count}"
+            f"{me}: a sequence is in row {int(batch.rows.max())}, and there are {batch.row_count}"
         )
     filled = np.bincount(
         batch.rows, batch.lengths + batch.prompt_lengths[batch.groups], batch.row_count

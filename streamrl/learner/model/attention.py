@@ -3,7 +3,7 @@ learner: through it, packed sequences must not see each other. The kernels are J
 
 Each kernel maps `q`: (rows, tokens, kv_heads, queries a key-value head, head_size), `k` and `v`:
 (rows, tokens, kv_heads, head_size), `segment_ids`: (rows, tokens) int32 and a scale to (the shape
-of q). Segments have the ids 1, 2, ... from left to right, and 0 stands behind them. Each token
+of q). Segments have the ids 1, 2, ... from left to right, and 0 after them. Each token
 attends to those of its own segment up to itself.
 """
 
@@ -125,7 +125,7 @@ def cudnn(
 
 def segment_table(segment_ids: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Where the segments of each row begin: (rows, count + 1) int32; their lengths: (rows, count)
-    int32; and whether no row has more than `count`. -1 stands behind the last one. The padding of a
+    int32; and whether no row has more than `count`. -1 is after the last one. The padding of a
     row is a segment, too.
     """
     rows = len(segment_ids)
@@ -261,8 +261,8 @@ def check(name: str, heads: Heads) -> None:
         ) from None
     if not seen == 0:
         raise ConfigError(
-            f"{where}: packed rollouts see each other; what one segment says changes by {seen:.3g}"
-            f" with the tokens of another. {instead[0].upper()}{instead[1:]}"
+            f"{where}: packed rollouts see each other; the states of one segment change by"
+            f" {seen:.3g} with the tokens of another. {instead[0].upper()}{instead[1:]}"
         )
     if not difference <= TOLERANCES[heads.dtype]:
         raise ConfigError(

@@ -32,7 +32,7 @@ class RlExample(NamedTuple):
     policy_gradient_weights: np.ndarray | None = None
     cross_entropy_weights: np.ndarray | None = None  # float32. None: 0
     teacher_kl_weights: np.ndarray | None = None  # float32. None: 0
-    teacher_logprobs: np.ndarray | None = None  # float32; None where nobody has asked a teacher
+    teacher_logprobs: np.ndarray | None = None  # float32; None: no teacher was asked
     # (rows, max_seq_len, layers, k) uint8 or uint16: the experts that token i itself was sent to,
     # counted from 1; 0 where they are not known
     routed_experts: np.ndarray | None = None
@@ -70,7 +70,7 @@ def empty_example(row_count: int, max_seq_len: int, optional: Collection[str] = 
 def expand(batch: Batch) -> RlExample:
     """The dense arrays of a batch.
 
-    The model reads token i to predict token i + 1, so what is known of a token stands one position
+    The model reads token i to predict token i + 1, so what is known of a token is one position
     before it. The first token of a sequence has no predictor and cannot train. In the example of
     docs/design/logprobs.md, with seven prompt tokens and one sampled token, the loss mask is
     [0, 0, 0, 0, 0, 0, 1, 0].
@@ -168,9 +168,9 @@ def sequence_starts(batch: Batch) -> list[int]:
 
 def rollout_numbers(batch: Batch) -> np.ndarray | None:
     """The number of the rollout at each position: (row_count, max_seq_len) int32, counted from 1, 0
-    where padded. None where no rollout has forked, as `segment_ids` says the same then.
+    where padded. None where no rollout has forked, as `segment_ids` is the same then.
 
-    A rollout that forked has several sequences under one uid, and they may lie in several rows.
+    A rollout that forked has several sequences under one uid, and they may be in several rows.
     """
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(batch.uids), 1)}
     if len(numbers) == len(batch.uids):

@@ -73,7 +73,7 @@ def activations(
     pos_ids: NamedArray,
     chosen: jax.Array | np.ndarray | None = None,
 ) -> NamedArray:
-    """The hidden states behind the last layer, (rows, max_seq_len, width).
+    """The hidden states after the last layer, (rows, max_seq_len, width).
 
     `chosen`: (rows, max_seq_len, layers, k) int, the experts of each token, counted from 1; where
     they are 0, and without it, the router decides.
@@ -201,7 +201,7 @@ def compute(
 
     `tokens`: (tokens, width). `gate`, `up`: (experts, width, inner); `down`: (experts, inner,
     width). The tokens are sorted by their experts, and each expert computes a stretch of them. On a
-    GPU, nobody writes the rows behind the last stretch: neither they nor their gradients are read.
+    GPU, the rows after the last stretch are not written: neither they nor their gradients are read.
     """
     here = gate.shape[0]
     k = routing.experts.shape[1]

@@ -214,7 +214,7 @@ def check_heads(hf: Any, devices: int) -> None:
 
 
 def _activation(hf: Any) -> str:
-    """The name of the activation. Where an old Gemma says gelu, transformers computes its tanh
+    """The name of the activation. Where an old Gemma has gelu, transformers computes its tanh
     approximation.
     """
     name = getattr(hf, "hidden_activation", None) or getattr(hf, "hidden_act", None) or TANH_GELU[0]

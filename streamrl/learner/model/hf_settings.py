@@ -38,7 +38,7 @@ ROPES = {
 
 class UnsupportedSetting(ValueError):
     """A setting that Levanter would compute wrongly, or that is not what it should be. The message
-    names it and says what to do, where something can be done.
+    names it, and what to do if something can be done.
     """
 
 
@@ -133,7 +133,7 @@ def with_plain_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
         kind: _rope_of(rope, local_base if kind == "sliding_attention" else base)
         for kind, rope in by_layer.items()
     }
-    # A layer type without parameters of its own has those of the other.
+    # A layer type without parameters has those of the other.
     full = ropes.get("full_attention") or ropes["sliding_attention"]
     local = ropes.get("sliding_attention") or full
     if full[1] != local[1] or (not is_gemma3 and full[0] != local[0]):

@@ -104,7 +104,7 @@ def logits(model: Model, example: RlExample) -> jax.Array:
 
 
 def _hidden(model: Model, example: RlExample) -> NamedArray:
-    """The states behind the last layer, with the axes batch, position and embed."""
+    """The states after the last layer, with the axes batch, position and embed."""
     tokens, mask = _tokens_and_mask(example)
     positions = with_axes(example.position_ids)
     if experts.has_experts(model):
@@ -140,7 +140,7 @@ def compute_policy(precision: str) -> jmp.Policy:
 
 
 def single_sequence(tokens: np.ndarray) -> RlExample:
-    """One sequence in a row of its own, at temperature 1. `tokens`: (n,) ids."""
+    """One sequence, alone in a row, at temperature 1. `tokens`: (n,) ids."""
     shape = (1, len(tokens))
     zeros = np.zeros(shape, np.float32)
     return RlExample(

@@ -102,12 +102,12 @@ def wait_for_report(what: str, process: int, timeout_s: float) -> str:
     except RuntimeError as error:
         raise WeightError(
             f"process {process} of the learner did not write its part of {what} within"
-            f" {timeout_s:g} s ({one_line(error)}); its own log says more"
+            f" {timeout_s:g} s ({one_line(error)}); see its log"
         ) from None
 
 
 def forget_reports(what: str) -> None:
-    """Forget the reports below a name, once nobody waits for them any more."""
+    """Forget the reports below a name, once no process waits for them."""
     _client().key_value_delete(what)
 
 

@@ -196,7 +196,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
 def sparkline(values: Sequence[float], width: int) -> str:
     """A curve of at most `width` block characters, each for the mean of its share of `values`.
 
-    The blocks reach from 0 to 1, or to the lowest and the highest mean if these lie beyond.
+    The blocks reach from 0 to 1, or to the lowest and the highest mean if these are beyond.
     """
     if not values:
         return ""

@@ -102,7 +102,7 @@ def ensure_jars() -> Path:
 
 
 def _check(directory: Path) -> None:
-    """Raise BrokerError unless exactly the jars of jars.txt lie there. Java runs whatever is in the
+    """Raise BrokerError unless exactly the jars of jars.txt are there. Java runs whatever is in the
     directory.
     """
     wanted = dict[str, str]()
@@ -122,7 +122,7 @@ def _check(directory: Path) -> None:
 
 
 def _download(work: Path) -> Path:
-    """Fetch every jar that jars.txt lists and check its hash. Returns the directory they lie in."""
+    """Fetch every jar that jars.txt lists and check its hash. Returns their directory."""
     try:
         from jgo.maven import MavenContext
     except ImportError:

@@ -12,7 +12,7 @@ import psutil
 from streamrl.system.errors import PortTaken
 
 HOST = "127.0.0.1"
-# These lie below the ports that the kernel hands out for outgoing connections. A client that knocks
+# These are below the ports that the kernel hands out for outgoing connections. A client that knocks
 # on the port of a broker that is down could be given that very port as its own end, connect to
 # itself, and keep the broker from coming back.
 PORTS = range(20_000, 32_000)

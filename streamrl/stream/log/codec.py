@@ -41,19 +41,19 @@ _SIZE_BYTES = [{0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(code, 1) for code in ran
 
 
 class DecodeError(ValueError):
-    """These bytes are not such a record. The message says what is wrong, and where in it."""
+    """These bytes are not such a record. The message has what is wrong, and where."""
 
 
 def pack_array(array: np.ndarray) -> bytes:
     """The payload of the extension: [dtype, shape] in MessagePack, then the data."""
     dtype, head = _head(array.dtype, array.shape)
-    data: Any = np.ascontiguousarray(array, dtype)  # a buffer, which stubs of 3.11 cannot say
+    data: Any = np.ascontiguousarray(array, dtype)  # a buffer, which stubs of 3.11 lack
     return b"".join((head, data))
 
 
 @lru_cache(4096)
 def _head(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, bytes]:
-    """The dtype of such an array on the wire, and the bytes that stand before its data."""
+    """The dtype of such an array on the wire, and the bytes before its data."""
     wire = dtype.newbyteorder("<")
     if wire.str not in DTYPES:
         raise ValueError(f"arrays of {dtype} do not travel; use one of {', '.join(DTYPES)}")
@@ -69,7 +69,7 @@ def unpack_array(data: memoryview) -> np.ndarray:
         for _ in range(data[5] & 0x0F):
             start += _SIZE_BYTES[data[start]]
     except IndexError:
-        pass  # the head ends too soon, and decoding it says so
+        pass  # the head ends too soon, and decoding it raises
     dtype, shape, size = _layout(data[:start].tobytes())
     if size != len(data) - start:
         raise DecodeError(
@@ -81,7 +81,7 @@ def unpack_array(data: memoryview) -> np.ndarray:
 
 @lru_cache(4096)
 def _layout(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
-    """The dtype, the shape and the size of the data, from the bytes that stand before it."""
+    """The dtype, the shape and the size of the data, from the bytes before it."""
     try:
         name, shape = _HEAD.decode(head)
     except msgspec.DecodeError:

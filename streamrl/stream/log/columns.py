@@ -1,4 +1,4 @@
-"""Messages as the columns of a Parquet file, and back. The column `value` is the record as it lay
+"""Messages as the columns of a Parquet file, and back. The column `value` is the record as it was
 in the log.
 
 Rollouts also have decoded columns, so that an ordinary query finds what it asks for. Nothing is

@@ -3,7 +3,7 @@
 
 A record that is larger than a message may be, because it was compressed on its way here or sent in
 chunks, does not fit into a letter. The letter then keeps its first bytes and the hash of all; the
-record itself stays where it lies until retention deletes it.
+record itself stays in its topic until retention deletes it.
 
 The headers are those that Kafka Connect writes, so that ordinary tools show them. A letter that was
 requeued, which means written again to the topic it came from
@@ -55,7 +55,7 @@ class DeadLetter(NamedTuple):
 
 
 def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Output]:
-    """The dead letter of an event, and its fate if it is a rollout. `cause` says in one line what
+    """The dead letter of an event, and its fate if it is a rollout. `cause` is in one line what
     is wrong with it.
     """
     cause = printable(cause)
@@ -88,7 +88,7 @@ def _letter(event: Event, cause: str, stage: str) -> Output:
     message = cause
     value = raw.value or b""
     kept = Message(event.topic, key.encode("utf-8", "surrogateescape"), raw.value, raw.headers)
-    if is_chunk(kept):  # the letter itself is no chunk, so it loses the headers that say so
+    if is_chunk(kept):  # the letter itself is no chunk, so it loses the headers of one
         kept = kept._replace(headers=(*kept.headers[2:], (SHA256, _sha256(value))))
     if size_of(kept) > MAX_BYTES:
         message = f"{cause}; of its {len(value):,} bytes the first {HEAD_BYTES:,} are kept"
@@ -142,7 +142,7 @@ def parse_dead_letter(message: Message) -> DeadLetter | None:
     except (KeyError, ValueError):
         return None
     # Whoever may write letters of one topic must not be able to write to another by means of
-    # whoever requeues them.
+    # the user who requeues them.
     if message.topic != topology.dead_letters(topic):
         return None
     return DeadLetter(topic=topic, partition=partition, offset=offset, cause=cause, message=message)

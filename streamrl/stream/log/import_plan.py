@@ -2,8 +2,8 @@
 fates refer to records by their offsets.
 
 Offsets that no reader sees are transaction markers and what aborted transactions left. Both can be
-made again: a committed transaction takes one offset behind its records, and an aborted one of n
-records takes n + 1. So a gap of one offset is closed by committing what lies before it, a larger
+made again: a committed transaction takes one offset after its records, and an aborted one of n
+records takes n + 1. So a gap of one offset is closed by committing what is before it, a larger
 one by an aborted transaction, and everything else is written plainly.
 """
 
@@ -61,7 +61,7 @@ def plan_writes(
     else.
     """
     deleted = (placeholder(tp, offset) for offset in range(start))
-    last = placeholder(tp, end)  # stands behind the last message and is never written
+    last = placeholder(tp, end)  # is after the last message and is never written
     pending: list[Message] = []
     pending_bytes = 0
     next_offset = 0
@@ -84,5 +84,5 @@ def plan_writes(
 
 
 def placeholder(tp: TopicPartition, offset: int) -> Message:
-    """A record that nobody reads. It has a key, because a compacted topic takes no other."""
+    """A record that is never read. It has a key, because a compacted topic takes no other."""
     return Message(tp[0], b"", b"", partition=tp[1], offset=offset)

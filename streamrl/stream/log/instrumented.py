@@ -3,7 +3,7 @@ transactions take, what it publishes. A part is handed this log instead of the p
 contains any of it.
 
 The answers of `run/monitoring/pages.py` follow from it. A part is alive while it uses its log. It
-is ready once it has said so (`mark_ready`), the broker answers, and the part has read what lay in
+is ready once it has called `mark_ready`, the broker answers, and the part has read what was in
 its inputs at that time. It has made progress once it has committed a transaction after it was
 ready. Its metrics are those that it publishes and those of its log, which are published with them.
 """
@@ -47,7 +47,7 @@ class InstrumentedLog(Log):
     def __init__(self, log: Log, part: str, clock: Clock = time.monotonic) -> None:
         self.part = part
         self.clock = clock
-        # path -> what the part shows there beside its own metrics
+        # path -> what the part shows there besides its own metrics
         self.pages: dict[str, Callable[[], bytes]] = {}
         # source -> its last record that belongs to no step
         self.reports: dict[str, Mapping[str, float]] = {}
@@ -86,12 +86,12 @@ class InstrumentedLog(Log):
 
     def refresh_end_offsets(self) -> None:
         """Ask where the inputs end. This blocks as long as the broker does, so it is for a thread
-        beside the part.
+        next to the part's.
         """
         partitions = {tp for reader in list(self._readers) for tp in reader.partitions}
         try:
             self._end_offsets = self._log.end_offsets(partitions)
-        except StreamrlError:  # the part itself finds out, and says so
+        except StreamrlError:  # the part itself finds out, and reports it
             return
         self._answered_s = self.clock()
         if self.is_ready and self._targets is None:
@@ -120,13 +120,13 @@ class InstrumentedLog(Log):
         if self.is_ready:
             backlog = self._backlog()
             if backlog is None:
-                problems.append("it has not seen how far behind it is")
+                problems.append("it does not know its lag yet")
             elif backlog:
-                problems.append(f"{backlog:,} records that lay there at its start are not read")
+                problems.append(f"{backlog:,} records that were there at its start are not read")
         return problems
 
     def metrics(self) -> dict[str, float]:
-        """What the log has measured, as it stands now."""
+        """What the log has measured up to now."""
         now = self.clock()
         values = {
             "part/ready": float(not self.readiness_problems()),
@@ -160,8 +160,8 @@ class InstrumentedLog(Log):
         return dict(lags)
 
     def _backlog(self) -> int | None:
-        """Number of records that lay in the inputs when the part became ready and are not read yet.
-        None while their number is not known.
+        """Number of records that were in the inputs when the part became ready and have not been
+        read. None while their number is not known.
 
         Topics that the part has paused do not count: a full window is a working state.
         """

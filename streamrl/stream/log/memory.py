@@ -110,7 +110,7 @@ class MemoryLog(Log):
             self._committed.setdefault(identity, {}).update(offsets)
 
     def take(self, tp: TopicPartition, start: int, count: int) -> tuple[list[Message], int]:
-        """Up to `count` messages from offset `start`, and the offset behind them."""
+        """Up to `count` messages from offset `start`, and the offset after them."""
         with self._lock:
             log = self._partition(tp)
             beginning = self._beginnings[tp]

@@ -4,7 +4,7 @@ it. docs/export.md describes the layout.
     DIR/manifest.json    run, run file, topics, partitions, a hash of every file
     DIR/rollouts.copy-digits/0-00000000000000000000.parquet    partition, offset of the first record
 
-The column `value` is the record as it lay in the log. Rollouts also have decoded columns, for
+The column `value` is the record as it was in the log. Rollouts also have decoded columns, for
 queries; nothing here reads those.
 """
 
@@ -210,7 +210,7 @@ class FileLog(Log):
         self._refuse("a part")
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
-        return {}  # the broker's own topics are not exported; journals say the same
+        return {}  # the broker's own topics are not exported; journals have the same
 
     def close(self) -> None: ...
 

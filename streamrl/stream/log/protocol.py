@@ -20,7 +20,7 @@ Offsets = Mapping[TopicPartition, int]  # the next offset to read of each partit
 
 
 class Message(NamedTuple):
-    """Bytes as they lie in the log, or as they are to be written. One that is to be written has no
+    """Bytes as they are in the log, or as they are to be written. One that is to be written has no
     offset yet, and its key chooses the partition if it names none.
     """
 
@@ -102,7 +102,7 @@ class Reader(Protocol):
         ...
 
     def position(self, topic: str, partition: int) -> int:
-        """Offset of the next message. At the end of the log it lies behind the transaction markers
+        """Offset of the next message. At the end of the log it is after the transaction markers
         that follow the last message.
         """
         ...
@@ -126,13 +126,13 @@ class Writer(Protocol):
         the last message.
 
         Raises `Fenced` when another process has taken this identity, or when the broker has ended
-        the transaction because it stood still for too long; raises `TransactionFailed` for anything
+        the transaction because it was idle for too long; raises `TransactionFailed` for anything
         else. After an error the writer is of no use (`retrying.py` opens another).
         """
         ...
 
     def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
-        """Commit consumer offsets, for whoever looks at lag (`Log.committed_offsets`). They are
+        """Commit consumer offsets, for tools that show lag (`Log.committed_offsets`). They are
         advisory: on restart a part resumes from its journal or checkpoint, never from these. A part
         that starts from the committed offsets of another part may repeat work, but loses nothing.
 
@@ -178,7 +178,7 @@ class Log(Protocol):
         ...
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offset of each partition: behind the last message that a reader may see.
+        """The last stable offset of each partition: after the last message that a reader may see.
 
         A transaction of another writer shows a moment after its commit has returned. Earlier ones
         of a writer's own identity always show once `writer` has returned.
@@ -190,7 +190,7 @@ class Log(Protocol):
         raises `InputGone` on poll.
 
         `whole`: records that are larger than a message are joined (`chunks.py`), and claims
-        (`claims.py`) are left out; otherwise messages are read as they lie there. `bounded`: the
+        (`claims.py`) are left out; otherwise messages are read as they are. `bounded`: the
         reader is to reach the end and not to follow it, so it asks the broker more often and learns
         at once that the end is reached.
         """
@@ -222,7 +222,7 @@ class Log(Protocol):
         """
 
     def register_metrics_page(self, path: str, page: Callable[[], bytes]) -> None:
-        """The part has a page of its own beside its metrics, which is shown at this path."""
+        """The part has a page next to its metrics, which is shown at this path."""
 
     def close(self) -> None: ...
 
@@ -246,7 +246,7 @@ def partitions_of(log: Log, topics: Iterable[str]) -> list[TopicPartition]:
     partitions: list[TopicPartition] = []
     for topic in topics:
         if topic not in counts:
-            # A log that does not see the topic may know why, and says so when it is to read it:
+            # A log that does not see the topic may know why, and raises it when it is to read it:
             # this process may lack the right.
             log.reader({(topic, 0): 0}).close()
             raise TopicMissing(

@@ -72,7 +72,7 @@ def _record_or_warning(message: Message, kind: type[R]) -> R | None:
     if isinstance(record, kind):
         return record
     logger.warning(
-        "%s@%d is passed over, because it cannot be read: %s",
+        "%s@%d is skipped, because it cannot be read: %s",
         message.topic,
         message.offset,
         record,

@@ -1,13 +1,13 @@
 """A transactional writer that commits again when a transaction has failed, so that an outage of the
 broker ends no part and costs no output that cannot be computed again.
 
-After a failed transaction nobody knows at once whether it was committed. A new producer of the same
-identity (`Log.writer`) first ends what the old one left open. After that the part's changelog topic
-tells, which is its journal or the learner's announcements: the last message of every transaction
-goes there.
+After a failed transaction it is not known at once whether it was committed. A new producer of the
+same identity (`Log.writer`) first ends what the old one left open. After that the part's changelog
+topic tells, which is its journal or the learner's announcements: the last message of every
+transaction goes there.
 
 A fence has two causes. A newer process has taken the identity, or the broker has ended a
-transaction that stood still for longer than its time-out because the machine was suspended. Only a
+transaction that was idle for longer than its time-out because the machine was suspended. Only a
 newer process leaves a claim after this one's (`claims.py`). So a process looks for such a claim
 before it opens a producer again, which would fence the newer process, and before that producer
 writes, as the newer process may have come in between. A process that was fenced looks for CLAIM_S.
@@ -142,7 +142,7 @@ class RetryingWriter:
         if isinstance(error, Fenced):
             return TransactionFailed(
                 f"{self._identity}: the broker has ended a transaction of this process, "
-                "which stood still for too long; start again"
+                "which was idle for too long; start again"
             )
         return error if isinstance(error, TransactionFailed) else TransactionFailed(str(error))
 

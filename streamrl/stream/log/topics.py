@@ -140,7 +140,7 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
         "readers": ",".join(role.name for role in topology.readers(kind.name)),
         "partitions": wanted.partitions,
         "replicas": wanted.replicas,
-        # Writes go on while one replica is down, and each acknowledged record is on the others.
+        # Writes continue while one replica is down, and each acknowledged record is on the others.
         "min_insync_replicas": max(1, wanted.replicas - 1),
         "retention_ms": round(wanted.retention_hours * 3_600_000),
     }

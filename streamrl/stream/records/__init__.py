@@ -105,4 +105,4 @@ RECORDS: dict[str, type[Record]] = {
     "evaluation": Evaluation,
     "run-config": RunConfig,
 }
-"""Schema names as they stand in the `schema` header, followed by `/` and the version."""
+"""Schema names as they are in the `schema` header, followed by `/` and the version."""

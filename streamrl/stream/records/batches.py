@@ -23,8 +23,8 @@ from streamrl.stream.records.fields import (
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
-    """The rollouts of one problem with their advantages; an empty one says that a group closed with
-    nothing to train on.
+    """The rollouts of one problem with their advantages. An empty one means that a group closed
+    with nothing to train on.
 
     One entry is one sequence. A rollout that forked has several, next to each other, with the same
     uid, offset, advantage and reward. Columns by token are ragged: the values of the sequences, one
@@ -40,11 +40,11 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     # of the env's producers begin anew (`Demand.epoch`).
     begins_epoch: bool = False
     partition: int  # of rollouts.<env>
-    # where each rollout lies in that partition
+    # the offset of each rollout in that partition
     offsets: Annotated[Array, Column("sequence", "<i8")]
     uids: list[Name]
-    prompt: Array  # (p,) unsigned: the tokens that all sequences begin with and nobody sampled
-    lengths: Annotated[Array, Column("sequence", "<i4")]  # tokens behind the prompt
+    prompt: Array  # (p,) unsigned: unsampled tokens that all sequences begin with
+    lengths: Annotated[Array, Column("sequence", "<i4")]  # tokens after the prompt
     tokens: Annotated[Array, Column("token", "<u2", source="tokens")]  # <u2 or <u4
     # 0 where not sampled
     policy_logprobs: Annotated[Array, Column("token", "<f4", source="logprobs", finite=True)]
@@ -92,7 +92,7 @@ class Batch(Record, frozen=True, kw_only=True):
 
     Ragged like its groups: `prompts` are cut by `prompt_lengths` (one a group), columns by token
     are cut by `lengths` (one a sequence; a rollout that forked has several, under the same uid).
-    Sequence i belongs to group `groups[i]` and lies in row `rows[i]`, behind those of that row that
+    Sequence i belongs to group `groups[i]` and is in row `rows[i]`, after those of that row that
     come before it in the arrays. `learner/model/examples.py:expand` makes the fixed, dense
     RlExample of it.
     """
@@ -151,7 +151,7 @@ class Batch(Record, frozen=True, kw_only=True):
 
 
 def first_of_rollout_mask(uids: Sequence[str]) -> np.ndarray:
-    """(n,) bool: true for the first sequence of each rollout. The sequences of a rollout lie next
+    """(n,) bool: true for the first sequence of each rollout. The sequences of a rollout are next
     to each other.
     """
     return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
@@ -210,7 +210,7 @@ class Scores(Record, frozen=True, kw_only=True):
 
     number: BatchNumber  # the batch
     scorer: Name  # the worker
-    # policy version of the model; -1: one of its own (learner.kl.reference.path); -2: the pool was
+    # policy version of the model; -1: that of learner.kl.reference.path; -2: the pool was
     # not asked for a reference, and `logprobs` are 0
     reference: int
     logprobs: Array  # (n,) float32: of the batch's tokens, prompts left out; 0 where not sampled

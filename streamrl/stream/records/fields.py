@@ -70,7 +70,7 @@ def columns_of(record: type[Record]) -> Mapping[str, Column]:
 
 
 def check_columns(what: str, record: Record, counts: Mapping[str, int]) -> None:
-    """Each column has as many values as `counts` says, of the kind that it declares. `what`: the
+    """Each column has as many values as `counts` has, of the kind that it declares. `what`: the
     record, for the message.
     """
     for name, column in columns_of(type(record)).items():

@@ -70,7 +70,7 @@ class JournalEntry(Record, frozen=True, kw_only=True):
     slices: list[Slice]
     digest: bytes  # of the outputs
     output_count: int
-    snapshot_offset: int = -1  # where the newest complete snapshot lies in this partition; -1: none
+    snapshot_offset: int = -1  # of the newest complete snapshot in this partition; -1: none
     config: str = ""  # JSON, at the start and at each change
     removed: list[tuple[str, int, int]] | None = None
     # whether records that were in the log when the part started were unread (`awake_clock.py`)

@@ -69,11 +69,11 @@ class Turn(Record, frozen=True, kw_only=True):
     reward: float | None = None
     rewards: dict[str, float] = {}  # what `reward` was made of, by name, before weights
     token_rewards: Array | None = None  # (n,) float32: weighted, on top of `reward`
-    # the tokens so far are not what the model saw next: a sequence of its own begins here
+    # the tokens so far are not what the model saw next: a new sequence begins here
     fork: bool = False
     inference_metadata: InferenceMetadata | None = None
     timestamp: float | None = None  # s
-    loss: LossWeights | None = None  # of its sampled tokens; None: as its env says
+    loss: LossWeights | None = None  # of its sampled tokens; None: those of its env
     # (n, layers, k) uint8 or uint16: the k experts of each layer that each token was sent to,
     # counted from 1; 0 where they are not known. Only a mixture of experts has them, where the
     # server reports them.
@@ -105,7 +105,7 @@ class Turn(Record, frozen=True, kw_only=True):
 
 
 class Rollout(Record, frozen=True, kw_only=True):
-    """A sequence of turns and what it earned; `failure` says why there is nothing to train on, so
+    """A sequence of turns and what it earned; `failure` is why there is nothing to train on, so
     that its group can still close.
 
     Its turns' tokens, one after another, are what the model saw; where a turn is a `fork` another
@@ -127,7 +127,7 @@ class Rollout(Record, frozen=True, kw_only=True):
     temperature: float = 1.0  # 1e-6 to 1e6
     policy_version: int  # of its oldest token
     newest_policy_version: int  # of its newest token
-    truncated: bool = False  # by a limit; `metadata["truncation"]` says which
+    truncated: bool = False  # by a limit; `metadata["truncation"]` is which
     failure: str = ""  # why there is nothing to train on
     # Why its tokens cannot be those that the policy saw. Such a rollout is invalid and never
     # trained on.
@@ -174,7 +174,7 @@ class Rollout(Record, frozen=True, kw_only=True):
 
 
 class EnvProgress(Record, frozen=True, kw_only=True):
-    """Where an env replica is: every problem of its own below `next_problem` is published, left
+    """Where an env replica is: every problem of the replica below `next_problem` is published, left
     out, or in `open_problems`.
     """
 
@@ -186,7 +186,7 @@ class EnvProgress(Record, frozen=True, kw_only=True):
     forgotten_groups: int = 0  # of the published ones, those that no account waits for any more
     replicas: int = 1  # that the env had at the time
     begins: int = 0  # first index that was dealt under the current number of replicas
-    # By partition: no record of its open problems lies before this offset of turns.<env>.
+    # By partition: no record of its open problems is before this offset of turns.<env>.
     turns_from: list[int] = []
 
 

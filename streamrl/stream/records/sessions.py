@@ -40,9 +40,9 @@ class SessionStart(Record, frozen=True, kw_only=True):
 class ModelCall(Record, frozen=True, kw_only=True):
     """One model call of a session, with the very tokens that the policy saw and sampled.
 
-    The calls of a session are a tree: `continues` is the call whose conversation this one goes on
-    from. `prompt` has only the tokens that follow that call's answer, unless `fork` says why the
-    tokens before could not be kept; then it is the whole prompt.
+    The calls of a session are a tree: `continues` is the call whose conversation this one
+    continues. `prompt` has only the tokens that follow that call's answer. If the tokens before
+    could not be kept, `fork` is the reason, and `prompt` is the whole prompt.
     """
 
     session: Name
@@ -109,7 +109,7 @@ class SessionEnd(Record, frozen=True, kw_only=True):
 
 
 class Reward(Record, frozen=True, kw_only=True):
-    """A named reward of a rollout, from whoever judges it and whenever that is."""
+    """A named reward of a rollout, from any judge and at any time."""
 
     rollout: Name  # its uid, which is the id of its session
     name: Name

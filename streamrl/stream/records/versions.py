@@ -42,7 +42,7 @@ class AdapterCheck(Record, frozen=True, kw_only=True):
 
 
 class AdapterBase(Record, frozen=True, kw_only=True):
-    """The model that an adapter stands on. It is the same for all versions of a learner."""
+    """The base model of an adapter. It is the same for all versions of a learner."""
 
     uri: str  # a directory in Hugging Face layout
     size_bytes: int
@@ -84,7 +84,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
 
 
 class Server(Record, frozen=True, kw_only=True):
-    """One inference server, as it stands; a null record removes it."""
+    """One inference server, as it is now; a null record removes it."""
 
     server_id: Name
     url: str

@@ -222,7 +222,7 @@ def test_a_process_that_reports_nothing_is_named(
     assert isinstance(zero, WeightError)
     assert str(zero) == (
         f"process 2 of the learner did not write its part of {tmp_path.name}/.tmp-v000001-ab/shards"
-        " within 0.01 s (DEADLINE_EXCEEDED); its own log says more"
+        " within 0.01 s (DEADLINE_EXCEEDED); see its log"
     )
 
 

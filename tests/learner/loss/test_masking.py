@@ -92,9 +92,9 @@ def test_a_temperature_that_nothing_can_be_divided_by_masks_its_sequence(
         ),
         (
             {"rows": np.array([0, 0, 1, 2], np.int32)},
-            "batch 7: a sequence lies in row 2, and there are 2",
+            "batch 7: a sequence is in row 2, and there are 2",
         ),
-        ({"rows": np.array([0, 0, 1, -1], np.int32)}, "batch 7: a sequence lies in row"),
+        ({"rows": np.array([0, 0, 1, -1], np.int32)}, "batch 7: a sequence is in row"),
         (
             {"rows": np.array([0, 0, 0, 0], np.int32)},
             "batch 7: row 0 is given 22 tokens, and holds 16",

@@ -142,11 +142,11 @@ def test_ready_is_restored_connected_and_caught_up(
     ]
     reader = log.reader({("in", 0): 0})
     log.mark_ready()
-    assert log.readiness_problems()[-1] == "it has not seen how far behind it is"
+    assert log.readiness_problems()[-1] == "it does not know its lag yet"
     log.refresh_end_offsets()
-    assert log.readiness_problems() == ["3 records that lay there at its start are not read"]
+    assert log.readiness_problems() == ["3 records that were there at its start are not read"]
     reader.poll(2, 0)
-    assert log.readiness_problems() == ["1 records that lay there at its start are not read"]
+    assert log.readiness_problems() == ["1 records that were there at its start are not read"]
     reader.poll(2, 0)
     assert log.readiness_problems() == [] and log.metrics()["part/ready"] == 1
     memory.append(messages("in", 9), marker=False)

@@ -247,7 +247,7 @@ def test_after_its_patience_a_fence_without_a_rival_asks_for_a_restart():
     log = FailingLog()
     writer = RetryingWriter(log, "a", "journal.a", patience_s=0.0)
     log.fails = ["fenced"]
-    with pytest.raises(TransactionFailed, match="stood still for too long; start again"):
+    with pytest.raises(TransactionFailed, match="was idle for too long; start again"):
         writer.commit([entry(b"0")])
     assert log.opened == 1
 

@@ -161,7 +161,7 @@ class Guard:
         """
         _, has_owner, owner = str(asked.get("model")).rpartition("@")
         if self._keys and has_owner and owner not in runs:
-            raise Objection("model: an adapter is sampled with the key of its own run only")
+            raise Objection("model: an adapter is sampled with the key of its run only")
 
     def _count(self, path: str, runs: Sequence[str], answers: int) -> None:
         """Count a request, if it samples, for the runs whose keys it carries: one, unless somebody

@@ -1,7 +1,7 @@
 """Writes metrics to Weights & Biases. All sessions of a run belong to one W&B run.
 
 The key comes from `wandb login` or WANDB_API_KEY. With `mode: offline`, nothing leaves the machine,
-and `wandb sync` sends the sessions that lie in `wandb/` of the run's directory.
+and `wandb sync` sends the sessions in `wandb/` of the run's directory.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def _rules_of_guest(run: RunFile, guest: RunFile) -> Iterator[Rule]:
 
 
 def rescoring(run: RunFile) -> list[Rule]:
-    """The rules of whoever gives the rollouts of any env new rewards, and makes the topic for them
-    if the run does not plan it.
+    """The rules of the user who gives the rollouts of any env new rewards, and makes the topic for
+    them if the run does not plan it.
     """
     prefix = f"{run.run}."
     rules = list[Rule]()

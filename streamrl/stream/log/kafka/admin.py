@@ -1,4 +1,4 @@
-"""Calls to an Apache Kafka broker beside reading and writing: what an administrator asks, how a
+"""Calls to an Apache Kafka broker other than reading and writing: what an administrator asks, how a
 call is repeated, and what an error of librdkafka means.
 """
 
@@ -67,7 +67,7 @@ MISSING = {
 
 
 class Admin(AdminClient):
-    """An admin client that knows why nobody answers: librdkafka tells only its `error_cb` that a
+    """An admin client that knows why no broker answers: librdkafka tells only its `error_cb` that a
     password or a certificate was not accepted.
 
     Raises ConfigError for settings that librdkafka does not take.
@@ -144,7 +144,7 @@ def call_with_retries(call: Callable[[], T], address: str, timeout_s: float = ST
 
 
 def access_denied(settings: Mapping[str, Any], what: str) -> AccessDenied:
-    """The error that says who may not do it. `what`: the operation, and on what."""
+    """The error that names who may not do it. `what`: the operation, and on what."""
     who = f"user {settings['sasl.username']!r}" if "sasl.username" in settings else "this client"
     return AccessDenied(
         f"{who} may not {what} on {address_of(settings)}; "

@@ -38,7 +38,7 @@ class OffsetCommitter:
         """Send, and wait for nothing. Returns False when too many earlier commits have not been
         answered yet.
         """
-        self._take_answers(0.0)  # librdkafka keeps them until somebody takes them
+        self._take_answers(0.0)  # librdkafka keeps them until they are taken
         return self.unanswered < MAX_UNANSWERED and self._send(partitions)
 
     def send_and_wait(self, partitions: list[KafkaTopicPartition]) -> None:

@@ -22,7 +22,7 @@ IMPORT_TIMEOUT_S = 30.0  # of one call: an import writes as fast as the broker t
 
 class OffsetPreservingWriter:
     """Writes recorded messages to the topics of a run, each at its old offset and with its old
-    time. The topics must be empty, and nobody else may write to them: BrokerError is raised when a
+    time. The topics must be empty, and nothing else may write to them: BrokerError is raised when a
     message lands elsewhere.
     """
 
@@ -99,7 +99,7 @@ class OffsetPreservingWriter:
         elif written.offset() != message.offset:
             self._misplaced = (
                 f"{where} was written at offset {written.offset()}; "
-                f"does somebody else write to {self._log.prefix}{message.topic}?"
+                f"does another program write to {self._log.prefix}{message.topic}?"
             )
 
     def _wait_for_end(self, tp: TopicPartition) -> None:
@@ -110,6 +110,6 @@ class OffsetPreservingWriter:
             if time.monotonic() > deadline:
                 raise BrokerError(
                     f"{tp[0]}[{tp[1]}] ends at {end} and not at {expected}; "
-                    "does somebody else write to it?"
+                    "does another program write to it?"
                 )
             time.sleep(0.002)

@@ -16,7 +16,7 @@ from streamrl.system.errors import BrokerUnreachable
 
 DELIVERY_LIMIT_S = 30.0  # a producer forgets what it could not deliver within this time
 DELIVERY_POLL_S = 0.2
-# What topics take, and what a dead letter says of a record that is as large as that.
+# What topics take, and what the headers of a dead letter add to a record of that size.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024 + 65_536
 PRODUCER = {
     # as Java and kafka-python clients do, so that the same key goes to the same partition
@@ -79,7 +79,7 @@ class KafkaProducer:
 
     def _start_poller(self) -> None:
         """Take delivery reports on a thread as they come. Without it they are taken by the next
-        `send` or `flush`, which is enough where nobody waits for them.
+        `send` or `flush`, which is enough where no caller waits for them.
         """
         if self._poller is None:
             self._poller = threading.Thread(target=self._poll, name="delivery", daemon=True)
@@ -97,7 +97,7 @@ class KafkaProducer:
         error: KafkaError | None,
         message: Any,
     ) -> None:
-        """The delivery report of one of `count` messages that somebody waits for. `offsets`: of
+        """The delivery report of one of `count` messages that a caller waits for. `offsets`: of
         those that have been reported, -1 where one was not delivered.
         """
         self._on_delivery(error, message)
@@ -110,8 +110,8 @@ class KafkaProducer:
             on_written(message.partition(), max(offsets))
 
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
-        """The delivery report of a message that nobody waits for: only a missing right is an error,
-        because only that can never work.
+        """The delivery report of a message that no caller waits for: only a missing right is an
+        error, because only that can never work.
         """
         if error is not None and error.code() in DENIED:
             self._denied_topic = message.topic()

@@ -128,7 +128,7 @@ class KafkaReader:
             self._consumer.resume(ended)
         self._ended = []
         messages: list[Message] = []
-        raw: Any  # the stubs say that each of its parts may be missing
+        raw: Any  # in the stubs each of its parts may be missing
         for raw in self._consumer.consume(max_messages, timeout_s):
             tp = self._topics.get(raw.topic(), ""), raw.partition()
             if tp in self._offsets and tp not in self._reading:

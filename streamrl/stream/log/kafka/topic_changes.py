@@ -78,7 +78,7 @@ def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, i
     try:
         cluster.create(wanted)
     except BaseException:
-        with contextlib.suppress(StreamrlError):  # The first error says more than this one would.
+        with contextlib.suppress(StreamrlError):  # The first error is clearer.
             cluster.delete([topic.name for topic in wanted])
         raise
 

@@ -149,7 +149,7 @@ class TopicAdmin:
     def _wait_for_all(self, futures: Mapping[Any, Any], done_already: int | None = None) -> None:
         """Wait for all results of a request.
 
-        `done_already` is the error by which the cluster says that there is nothing left to do.
+        `done_already` is the error by which the cluster reports that there is nothing left to do.
         Raises ConfigError for a request that the cluster refuses, with its reason.
         """
         for name, future in futures.items():

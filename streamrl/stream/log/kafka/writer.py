@@ -75,8 +75,8 @@ class KafkaWriter:
             raise access_denied(settings, f"write as transactional id {name}") from None
 
     def _take_identity(self) -> None:
-        """Fence whoever had this identity. The broker first ends a transaction that was left open,
-        and as long as a broker answers at all, that is waited for.
+        """Fence the process that had this identity. The broker first ends a transaction that was
+        left open. That is waited for while a broker answers at all.
         """
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:

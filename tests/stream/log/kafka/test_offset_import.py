@@ -46,6 +46,6 @@ def test_a_record_that_lands_elsewhere_ends_the_import(log: KafkaLog):
     other.flush()
     writer = OffsetPreservingWriter(log)
     with pytest.raises(
-        BrokerError, match=r"^fates\[0\]@0 was written at offset 1; does somebody else write to t"
+        BrokerError, match=r"^fates\[0\]@0 was written at offset 1; does another program write to t"
     ):
         writer.write([WriteOp(WHERE, [recorded(0)], 0, 1)])
