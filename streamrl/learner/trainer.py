@@ -1,7 +1,22 @@
-"""PolicyTrainer: the policy and its optimizer, trained batch by batch. Batch k is trained at
-version k and gives version k + 1.
+"""PolicyTrainer: the policy and its optimizer, trained batch by batch.
 
-The learner's process publishes the versions, a replay compares their hashes with the announced
+Batch k is trained at version k and gives version k + 1. `open_trainer` loads the model that the run
+begins with, or a checkpoint. `step` then trains on one batch:
+
+1. It loads the reference model of this batch, if the loss measures the divergence from one.
+2. It masks the sequences that cannot be trained on, and lays the batch out in dense rows.
+3. It updates the parameters (`update.py`), or skips the update if the batch is unusable or the
+   update would not be finite.
+
+After the step `snapshot` copies the weights for the publisher, `probe` computes the logprobs that
+servers are compared with, and `save` writes a checkpoint.
+
+An example: the policy is at version 7, and batch 7 comes. Two of its sequences have token ids that
+the model does not have. They are masked, the parameters are updated with the others, and the policy
+is at version 8. Batch 7 may be in the log twice: `is_due` is then false the second time. If batch 9
+came next, batch 8 would be missing, and `step` would raise InputGone.
+
+The learner's process publishes the versions. A replay compares their hashes with the announced
 ones, and a fork starts from one of them.
 """
 
@@ -148,7 +163,7 @@ class PolicyTrainer:
     _skipped_in_a_row: int = 0
     _exports: int = 0  # of the weights to a temporary directory, so far
     _trained_tokens: np.ndarray | None = None  # some of the last batch, for the probe
-    # None where the learner does not ask it itself
+    # The model that the divergence is measured from, if this process loads one.
     reference: ReferenceModel | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,38 +172,45 @@ class PolicyTrainer:
         self._text = probe.text_tokens(tokenizer, self._probe_count, self.tokenizer_ids)
         self.vocab_size = trainable_vocab_size(self.run, self.state.model.Vocab.size)
         settings = self.run.learner.reference
-        asked = settings if settings and settings.by == "learner" else None
-        # The initial model is in memory already if adapters are trained.
-        is_base = asked is not None and self.adapter is not None and not asked.path
-        self._base_is_reference = is_base
-        holds = asked is not None and not is_base
-        self.reference = ReferenceModel(self.run, self.tokenizer_ids) if holds else None
+        scores_itself = settings is not None and settings.by == "learner"
+        # If adapters are trained, the model without them is the initial one, and is in memory.
+        self._base_is_reference = False
+        if settings and settings.by == "learner" and self.adapter is not None:
+            self._base_is_reference = not settings.path
+        self.reference = None
+        if scores_itself and not self._base_is_reference:
+            self.reference = ReferenceModel(self.run, self.tokenizer_ids)
 
     @property
     def version(self) -> int:
         return self.position.version
 
     def is_due(self, batch: Batch) -> bool:
-        """False for a batch that has been trained on already, because it is in the log twice."""
+        """Whether the batch has not been trained on. It is false for a batch that is in the log a
+        second time.
+        """
         if batch.number < self.version:
             logger.warning(
-                "batch %d is passed over: it comes again at version %d", batch.number, self.version
+                "batch %d is skipped: it was trained on before version %d",
+                batch.number,
+                self.version,
             )
         return batch.number >= self.version
 
     def step(self, taken: TrainingInput) -> dict[str, float]:
-        """Train on one batch and return the measurements.
+        """The measurements of training on one batch, by name. The policy is at the next version
+        then.
 
         Sequences that cannot be trained on are masked. If the whole batch cannot be trained on, or
-        the step is not finite, the step is skipped: the next version has the weights of this one.
-        Raises TrainingDiverged after MAX_SKIPPED_STEPS skipped steps in a row, and
+        the update is not finite, the step is skipped: the next version has the weights of this one.
+        Raises TrainingDiverged after more than MAX_SKIPPED_STEPS skipped steps in a row, and
         InputGone if batches are missing before this one.
         """
         batch = taken.batch
         if batch.number != self.version:
             missing = (
                 f"batches are missing before offset {taken.offset}, or the checkpoint is of another"
-                " run; go on under a new run name"
+                " run; continue under a new run name"
             )
             raise InputGone(f"batch {batch.number} came at version {self.version}: {missing}")
         self.load_reference()
@@ -213,23 +235,27 @@ class PolicyTrainer:
         self.skipped = bool(measured["skipped"])
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped else 0
         if self._skipped_in_a_row > MAX_SKIPPED_STEPS:
-            hint = "lower learner.learning_rate, or look at the batches; then go on with --resume"
+            hint = "lower learner.learning_rate or look at the batches, then continue with --resume"
             steps = f"in {self._skipped_in_a_row} steps in a row, up to batch {batch.number}"
             raise TrainingDiverged(f"nothing could be trained on {steps}; {hint}")
         self.position = TrainingPosition(batch.number + 1, taken.offset, "", taken.scores_offset)
         return measured
 
     def _reference_model(self) -> Any:
-        """The model that the divergence of the next batch is measured from; None where the learner
-        does not ask it.
+        """The model that the divergence of the next batch is measured from. None if there is none,
+        or if the scorer pool has it.
         """
         if self._base_is_reference:
             return adapters.detach(self.state.model)
-        return self.reference and self.reference.model
+        if self.reference is None:
+            return None
+        return self.reference.model
 
     def load_reference(self, start: ResumePoint | None = None) -> None:
-        """Load the reference of the next batch, unless it is in memory. It may be the current
-        policy itself. `start` is a checkpoint that may contain an earlier one.
+        """Load the reference model of the next batch, unless it is in memory.
+
+        It is a model on disk, the current policy, or an earlier version, which is in the checkpoint
+        `start`. Raises ConfigError if that checkpoint does not have it.
         """
         if self.reference is None:
             return
@@ -240,14 +266,16 @@ class PolicyTrainer:
         if directory is not None:
             self.reference.load(wanted, directory)
         elif wanted == self.version:
-            # and loaded, as a scorer does: what is in memory may have its head tied
+            # It is exported and loaded, as a scorer does: in memory its head may be tied.
             with self._exported() as directory:
                 self.reference.load(wanted, directory)
         else:
             self.reference.load(wanted, self._checkpointed_reference(start, wanted))
 
     def _checkpointed_reference(self, start: ResumePoint | None, wanted: int) -> Path:
-        """The directory of the reference in the checkpoint of `start`. Raises ConfigError."""
+        """The directory of reference version `wanted` in the checkpoint `start`. Raises ConfigError
+        if the checkpoint does not have it.
+        """
         if start:
             checkpoint = checkpoints.path_of(start.directory, self.version)
             directory = checkpoint / reference_dir_name(wanted)
@@ -261,9 +289,9 @@ class PolicyTrainer:
 
     @contextmanager
     def _exported(self) -> Iterator[Path]:
-        """The current weights in a directory for the time of the block. All processes of a learner
-        write it together, and all may read it: they share the run's directory. Rank zero may still
-        delete one such directory when the next is written, so each has a name of its own.
+        """A directory with the current weights, which is deleted after the block. All processes of
+        a learner write it together, and all may read it: they share the run's directory. Rank zero
+        may still delete one such directory when the next is written, so their names differ.
         """
         snapshot = self.snapshot()
         self._exports += 1
@@ -287,7 +315,7 @@ class PolicyTrainer:
         learner call this together.
 
         `checkpoint_dir`: the directory of the learner's checkpoints, if the version is to be
-        published. The staging directory of its files lies in it.
+        published. The staging directory of its files is in it.
         """
         if self.adapter is not None:
             weights = adapters.local_weights(self.state.model)
@@ -322,20 +350,22 @@ class PolicyTrainer:
         self.position = start.position
 
     def save(self, directory: Path, keep: int) -> None:
-        """Write a checkpoint. The hash of the weights must be known. Raises CheckpointError."""
+        """Write a checkpoint, and keep the newest `keep`. `sha256` is called before. Raises
+        CheckpointError.
+        """
         assert self.position.sha256, "exported first"
         checkpoints.save(directory, self.state, self.position, keep, self._reference_to_save())
 
     def begin_checkpoint(self, directory: Path) -> PendingCheckpoint:
-        """Begin to write all of a checkpoint but its position, without which it is none. Training
-        may go on at once. Raises CheckpointError.
+        """A checkpoint that is being written, in all its files but the position, without which it
+        does not count. Training may continue at once. Raises CheckpointError.
         """
         return checkpoints.begin(directory, self.state, self.version, self._reference_to_save())
 
     def _reference_to_save(self) -> Callable[[Path], None]:
-        """Writes the reference of the next batch into a checkpoint, in all processes together, if
-        it is an earlier version, because its weights may be gone from the store by the time of a
-        restart.
+        """A function that writes the reference of the next batch into a checkpoint, in all
+        processes together. It writes nothing unless the reference is an earlier version, whose
+        weights may be gone from the store at a restart.
         """
         version = reference_version(self.run, self.version)
         if self.reference is None or not 0 < version < self.version:
@@ -366,8 +396,9 @@ class PolicyTrainer:
         )
 
     def probe(self) -> Probe:
-        """Tokens of the last batch, drawn with the version as the seed, or those of a text before
-        the first, and this policy's logprobs of them. A server's logprobs are compared with these.
+        """Tokens and this policy's logprobs of them, which a server's logprobs are compared with.
+        They are tokens of the last batch, drawn with the version as the seed, or those of a text
+        before the first batch.
         """
         tokens = self._trained_tokens
         if tokens is None or len(tokens) < 2:
@@ -383,7 +414,7 @@ class PolicyTrainer:
         )
 
     def _probe_of(self, policy: Any, tokens: np.ndarray) -> Probe:
-        """The probe is computed in a row of the length that is trained on."""
+        """The logprobs of these tokens, computed in a row of the length that is trained on."""
         row = probe.training_row(tokens, self.run.batcher.max_seq_len)
         logprobs = probe.last_copy(self.updater.logprobs(policy, row), len(tokens))
         return Probe(tokens=tokens, logprobs=logprobs)
@@ -396,9 +427,9 @@ def reference_dir_name(version: int) -> str:
 
 def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
     """The dense arrays of a batch, with the logprobs that the scorer pool computed. Raises
-    ValueError for scores of another batch.
+    ValueError if the scores do not fit the batch.
     """
-    assert scores is not None, "read with its scores"
+    assert scores is not None, "a batch is read together with its scores"
     example = expand(batch)
     if scores.teacher_logprobs is not None:
         teacher = to_dense(batch, scores.teacher_logprobs) * example.loss_mask

@@ -1,8 +1,23 @@
-"""One rollout under way: the requests of the env, the policy's answers, and the end.
+"""RolloutSession: one rollout, from the first request of the env to its end.
 
-A limit that is reached ends a rollout as truncated, with the conversation so far. The limits are
-the tokens of a turn, the number of turns, the context, the time, and a reply of the env that fails
-or takes too long. Once the rollout is over the policy is not asked again, whatever the env does.
+An AgentLoopEnv runs the conversation itself and asks the policy whenever it needs an answer. For
+other envs the problem is the first request, and a MultiTurnEnv gives a reply after each answer,
+with which the policy is asked again. Every request goes through `ask`, one after the other:
+
+1. If the rollout has ended, or has as many turns as it may have, the request is refused.
+2. If the request is in the recording, because an earlier process of the replica has asked it, the
+   recorded answer is returned. So a rollout continues where that process ended.
+3. Otherwise the policy samples an answer, which is recorded. If the conversation continues an
+   earlier call of the rollout, the tokens of that call are sent as they were sampled.
+
+A limit ends a rollout as truncated, with the conversation so far: the tokens of a turn, the number
+of turns, the context, the time, or a reply of the env that fails or takes too long. If the policy
+cannot be asked, the rollout fails. After either end the policy is not asked again, whatever the env
+does.
+
+An example: a calculator env with `max_turns` 2. The policy is asked `7*8=` and answers with a call
+of the tool. The env replies 56, the policy is asked again with the whole conversation, and answers
+56. If the env then replies once more, the third request ends the rollout as truncated by `turns`.
 """
 
 from __future__ import annotations
@@ -58,7 +73,8 @@ class RolloutSession:
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     # How many requests there have been, by the digest of their body.
     _requests: dict[str, int] = field(default_factory=dict[str, int])
-    _resumes_with: str = ""  # the request that an env with a restored state asks first
+    # The request that an env with a restored state has to make first; empty: any.
+    _resumes_with: str = ""
 
     async def run(self) -> None:
         """Run the conversation until it ends, in whatever way."""
@@ -88,8 +104,9 @@ class RolloutSession:
         tools: Sequence[Tool] = (),
         demonstration: Message | None = None,
     ) -> SampledCompletion:
-        """Ask the policy (`api.PolicyClient`). Requests of one rollout follow one another, so that
-        each continues the one before.
+        """The policy's answer (`api.PolicyClient`). The requests of a rollout are answered one after
+        the other, so that each can continue the one before. Raises SamplingFailed once the rollout
+        has ended, and the error of this request if that ends it.
         """
         async with self._asking:
             if not self._over and len(self.transcript.calls) >= self.settings.max_turns:
@@ -113,7 +130,9 @@ class RolloutSession:
                 raise
 
     async def _restore(self, env: AgentLoopEnv) -> None:
-        """Bring the rollout to the last request that was recorded with a state of the env."""
+        """Replay the recorded calls up to the last one that has a state of the env, and give the
+        env that state. It then repeats the request of this call.
+        """
         calls = self.recording.up_to_state()
         if not calls:
             return
@@ -127,7 +146,9 @@ class RolloutSession:
         await env.load_state(self.first_request.problem, last.state, self.notes)
 
     async def _take_turns(self, env: BaseEnv) -> None:
-        """The conversation of an env that does not run it itself."""
+        """The conversation of an env without a loop: the problem, and a request after each of its
+        replies.
+        """
         problem = self.first_request.problem
         await self.ask(problem.messages, problem.tools)
         while isinstance(env, MultiTurnEnv) and not self.transcript.truncation:
@@ -156,8 +177,9 @@ class RolloutSession:
     async def _answer(
         self, messages: list[Message], tools: list[Tool], demonstration: Message | None
     ) -> SampledCompletion:
-        """The answer to a conversation: the recorded one, or else a new one. Raises ValueError for
-        a demonstration that is not text.
+        """The answer to a conversation: the recorded one, or a new one, which is recorded. Raises
+        ValueError for a demonstration that is not text, and SamplingFailed for a request that does
+        not continue from the saved state of the env.
         """
         demonstrated = _demonstrated_fields(demonstration)
         tree = self.transcript.tree
@@ -178,7 +200,7 @@ class RolloutSession:
         continuation = tree.find_continuation(conversation)
         hint = continuation
         if tree.calls and not continuation.call:
-            # The server finds out whether the text continues from the last answer all the same.
+            # The messages continue no call, but their text may. The server compares the tokens.
             hint = Continuation(self.transcript.calls[-1].call, conversation)
         sampled = await self._sample(messages, tools, hint, demonstration)
         if sampled.prefix_tokens:
@@ -197,8 +219,8 @@ class RolloutSession:
         return sampled
 
     def _state(self) -> Any:
-        """The env's state as it asks now, where calls are recorded. Raises ValueError if it is too
-        large.
+        """The env's state at this request, to be recorded with the call. None if calls are not
+        recorded, or if the env has no loop. Raises ValueError if it is too large.
         """
         if self.recording.recorder is None or not isinstance(self.env, AgentLoopEnv):
             return None
@@ -216,8 +238,8 @@ class RolloutSession:
         hint: Continuation,
         demonstration: Message | None,
     ) -> SampledCompletion:
-        """Have an answer sampled, or a demonstrated one scored. `hint`: the call that the prompt
-        probably continues.
+        """A new answer of the policy, or the demonstrated one with the policy's logprobs. `hint`:
+        the call that the prompt probably continues.
         """
         tree = self.transcript.tree
         first = self.first_request
@@ -235,8 +257,8 @@ class RolloutSession:
         return sampled
 
     def _name_request(self, conversation: list[Message], tools: list[Tool]) -> str:
-        """The name of the next request in the session: the digest of its body, and how many
-        requests with that body came before it. Empty if nothing is recorded.
+        """The name of this request in the session: the digest of its body, and how many requests
+        with that body came before it. Empty if calls are not recorded.
         """
         if self.recording.recorder is None:
             return ""

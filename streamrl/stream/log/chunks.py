@@ -1,18 +1,25 @@
 """Records larger than a Kafka message travel as several messages, their chunks. Writers of a log
-split them and readers join them, so parts see neither.
+split them (`split`), and readers join them (`JoiningReader`), so parts see neither.
 
-The chunks of a record go to one partition, in order. Each has two headers of its own before any
-other. Their values are ASCII:
+The chunks of a record go to one partition, in order. Each begins with two headers, whose values are
+ASCII:
 
     schema           chunk/1
     streamrl.chunk   ID INDEX COUNT, and in the last chunk the SHA-256 of the whole value
 
-The last chunk also has the headers of the record. The record lies at the offset of its last chunk.
+The last chunk also has the headers of the record, and the offset of the record is that of its last
+chunk.
 
-Whether chunks make a record follows from the partition alone, wherever a reader has begun. From the
-first chunk to the last there are at most SPAN_RECORDS offsets, and the chunks among them, of this
-record and of others, have at most twice the bytes of the largest record. So a reader never holds
-more than that. A last chunk that makes no record is returned as it is, and becomes a dead letter.
+An example: a record of 10,000,000 bytes is written as three chunks of 4,000,000, 4,000,000 and
+2,000,000 bytes, at the offsets 70, 72 and 73, because another producer has written a small record
+at 71. A reader returns the small record at 71, and the large one at 73. A reader that begins at 73
+finds a chunk without the ones before it. It reads back from there, finds 70 and 72, and returns the
+same record.
+
+Whether chunks make a record depends on the partition alone, and not on where a reader has begun.
+From the first chunk to the last there are at most SPAN_RECORDS offsets, and the chunks among them,
+of this record and of others, have at most twice the bytes of the largest record. So a reader never
+holds more than that. A last chunk that makes no record is returned as it is, and is dead-lettered.
 Other chunks that make none are skipped. docs/records.md describes this for other languages.
 """
 
@@ -41,11 +48,11 @@ from streamrl.system.errors import StreamrlError
 CHUNK_SCHEMA = ("schema", b"chunk/1")
 CHUNK_HEADER = "streamrl.chunk"
 
-# The most that key, headers and value of a message may have. Topics take 8 MiB, which includes
-# Kafka's own framing.
+# The most bytes that key, headers and value of a message may have. Topics take 8 MiB, which
+# includes Kafka's framing.
 MESSAGE_BYTES = 8 * 1024 * 1024 - 4_096
 CHUNK_BYTES = 4_000_000
-HEADER_BYTES = 200  # the most that a chunk's own headers have
+HEADER_BYTES = 200  # the most bytes of the two headers of a chunk
 KEY_BYTES = 1_000_000  # longer keys are truncated; nothing depends on the rest of them
 # No env writes to these topics, so their records may have LARGE_RECORD_BYTES.
 OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)
@@ -63,6 +70,7 @@ def record_limit(topic: str) -> int:
 
 
 def size_of(message: Message) -> int:
+    """Bytes of key, headers and value."""
     return (
         len(message.value or b"")
         + len(message.key or b"")
@@ -91,6 +99,9 @@ def split(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _chunks(message: Message) -> Iterator[Message]:
+    """The chunks of a message that is too large. Raises StreamrlError if it is larger than a record
+    of its topic may be.
+    """
     if len(message.key or b"") > KEY_BYTES:
         message = message._replace(key=(message.key or b"")[:KEY_BYTES])
     value = message.value or b""
@@ -119,6 +130,7 @@ def _chunks(message: Message) -> Iterator[Message]:
 
 
 def is_chunk(message: Message) -> bool:
+    """Whether the message has the headers of a chunk. They may still be malformed (`chunk_of`)."""
     return (
         len(message.headers) > 1
         and message.headers[0] == CHUNK_SCHEMA
@@ -142,12 +154,12 @@ class Chunk(NamedTuple):
         return self.number == self.total - 1
 
     @property
-    def makes_sense(self) -> bool:
+    def is_consistent(self) -> bool:
         return 0 <= self.number < self.total and self.is_last == bool(self.sha256)
 
 
 def chunk_of(message: Message) -> Chunk | None:
-    """The chunk that a message is. None where it is none, or its header makes no sense."""
+    """The message as a chunk. None if it is no chunk, or if its header is malformed."""
     if not is_chunk(message):
         return None
     name, *rest = message.headers[1][1][:200].split(b" ")
@@ -163,7 +175,7 @@ def chunk_of(message: Message) -> Chunk | None:
         data=message.value or b"",
         headers=message.headers[2:],
     )
-    return chunk if chunk.makes_sense else None
+    return chunk if chunk.is_consistent else None
 
 
 @dataclass
@@ -178,8 +190,8 @@ class _PartialRecord:
 
 @dataclass
 class ChunkAssembler:
-    """Joins the chunks of one partition, in order. Which records are begun depends on the last
-    SPAN_RECORDS offsets only.
+    """Joins the chunks of one partition, which it is given in order. Its state depends only on the
+    last SPAN_RECORDS offsets.
     """
 
     # by name, in the order of their first chunks
@@ -187,12 +199,13 @@ class ChunkAssembler:
     total_bytes: int = 0
 
     def is_expected(self, chunk: Chunk) -> bool:
+        """Whether the chunk is the first one of its record, or the one after those that came."""
         record = self.begun.get(chunk.name)
         return chunk.number == 0 or (record is not None and chunk.number == len(record.pieces))
 
     def add(self, chunk: Chunk) -> Message | None:
-        """Returns the whole record when its last chunk comes, or that chunk itself where the chunks
-        make no record. Returns None for all other chunks.
+        """The whole record if this is its last chunk, or the message of this chunk if the chunks
+        make no record. None for all other chunks.
         """
         message = chunk.message
         self.total_bytes += len(chunk.data)
@@ -215,7 +228,7 @@ class ChunkAssembler:
         return message._replace(value=whole, headers=chunk.headers)
 
     def _forget_distant(self, message: Message) -> None:
-        """Drop the records that began so far before this message that it cannot be theirs."""
+        """Drop the records that began so far before this message that it cannot belong to them."""
         span_bytes = 2 * record_limit(message.topic)  # several producers may write at the same time
         for name, record in list(self.begun.items()):
             span = message.offset - record.offset
@@ -235,18 +248,19 @@ def joined(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 class JoiningReader:
-    """A reader of whole records over a reader of messages, without the claims among these. If it
-    begins between the chunks of a record, it reads back to find those before.
+    """A reader of whole records over a reader of messages. It skips claims. If it begins between
+    the chunks of a record, it reads back to find those before.
     """
 
     def __init__(self, reader: Reader, offsets: Offsets, log: Log) -> None:
         self._reader = reader
         self._log = log
         self._start_offsets = dict(offsets)
-        self._seen_from = dict(offsets)  # chunks from these offsets on have been looked at
+        # All chunks from these offsets on have been given to an assembler, or will be.
+        self._assembled_from = dict(offsets)
         self._assemblers: dict[TopicPartition, ChunkAssembler] = {}
         self._starts_at_retention: dict[TopicPartition, bool] = {}
-        # by record: the offset of its first chunk, of those that this reader has come across
+        # By record, the offset of its first chunk, of those that this reader has read.
         self._begun: dict[TopicPartition, dict[bytes, int]] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
@@ -273,7 +287,7 @@ class JoiningReader:
         self._reader.seek(offsets)
         for tp, offset in offsets.items():
             self._start_offsets[tp] = offset
-            self._seen_from[tp] = offset
+            self._assembled_from[tp] = offset
             self._assemblers.pop(tp, None)
             self._starts_at_retention.pop(tp, None)
             self._begun.pop(tp, None)
@@ -282,20 +296,22 @@ class JoiningReader:
         self._reader.close()
 
     def _joined(self, message: Message) -> Message | None:
-        """The message itself if it is no chunk, or the record that it completes."""
+        """The message itself if it is no chunk, or the record that it completes. None for a chunk
+        that completes none.
+        """
         chunk = chunk_of(message)
         if chunk is None:
             return message
         tp = message.topic, message.partition
         assembler = self._assemblers.setdefault(tp, ChunkAssembler())
-        oldest = message.offset - SPAN_RECORDS  # its record cannot have begun before
+        oldest = message.offset - SPAN_RECORDS  # the record of this chunk begins here or later
         begun = self._begun.setdefault(tp, {})
         if chunk.number == 0:
             begun.pop(chunk.name, None)
             begun[chunk.name] = message.offset
             while begun[first := next(iter(begun))] < oldest:
                 del begun[first]
-        if not assembler.is_expected(chunk) and oldest < self._seen_from[tp]:
+        if not assembler.is_expected(chunk) and oldest < self._assembled_from[tp]:
             assembler = self._read_back(chunk)
             self._assemblers[tp] = assembler
         if (
@@ -316,8 +332,11 @@ class JoiningReader:
         return self._starts_at_retention[tp]
 
     def _read_back(self, chunk: Chunk) -> ChunkAssembler:
-        """An assembler that has been given the chunks before this one, from so far back that the
-        first chunk of its record is among them, or cannot be found.
+        """An assembler that has been given the chunks before this one, back to the first chunk of
+        its record, or as far back as that could be.
+
+        How far back it is, is not known, so the distance grows: 4 offsets for each chunk before
+        this one, then 64, and so on. A few reads find a record that is written without a gap.
         """
         message = chunk.message
         tp = message.topic, message.partition
@@ -330,10 +349,10 @@ class JoiningReader:
                 chunk_before = chunk_of(before)
                 if chunk_before is not None:
                     assembler.add(chunk_before)
-            self._seen_from[tp] = min(self._seen_from[tp], begin)
+            self._assembled_from[tp] = min(self._assembled_from[tp], begin)
             if begin == oldest:
-                # Nothing further back can belong to the record.
-                self._seen_from[tp] = min(begin, message.offset - SPAN_RECORDS)
+                # No message further back can belong to the record.
+                self._assembled_from[tp] = min(begin, message.offset - SPAN_RECORDS)
                 return assembler
             if assembler.is_expected(chunk):
                 return assembler
