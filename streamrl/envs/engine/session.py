@@ -104,9 +104,9 @@ class RolloutSession:
         tools: Sequence[Tool] = (),
         demonstration: Message | None = None,
     ) -> SampledCompletion:
-        """The policy's answer (`api.PolicyClient`). The requests of a rollout are answered one after
-        the other, so that each can continue the one before. Raises SamplingFailed once the rollout
-        has ended, and the error of this request if that ends it.
+        """The policy's answer (`api.PolicyClient`). The requests of a rollout are answered in turn,
+        so that each can continue the one before. Raises SamplingFailed once the rollout has ended,
+        and the error of this request if that ends it.
         """
         async with self._asking:
             if not self._over and len(self.transcript.calls) >= self.settings.max_turns:
