@@ -472,11 +472,22 @@ def test_a_checkpoint_that_was_never_announced_is_refused(lived: Lived, tmp_path
     )
 
 
+CLIP_RATIO_MAX = "learner.clip_ratio_max"  # refused with the loss of LEARNER
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl=null"],
-        [*(f"{path}={value}" for path, value in LEARNER.items()), "weights.keep_versions=3"],
+        [
+            "learner.learning_rate=0.01",
+            "batcher.row_count=3",
+            "learner.kl=null",
+            f"{CLIP_RATIO_MAX}=3.0",  # of ppo, the loss of before
+        ],
+        [
+            *(f"{path}={value}" for path, value in LEARNER.items() if path != CLIP_RATIO_MAX),
+            "weights.keep_versions=3",
+        ],
     ],
     ids=["no reference", "all"],
 )
