@@ -113,8 +113,7 @@ clean: ## remove what was installed; runs/ stays
 
 $(PROOFS): $(ENV)/.installed .streamrl/.kafka
 	@$(ENV)/bin/python -m tests.$@
-agents: setup
-agents clients: $(AGENTS_ENV)/.synced
+agents clients: setup $(AGENTS_ENV)/.synced
 clients: .streamrl/clients/.installed
 rewards: export PYTHONHASHSEED := 0  # the table is the same each time
 

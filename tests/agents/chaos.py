@@ -39,6 +39,7 @@ from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import ModelCall, Rollout
 from tests.agents.account import records
+from tests.inference.stub import Stub
 from tests.support.sampling_stub import END, SamplingStub, by_checksum, rendered, text_of
 from tests.support.waiting import patience
 
@@ -74,9 +75,7 @@ class Result(NamedTuple):
 class Run:
     """A broker, two replicas of the gateway, an assembler, and a server that can be killed."""
 
-    def __init__(
-        self, directory: Path, stack: ExitStack, server: SamplingStub | None = None
-    ) -> None:
+    def __init__(self, directory: Path, stack: ExitStack, server: Stub | None = None) -> None:
         self.directory = directory
         self.broker = broker.start(directory / "kafka", die_with_parent=True)
         stack.callback(lambda: self.broker.stop())
@@ -93,6 +92,8 @@ class Run:
         self.log = KafkaLog(kafka, self.run.run)
         self.stub = stack.enter_context(server or SamplingStub())
         self.over = threading.Event()
+        # By the name of a part: the arguments of `streamrl` that start it.
+        self.commands = self._commands()
         # The URL of the replica of each call that was answered, and how many there were of a victim
         # when it was killed last.
         self.answers: list[str] = []
@@ -144,27 +145,29 @@ class Run:
             "metrics": {"serve": False},
         }
 
+    def _commands(self) -> dict[str, tuple[str, ...]]:
+        file = str(self.file)
+        return {
+            "gateway-0": ("gateway", file, "--index", "0"),
+            "gateway-1": ("gateway", file, "--index", "1"),
+            "assembler": ("assembler", file),
+        }
+
     def _supervise(self) -> None:
         """Start each part again once it has ended."""
-        commands = {
-            "gateway-0": ("gateway", "--index", "0"),
-            "gateway-1": ("gateway", "--index", "1"),
-            "assembler": ("assembler",),
-        }
         while not self.over.is_set():
-            for name, (role, *options) in commands.items():
+            for name, arguments in list(self.commands.items()):
                 process = self._processes.get(name)
                 if process is None or process.poll() is not None:
-                    self._processes[name] = self._start(name, role, options)
+                    self._processes[name] = self._start(name, arguments)
             self.over.wait(0.05)
         for process in self._processes.values():
             process.terminate()
             process.wait()
 
-    def _start(self, name: str, role: str, options: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("ab") as output:
-            command = [*STREAMRL, role, str(self.file), *options]
-            return subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT)
+            return subprocess.Popen([*STREAMRL, *arguments], stdout=output, stderr=output, cwd=ROOT)
 
     def _beat(self) -> None:
         producer = self.log.producer()

@@ -1,10 +1,10 @@
 """`python -m tests.clients`: each client of `programs.py` has one loop with a tool through a live
-gateway. Prints a row each. Exit code 1 if one fails, or if a turn of it was rewritten.
+gateway, and the learner trains on all of them. Prints a row each. Exit code 1 if one fails, if a
+turn of it was rewritten, or if the learner gives a sampled token another logprob than vLLM.
 
-Broker, gateway and assembler are the real ones, in separate processes. The answers are scripted,
-since no small policy calls the tools of eleven clients: the server is a stub whose tokens are bytes
-and whose logprobs are a function of the token. `--record` writes what the clients send into the
-fixtures of tests/extensions/gateway.
+Everything is real but the choice of tokens, since no small policy calls the tools of eleven
+clients: `scripted_server.py` has vLLM score the answers of a script. `--record` writes what the
+clients send into the fixtures of tests/extensions/gateway.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -25,18 +25,29 @@ from rich.table import Table
 
 from streamrl.config import topology
 from streamrl.run.monitoring.show_status import output_width
-from streamrl.stream.records import ModelCall, Rollout
+from streamrl.stream.records import ModelCall
 from tests.agents.account import records
-from tests.agents.chaos import ENV, Run
+from tests.agents.chaos import ENV
 from tests.clients import fixtures
+from tests.clients.live_run import ClientRun, Trained
+from tests.clients.model import TOOL_TURN
 from tests.clients.programs import HERE, PROGRAMS, ROOT, play, scripted
 from tests.clients.recording import recorded
-from tests.support.sampling_stub import SamplingStub
 from tests.support.waiting import patience, until
 
 PAGE = ROOT / "docs" / "train-your-agent.md"
-HEADS = ["client", "version", "calls", "conversations", "forks", "tokens trained", "mismatch"]
+HEADS = [
+    "client",
+    "version",
+    "calls",
+    "conversations",
+    "forks",
+    "tokens trained",
+    "mismatch, mean",
+    "mismatch, max",
+]
 MARKS = ("<!-- clients -->\n", "<!-- /clients -->")
+MISMATCH = 1e-3  # of logprobs, at most
 
 
 class Row(NamedTuple):
@@ -47,12 +58,14 @@ class Row(NamedTuple):
     calls: int
     conversations: int  # that the client has begun
     forks: int  # turns whose history was rewritten
-    trained: int  # sampled tokens of the rollout
-    mismatch: float  # max |logprob of the rollout - the server's|
+    sampled: int  # tokens of the answers
+    trained: Trained
 
     @property
     def is_clean(self) -> bool:
-        return self.calls > 1 and not self.forks and self.trained > 0 and self.mismatch <= 1e-6
+        is_trained_once = self.trained.tokens == self.sampled > 0
+        is_same = self.trained.max <= MISMATCH
+        return self.calls > 1 and not self.forks and is_trained_once and is_same
 
 
 @click.command()
@@ -66,11 +79,8 @@ def main(record: bool, write: bool, clients: tuple[str, ...]) -> None:
         for client in clients or PROGRAMS:
             fixtures.write(client, recorded(client))
         return
-    rows = list[Row]()
     with tempfile.TemporaryDirectory() as directory:
-        for row in played(clients or tuple(PROGRAMS), Path(directory)):
-            rows.append(row)
-            console.print(f"{row}")
+        rows = played(clients or tuple(PROGRAMS), Path(directory), console.print)
     console.print(table(rows))
     if write:
         before, _, rest = PAGE.read_text().partition(MARKS[0])
@@ -79,23 +89,28 @@ def main(record: bool, write: bool, clients: tuple[str, ...]) -> None:
     sys.exit(0 if all(row.is_clean for row in rows) else 1)
 
 
-def played(clients: tuple[str, ...], directory: Path) -> Iterator[Row]:
-    """The rows of these clients, one after another, on one live gateway."""
-    server = SamplingStub()
+def played(
+    clients: Sequence[str], directory: Path, show: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """The rows of these clients, which play one after another and are trained on together. `show`
+    gets a line as each has ended.
+    """
     with ExitStack() as stack:
-        run = Run(directory, stack, server)
+        run = ClientRun(directory, stack)
         for client in clients:
-            server.say = scripted(PROGRAMS[client])
+            run.scripted.say = scripted(PROGRAMS[client], TOOL_TURN)
             begun = post(run, "/rl/start_session", run.key, task_id=client, session_id=client)
             play(client, run.urls[0], begun["api_key"], directory / client)
             post(run, "/rl/set_reward", begun["grading_key"], reward=1.0)
             post(run, "/rl/end_session", begun["grading_key"])
-            rollout = until(lambda client=client: rollout_of(run, client), 60)
-            assert rollout is not None
-            yield row_of(client, calls_of(run, client), rollout)
+            show(f"{client}: {len(calls_of(run, client))} calls")
+        batch = run.train(clients)
+        show(f"trained on {len(batch.tokens):,} tokens in {batch.row_count} rows")
+        trained = run.compare(batch)
+        return [row_of(client, calls_of(run, client), trained[client]) for client in clients]
 
 
-def post(run: Run, path: str, key: str, **body: object) -> dict[str, str]:
+def post(run: ClientRun, path: str, key: str, **body: object) -> dict[str, str]:
     """Ask the gateway, and ask again while it starts, or while no server is ready."""
 
     def answered() -> httpx.Response | None:
@@ -113,7 +128,7 @@ def post(run: Run, path: str, key: str, **body: object) -> dict[str, str]:
     return response.raise_for_status().json()
 
 
-def calls_of(run: Run, session: str) -> list[ModelCall]:
+def calls_of(run: ClientRun, session: str) -> list[ModelCall]:
     return [
         record
         for record in records(run.log, topology.turns(ENV))
@@ -121,29 +136,15 @@ def calls_of(run: Run, session: str) -> list[ModelCall]:
     ]
 
 
-def rollout_of(run: Run, session: str) -> Rollout | None:
-    """The rollout of a session, once the assembler has made it."""
-    for record in records(run.log, topology.rollouts(ENV)):
-        if isinstance(record, Rollout) and record.rollout_uid == session:
-            return record
-    return None
-
-
-def row_of(client: str, calls: list[ModelCall], rollout: Rollout) -> Row:
-    sampled = [turn for turn in rollout.turns if turn.logprobs is not None]
+def row_of(client: str, calls: list[ModelCall], trained: Trained) -> Row:
     return Row(
         client=client,
         version=version_of(client),
         calls=len(calls),
         conversations=sum(not call.continues for call in calls),
         forks=sum(call.fork not in ("", "sub-agent") for call in calls),
-        trained=sum(len(turn.tokens) for turn in sampled if turn.tokens is not None),
-        mismatch=max(
-            float(abs(logprob + token / 512))
-            for turn in sampled
-            if turn.tokens is not None and turn.logprobs is not None
-            for token, logprob in zip(turn.tokens.tolist(), turn.logprobs.tolist(), strict=True)
-        ),
+        sampled=sum(len(call.tokens) for call in calls),
+        trained=trained,
     )
 
 
@@ -166,8 +167,9 @@ def cells(row: Row) -> list[str]:
         str(row.calls),
         str(row.conversations),
         str(row.forks),
-        f"{row.trained:,}",
-        f"{row.mismatch:g}",
+        f"{row.trained.tokens:,}",
+        f"{row.trained.mean:.1e}",
+        f"{row.trained.max:.1e}",
     ]
 
 

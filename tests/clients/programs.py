@@ -17,11 +17,12 @@ HERE = Path(__file__).parent
 MODULES = ROOT / ".streamrl" / "clients" / "node_modules"
 PYTHON = ROOT / ".venv-agents" / "bin" / "python"
 TASK = "run echo hello"
-LIMIT_S = 180.0  # of one client
+LIMIT_S = 600.0  # of one client
 # What the policy is made to write, besides the call of the client's tool.
 THOUGHT = "I call the tool."
 ANSWER_TEXT = "Done: it is so."
 TITLE = "A short title"
+STUB_TOOL_TURN = "<end><tool>"  # of the stub's prompts: how the result of a tool begins
 
 
 class Start(NamedTuple):
@@ -102,12 +103,10 @@ def qwen_code(url: str, key: str) -> Start:
 def ai_sdk(url: str, key: str) -> Start:
     # Node looks for packages from the file's own directory on.
     program = MODULES.parent / "ai_sdk.mjs"
-    program = MODULES.parent / "ai_sdk.mjs"
     return Start(["node", str(program), url, key])
 
 
 ECHO = {"command": "echo hello", "description": "echo hello"}
-ECHO_NOW = {**ECHO, "is_background": False}
 PROGRAMS: dict[str, Program] = {
     "claude-code": Program("@anthropic-ai/claude-code", claude_code, "Bash", ECHO),
     "codex": Program("@openai/codex", codex, "exec_command", {"cmd": "echo hello"}),
@@ -125,15 +124,17 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def scripted(program: Program) -> Say:
+def scripted(program: Program, tool_turn: str = STUB_TOOL_TURN) -> Say:
     """The policy of a loop with a tool: it thinks and calls the tool, and answers once it has the
     result. Requests without the tool ask for something else, such as a title.
+
+    `tool_turn`: how the result of a tool begins in a prompt.
     """
 
     def say(prompt: str, choice: int) -> str:
         if program.tool not in prompt:
             return TITLE
-        if "<end><tool>" in prompt:
+        if tool_turn in prompt:
             return ANSWER_TEXT
         called = tool_call(program.tool, **program.arguments)
         return f"<think>\n{THOUGHT}\n</think>\n\n{called}"

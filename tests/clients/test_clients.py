@@ -16,6 +16,6 @@ SDKS = tuple(name for name, program in PROGRAMS.items() if program.tool == "add"
 @pytest.mark.live
 def test_sdks_in_python_continue_token_for_token_and_are_trained_on(tmp_path: Path):
     assert PYTHON.exists(), "make test-all installs it"
-    rows = list(played(SDKS, tmp_path))
+    rows = played(SDKS, tmp_path)
     assert [row.client for row in rows] == list(SDKS)
     assert all(row.is_clean for row in rows), rows

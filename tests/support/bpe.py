@@ -4,6 +4,8 @@ over tokens, and a template marks the turns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -24,24 +26,34 @@ THINKS = TEMPLATE.replace(
 )
 
 
-def bpe(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+def bpe(
+    template: str | None = TEMPLATE,
+    text: Sequence[str] = TEXT,
+    special: Sequence[str] = SPECIAL,
+    vocab_size: int = 320,
+) -> PreTrainedTokenizerFast:
     """Some 300 tokens. `THINKS` as the template drops what an earlier answer says before `!`, as
     templates drop thoughts.
+
+    `text`: what the tokenizer is trained on. `special`: the first two pad, and end a sequence.
     """
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     raw.train_from_iterator(
-        TEXT,
+        text,
         trainers.BpeTrainer(
-            vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+            vocab_size=vocab_size,
+            special_tokens=list(special),
+            initial_alphabet=alphabet,
+            show_progress=False,
         ),
     )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw,
-        eos_token="<eos>",
-        pad_token="<pad>",
+        eos_token=special[1],
+        pad_token=special[0],
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = template

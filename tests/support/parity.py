@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 
-from streamrl.learner.model.examples import RlExample
+from streamrl.learner.model.examples import RlExample, expand, to_ragged
 from streamrl.learner.model.model import load, predict
 from streamrl.learner.parallel.mesh import use_mesh
+from streamrl.stream.records import Batch
 
 ROWS = 32
+CHUNK = 1_024  # tokens of a long row whose logits are in memory at a time
 
 
 def learner_logprobs(
@@ -56,6 +59,25 @@ def rows_of(sequences: Sequence[np.ndarray], temperature: float, context: int) -
     )
 
 
+def batch_logprobs(directory: Path, batch: Batch, context: int) -> np.ndarray:
+    """The learner's logprobs of the tokens of a batch, by the function that it trains with, row by
+    row: (sum of lengths,) float32, in the order of `batch.tokens`.
+    """
+    example = expand(batch)
+    with use_mesh():
+        model = load(directory, context)
+        rows = [
+            np.asarray(_predict(model, row_of(example, row), CHUNK))
+            for row in range(batch.row_count)
+        ]
+    return to_ragged(batch, np.concatenate(rows))
+
+
+def row_of(example: RlExample, row: int) -> RlExample:
+    """One row of an example."""
+    return jax.tree.map(lambda array: array[row : row + 1], example)
+
+
 @eqx.filter_jit
-def _predict(model: Any, example: RlExample) -> Any:
-    return predict(model, example).logprobs
+def _predict(model: Any, example: RlExample, chunk: int = 0) -> Any:
+    return predict(model, example, chunk).logprobs

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from streamrl.extensions.gateway.fields import LEFT_OUT_HEADER
+from streamrl.extensions.gateway import token_ids
+from streamrl.extensions.gateway.fields import FIELDS, LEFT_OUT_HEADER
 from streamrl.stream.records import ModelCall
 from tests.clients import fixtures
 from tests.clients.programs import PROGRAMS, TITLE, scripted
@@ -127,3 +128,8 @@ def test_a_fixture_keeps_the_shape_and_is_replayed_with_new_ids():
     assert first["cwd"] == "Text 1 is as l"
     replay.calls = ["new"]
     assert next(sent)["body"] == {"id": "call_new_0", "n": 2}
+
+
+def test_the_requests_are_in_every_dialect_of_chat():
+    paths = {request["path"] for name in PROGRAMS for request in fixtures.read(name)}
+    assert paths == {path for path in FIELDS if path != token_ids.PATH}

@@ -1,0 +1,164 @@
+"""A run for the clients: broker, gateway, assembler, buffer, batcher, learner and vLLM in processes
+of their own, and the server that scripts the answers between gateway and vLLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from streamrl.batcher.assemble import sequence_lengths
+from streamrl.batcher.packing import pack
+from streamrl.config import topology
+from streamrl.learner.inputs import read_batches
+from streamrl.stream.log.records_of import records_of
+from streamrl.stream.records import Batch, PolicyVersion, ScoredGroup, Server
+from streamrl.weights.pull import pull
+from tests.agents.chaos import BEAT_S, ENV, Run
+from tests.clients.model import CONTEXT, write_model
+from tests.clients.scripted_server import ScriptedServer
+from tests.support.parity import batch_logprobs
+from tests.support.waiting import until
+
+POOL = "scripted"
+VLLM = topology.inference_part(topology.GENERATION, 0)
+START_S = 300.0  # of learner and vLLM
+TRAIN_S = 1_800.0  # of a step on rows of 30,000 tokens, on two cores
+ROW_GRAIN = 512  # rows have a multiple of so many tokens
+
+
+class Trained(NamedTuple):
+    """What the learner was given of a session."""
+
+    tokens: int  # that it trains on
+    mean: float  # of |its logprob - vLLM's|
+    max: float
+
+
+class ClientRun(Run):
+    """`scripted` samples for the gateway. The batcher starts with `train`: it makes a batch of a
+    number of tokens, and nobody knows before how many tokens the clients will send.
+    """
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.scripted = ScriptedServer(POOL, write_model(directory / "model"))
+        super().__init__(directory, stack, self.scripted)
+        until(lambda: self.scripted.vllm, START_S, f"vLLM is not ready; see {directory}/*.log")
+
+    def train(self, sessions: Sequence[str]) -> Batch:
+        """The batch of all rollouts of these sessions, once the learner has trained on it, and vLLM
+        serves what it has learned.
+        """
+        groups = until(
+            lambda: self._groups_of(sessions), 120, f"no groups of all sessions: {sessions}"
+        )
+        settings = yaml.safe_load(self.file.read_text())
+        settings["batcher"] = batch_of(groups)
+        file = self.directory / "train.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        self.commands["batcher"] = ("batcher", str(file))
+        batch, _ = until(lambda: next(read_batches(self.log), None), 120, "no batch came")
+        assert sorted(set(batch.uids)) == sorted(sessions)
+        until(lambda: len(self._versions()) > 1, TRAIN_S, "the batch is not trained on", every_s=1)
+        before, after = self._versions()
+        assert not after.skipped and before.sha256 != after.sha256, "nothing was learned"
+        until(lambda: self._served(after.version), START_S, "vLLM does not serve it", every_s=1)
+        return batch
+
+    def compare(self, batch: Batch) -> dict[str, Trained]:
+        """How far the learner's logprobs of the trained tokens are from vLLM's, by session."""
+        announced = self._versions()[0]
+        weights = pull(announced, self.run.store, self.directory / "weights")
+        return by_session(batch, batch_logprobs(weights, batch, CONTEXT))
+
+    def _groups_of(self, sessions: Sequence[str]) -> list[ScoredGroup]:
+        """The groups of these sessions, or none while one is missing."""
+        groups = [group for group, _ in records_of(self.log, topology.groups(ENV), ScoredGroup)]
+        found = [group for group in groups if set(group.uids) & set(sessions)]
+        return found if len(found) == len(sessions) else []
+
+    def _versions(self) -> list[PolicyVersion]:
+        announced = records_of(self.log, topology.POLICY_VERSIONS, PolicyVersion)
+        return [version for version, _ in announced]
+
+    def _served(self, version: int) -> Server | None:
+        """The record of a vLLM that is ready with this version."""
+        servers = (server for server, _ in records_of(self.log, topology.SERVERS, Server))
+        newest = {server.server_id: server for server in servers}.get(VLLM)
+        is_ready = newest is not None and newest.state == "ready" and newest.version == version
+        return newest if is_ready else None
+
+    def _settings(self, port: int) -> dict[str, Any]:
+        settings = super()._settings(port)
+        settings["run"] = "clients"
+        settings["envs"][ENV] |= {
+            "pool": POOL,
+            "timeout_s": 600,
+            # Each session is a group, and one alone has no advantage.
+            "buffer": {"group_size": 1, "min_group_size": 1},
+            "loss": {"policy_gradient": 0, "cross_entropy": 1},
+        }
+        return settings | {
+            "model": {"path": str(self.directory / "model"), "max_seq_len": CONTEXT},
+            "batcher": {"max_seq_len": CONTEXT, "total_token_budget": CONTEXT},
+            "inference": {"pools": {POOL: 0}, "max_model_len": CONTEXT, "dtype": "float32"},
+            "learner": {
+                "precision": "float32",
+                "learning_rate": 1e-3,
+                "warmup_steps": 0,
+                "micro_batch_rows": 1,
+                "logprob_chunk": 1_024,
+                "remat": "full",
+            },
+        }
+
+    def _commands(self) -> dict[str, tuple[str, ...]]:
+        file = str(self.file)
+        return {
+            "learner": ("learner", file),
+            VLLM: ("inference", file, "--index", "0"),
+            **super()._commands(),
+            "buffer": ("buffer", file),
+        }
+
+    def _beat(self) -> None:
+        while self.scripted.vllm is None:
+            if self.over.wait(BEAT_S):
+                return
+            self.scripted.vllm = self._served(0)
+        super()._beat()
+
+
+def batch_of(groups: Sequence[ScoredGroup]) -> dict[str, int]:
+    """The settings of a batcher that makes one batch of these groups: in the shortest rows that
+    hold the longest sequence, and as few of them as hold all.
+    """
+    lengths = np.concatenate([sequence_lengths(group) for group in groups])
+    row = -(-int(lengths.max()) // ROW_GRAIN) * ROW_GRAIN
+    return {
+        "total_token_budget": sum(group.total_tokens for group in groups),
+        "max_seq_len": row,
+        "row_count": next(
+            count for count in itertools.count(1) if pack(lengths, row, count) is not None
+        ),
+    }
+
+
+def by_session(batch: Batch, expected: np.ndarray) -> dict[str, Trained]:
+    """How far the recorded logprobs of each session are from these. `expected`: (sum of lengths,)
+    float32, of `batch.tokens`.
+    """
+    off = np.abs(expected - batch.policy_logprobs)
+    mask = np.ones(len(off), bool) if batch.loss_mask is None else batch.loss_mask > 0
+    sessions = np.repeat(np.array(batch.uids), batch.lengths)
+    compared = {uid: off[mask & (sessions == uid)] for uid in dict.fromkeys(batch.uids)}
+    return {
+        uid: Trained(len(each), float(each.mean(dtype=np.float64)), float(each.max()))
+        for uid, each in compared.items()
+    }
