@@ -5,6 +5,8 @@ of their own, and the server that scripts the answers between gateway and vLLM.
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from transformers import AutoTokenizer
 
 from streamrl.batcher.assemble import sequence_lengths
 from streamrl.batcher.packing import pack
@@ -20,8 +23,8 @@ from streamrl.learner.inputs import read_batches
 from streamrl.stream.log.records_of import records_of
 from streamrl.stream.records import Batch, PolicyVersion, ScoredGroup, Server
 from streamrl.weights.pull import pull
-from tests.agents.chaos import BEAT_S, ENV, Run
-from tests.clients.model import CONTEXT, write_model
+from tests.agents.chaos import BEAT_S, ENV, ROOT, Run
+from tests.clients.model import CONTEXT
 from tests.clients.scripted_server import ScriptedServer
 from tests.support.parity import batch_logprobs
 from tests.support.waiting import until
@@ -47,28 +50,32 @@ class ClientRun(Run):
     """
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.scripted = ScriptedServer(POOL, write_model(directory / "model"))
+        model = directory / "model"
+        # In a process of its own, because JAX starts threads, and other processes are started here.
+        subprocess.run([sys.executable, "-m", "tests.clients.model", model], cwd=ROOT, check=True)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        self.scripted = ScriptedServer(POOL, tokenizer)
         super().__init__(directory, stack, self.scripted)
-        until(lambda: self.scripted.vllm, START_S, f"vLLM is not ready; see {directory}/*.log")
+        until(lambda: self.scripted.vllm, START_S, self._last_lines)
 
     def train(self, sessions: Sequence[str]) -> Batch:
         """The batch of all rollouts of these sessions, once the learner has trained on it, and vLLM
         serves what it has learned.
         """
-        groups = until(
-            lambda: self._groups_of(sessions), 120, f"no groups of all sessions: {sessions}"
-        )
+        groups = until(lambda: self._groups_of(sessions), 120, self._last_lines)
         settings = yaml.safe_load(self.file.read_text())
         settings["batcher"] = batch_of(groups)
+        for section, longest in (("model", "max_seq_len"), ("inference", "max_model_len")):
+            settings[section][longest] = settings["batcher"]["max_seq_len"]
         file = self.directory / "train.yaml"
         file.write_text(yaml.safe_dump(settings))
         self.commands["batcher"] = ("batcher", str(file))
-        batch, _ = until(lambda: next(read_batches(self.log), None), 120, "no batch came")
+        batch, _ = until(lambda: next(read_batches(self.log), None), 120, self._last_lines)
         assert sorted(set(batch.uids)) == sorted(sessions)
-        until(lambda: len(self._versions()) > 1, TRAIN_S, "the batch is not trained on", every_s=1)
+        until(lambda: len(self._versions()) > 1, TRAIN_S, self._last_lines, every_s=1)
         before, after = self._versions()
         assert not after.skipped and before.sha256 != after.sha256, "nothing was learned"
-        until(lambda: self._served(after.version), START_S, "vLLM does not serve it", every_s=1)
+        until(lambda: self._served(after.version), START_S, self._last_lines, every_s=1)
         return batch
 
     def compare(self, batch: Batch) -> dict[str, Trained]:
@@ -93,6 +100,11 @@ class ClientRun(Run):
         newest = {server.server_id: server for server in servers}.get(VLLM)
         is_ready = newest is not None and newest.state == "ready" and newest.version == version
         return newest if is_ready else None
+
+    def _last_lines(self) -> str:
+        """The last line that each part has logged."""
+        logs = sorted(self.directory.glob("*.log"))
+        return "\n".join(f"{log.name}: {log.read_text().splitlines()[-1:]}" for log in logs)
 
     def _settings(self, port: int) -> dict[str, Any]:
         settings = super()._settings(port)

@@ -1,18 +1,19 @@
 """The policy of `make clients`: a tiny Llama in the Hugging Face layout, with a real tokenizer and
-a chat template that has tools.
+a chat template that has tools. `python -m tests.clients.model DIRECTORY` writes it.
 """
 
 from __future__ import annotations
 
 import pydoc_data.topics
+import sys
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file, save_file
-from transformers import PreTrainedTokenizerFast
 
 from streamrl.config.sections.learner import TinyModel
 from streamrl.learner.files.export import WEIGHTS
+from streamrl.learner.initial import write_llama
 from tests.clients.programs import ROOT
 from tests.support.bpe import bpe
 
@@ -33,19 +34,19 @@ TOOL_TURN = "<|im_start|>tool\n"
 HEAD_SCALE = 100.0
 
 
-def write_model(directory: Path) -> PreTrainedTokenizerFast:
-    """Write the model to `directory`. Returns its tokenizer."""
-    from streamrl.learner.initial import write_llama  # JAX
-
+def write_model(directory: Path) -> None:
     tokenizer = bpe(TEMPLATE, corpus(), SPECIAL, VOCABULARY)
     write_llama(directory, tokenizer, TinyModel(hidden=64), CONTEXT)
     tensors = load_file(directory / WEIGHTS)
     tensors["lm_head.weight"] *= HEAD_SCALE
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    return tokenizer
 
 
 def corpus() -> list[str]:
     """A megabyte of English and code that is on every machine: Python's reference, and our own."""
     pages: Any = pydoc_data.topics.topics
     return [*pages.values(), *(path.read_text() for path in sorted(ROOT.glob("docs/**/*.md")))]
+
+
+if __name__ == "__main__":
+    write_model(Path(sys.argv[1]))
