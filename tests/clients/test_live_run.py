@@ -15,7 +15,7 @@ GROUPS = [forked("a", sizes=(3, 4), of=(0, 0)), group(name="b", sizes=(2,))]
 
 
 def test_a_batch_has_the_shortest_rows_that_hold_the_longest_sequence_and_as_few_as_hold_all():
-    assert batch_of(GROUPS) == {"total_token_budget": 15, "max_seq_len": 512, "row_count": 1}
+    assert batch_of(GROUPS) == {"total_token_budget": 15, "max_seq_len": 1_024, "row_count": 1}
     long = [group(name="c", sizes=(700,)), group(name="d", sizes=(500, 300))]
     assert batch_of(long) == {"total_token_budget": 1_506, "max_seq_len": 1_024, "row_count": 2}
 
