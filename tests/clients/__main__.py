@@ -105,7 +105,7 @@ def played(
             post(run, "/rl/end_session", begun["grading_key"])
             show(f"{client}: {len(calls_of(run, client))} calls")
         batch = run.train(clients)
-        show(f"trained on {len(batch.tokens):,} tokens in {batch.row_count} rows")
+        show(f"a batch of {batch.row_count} rows of {batch.max_seq_len:,} tokens is trained on")
         trained = run.compare(batch)
         return [row_of(client, calls_of(run, client), trained[client]) for client in clients]
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tests.support.sampling_stub import Say, tool_call
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -168,7 +169,7 @@ def play(name: str, url: str, key: str, directory: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT_S,
+        timeout=patience(LIMIT_S),
     )
     if done.returncode:
         raise RuntimeError(f"{name} ended with {done.returncode}: {done.stdout[-1_000:]}")
