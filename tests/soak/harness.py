@@ -95,7 +95,7 @@ class Soak:
         """Start what is not running, and look at what is."""
         self.supervisor.notice_exits()
         observed = self.supervisor.observe()
-        for action in decide(self.run.orchestrator, self._wanted, observed, time.monotonic()):
+        for action in decide(self._wanted, observed, time.monotonic()):
             if isinstance(action, Abort):
                 raise Stuck(
                     f"{action.name} is not started again: {action.reason}; it said:"
