@@ -203,9 +203,9 @@ def calls_that_cannot_be_encoded(directory: Path) -> str:
             question = [{"role": "user", "content": f"q{number}"}]
             for path, tools in (("/v1/chat/completions", TOOLS), ("/v1/messages", [schema])):
                 body: dict[str, Any] = {"messages": question, "tools": tools, "model": "m"}
-                status = own.post(path, **body, max_tokens=9_999).status_code
-                if status != 200:
-                    return f"{path} answered {status} to {call[:40]}"
+                answer = own.post(path, **body, max_tokens=9_999)
+                if answer.status_code != 200:
+                    return f"{path} answered {answer.status_code} to {call[:40]}: {answer.text}"
     return ""
 
 

@@ -288,8 +288,8 @@ def servers_of(run: RunFile) -> list[str]:
 
 
 def pools_of(run: RunFile) -> dict[str, int]:
-    """The sizes of pools beside that of the policy, by the names of their workloads."""
-    return {f"inference-{pool}": size for pool, size in run.inference.pools.items()}
+    """The sizes of the pools other than the policy's, by the names of their workloads."""
+    return {f"inference-{name}": pool.replicas for name, pool in run.inference.pools.items()}
 
 
 def references(run: RunFile) -> set[str]:

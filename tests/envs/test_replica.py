@@ -40,7 +40,8 @@ class Launched(Replica):
 def replica(demand: Demand | None = None, **settings: Any) -> Launched:
     made = Launched(
         name="copy",
-        runner=SimpleNamespace(settings=Env(**settings), recorder=None),  # type: ignore[arg-type]
+        settings=Env(**settings),
+        runner=SimpleNamespace(recorder=None),  # type: ignore[arg-type]
         client=Servers(),  # type: ignore[arg-type]
         group_size=2,
         cursor=ProblemCursor(EnvProgress(producer="copy-0", next_problem=0), step=3),
