@@ -91,7 +91,7 @@ async def test_host_and_guest_sample_with_their_own_keys_and_are_counted_apart(
         with pytest.raises(SamplingFailed, match="the run's own inference.api_key"):
             await sampled(run_with("third", "THIRD"), url, stub, 2)
         for run, other in ((guest, "first"), (host, "second")):
-            with pytest.raises(SamplingFailed, match="with the key of its own run only"):
+            with pytest.raises(SamplingFailed, match="with the key of its run only"):
                 await sampled(run, url, stub, 2, owner=other)
         load = Engine(url, AGENT).read_load()
     assert load.requests == {"first": 1, "second": 2}
