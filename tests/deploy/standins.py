@@ -29,7 +29,7 @@ from streamrl.system.signals import stop_on
 from tests.chaos import env, learner
 
 EVERY_S = 0.5
-NAMES = {"limit": "length", "evaluation": "hard", "k": "1"}
+NAMES = {"limit": "length", "evaluation": "hard", "k": "1", "caller": "own"}
 VLLM = b'vllm:num_requests_running{engine="0"} 5.0\nvllm:num_requests_waiting{engine="0"} 2.0\n'
 
 
