@@ -279,6 +279,7 @@ def run_of(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any]
     data = {
         "run": "r",
         "envs": {name: {**quick, **env} for name, env in envs.items()},
+        "inference": {"max_model_len": 8},  # the least
         "model": {"max_seq_len": 5},
     }
     return run_file.parse(
