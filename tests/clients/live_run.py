@@ -63,12 +63,8 @@ class ClientRun(Run):
         serves what it has learned.
         """
         groups = until(lambda: self._groups_of(sessions), 120, self._last_lines)
-        settings = yaml.safe_load(self.file.read_text())
-        settings["batcher"] = batch_of(groups)
-        for section, longest in (("model", "max_seq_len"), ("inference", "max_model_len")):
-            settings[section][longest] = settings["batcher"]["max_seq_len"]
         file = self.directory / "train.yaml"
-        file.write_text(yaml.safe_dump(settings))
+        file.write_text(yaml.safe_dump(for_batch(yaml.safe_load(self.file.read_text()), groups)))
         self.commands["batcher"] = ("batcher", str(file))
         batch, _ = until(lambda: next(read_batches(self.log), None), 120, self._last_lines)
         assert sorted(set(batch.uids)) == sorted(sessions)
@@ -107,28 +103,7 @@ class ClientRun(Run):
         return "\n".join(f"{log.name}: {log.read_text().splitlines()[-1:]}" for log in logs)
 
     def _settings(self, port: int) -> dict[str, Any]:
-        settings = super()._settings(port)
-        settings["run"] = "clients"
-        settings["envs"][ENV] |= {
-            "pool": POOL,
-            "timeout_s": 600,
-            # Each session is a group, and one alone has no advantage.
-            "buffer": {"group_size": 1, "min_group_size": 1},
-            "loss": {"policy_gradient": 0, "cross_entropy": 1},
-        }
-        return settings | {
-            "model": {"path": str(self.directory / "model"), "max_seq_len": CONTEXT},
-            "batcher": {"max_seq_len": CONTEXT, "total_token_budget": CONTEXT},
-            "inference": {"pools": {POOL: 0}, "max_model_len": CONTEXT, "dtype": "float32"},
-            "learner": {
-                "precision": "float32",
-                "learning_rate": 1e-3,
-                "warmup_steps": 0,
-                "micro_batch_rows": 1,
-                "logprob_chunk": 1_024,
-                "remat": "full",
-            },
-        }
+        return with_all_parts(super()._settings(port), self.directory / "model")
 
     def _commands(self) -> dict[str, tuple[str, ...]]:
         file = str(self.file)
@@ -145,6 +120,47 @@ class ClientRun(Run):
                 return
             self.scripted.vllm = self._served(0)
         super()._beat()
+
+
+def with_all_parts(settings: dict[str, Any], model: Path) -> dict[str, Any]:
+    """The settings of a run file of the gateway, with those of learner and vLLM."""
+    env = settings["envs"][ENV] | {
+        "pool": POOL,
+        "timeout_s": 600,
+        # Each session is a group, and one alone has no advantage.
+        "buffer": {"group_size": 1, "min_group_size": 1},
+        "loss": {"policy_gradient": 0, "cross_entropy": 1},
+    }
+    return settings | {
+        "run": "clients",
+        "envs": {ENV: env},
+        "model": {"path": str(model), "max_seq_len": CONTEXT},
+        "batcher": {"max_seq_len": CONTEXT, "total_token_budget": CONTEXT},
+        "inference": {
+            "pools": {POOL: {"replicas": 0}},
+            "max_model_len": CONTEXT,
+            "dtype": "float32",
+        },
+        "learner": {
+            "precision": "float32",
+            "learning_rate": 1e-3,
+            "warmup_steps": 0,
+            "micro_batch_rows": 1,
+            "logprob_chunk": 1_024,
+            "remat": "full",
+        },
+    }
+
+
+def for_batch(settings: dict[str, Any], groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """These settings for a batcher that makes one batch of all these groups."""
+    batcher = batch_of(groups)
+    longest = batcher["max_seq_len"]
+    return settings | {
+        "batcher": batcher,
+        "model": settings["model"] | {"max_seq_len": longest},
+        "inference": settings["inference"] | {"max_model_len": longest},
+    }
 
 
 def batch_of(groups: Sequence[ScoredGroup]) -> dict[str, int]:

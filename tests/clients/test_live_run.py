@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
-from tests.clients.live_run import Trained, batch_of, by_session
+from streamrl.config import run_file
+from tests.agents.chaos import ENV
+from tests.clients.live_run import Trained, batch_of, by_session, for_batch, with_all_parts
 from tests.support.batcher import forked
 from tests.support.build import group
 
@@ -18,6 +22,12 @@ def test_a_batch_has_the_shortest_rows_that_hold_the_longest_sequence_and_as_few
     assert batch_of(GROUPS) == {"total_token_budget": 15, "max_seq_len": 1_024, "row_count": 1}
     long = [group(name="c", sizes=(700,)), group(name="d", sizes=(500, 300))]
     assert batch_of(long) == {"total_token_budget": 1_506, "max_seq_len": 1_024, "row_count": 2}
+
+
+def test_the_run_file_and_the_batchers_own_are_valid():
+    settings = with_all_parts({"envs": {ENV: {"sessions": {}}}}, Path("model"))
+    assert run_file.parse(settings).learner.precision == "float32"
+    assert run_file.parse(for_batch(settings, GROUPS)).batcher.total_token_budget == 15
 
 
 def test_logprobs_are_compared_at_the_trained_tokens_of_each_session():
