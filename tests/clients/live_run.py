@@ -32,7 +32,7 @@ from tests.support.waiting import until
 POOL = "scripted"
 VLLM = topology.inference_part(topology.GENERATION, 0)
 START_S = 300.0  # of learner and vLLM
-TRAIN_S = 1_800.0  # of a step on rows of 30,000 tokens, on two cores
+TRAIN_S = 1_800.0  # of a step on rows of 24,000 tokens, on two cores
 ROW_GRAIN = 1_024  # tokens; attention is computed in such blocks
 
 

@@ -17,7 +17,7 @@ from streamrl.learner.initial import write_llama
 from tests.clients.programs import ROOT
 from tests.support.bpe import bpe
 
-CONTEXT = 40_960  # tokens; the first request of qwen-code has 30,000
+CONTEXT = 40_960  # tokens; the longest session, of qwen-code or Claude Code, has 24,000
 VOCABULARY = 8_192
 SPECIAL = ("<pad>", "<|im_end|>", "<|im_start|>")
 # As Qwen's: what ends an answer is followed by a new line that the policy does not sample.

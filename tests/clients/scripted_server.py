@@ -19,7 +19,7 @@ from tests.support.sampling_stub import Say, by_checksum
 from tests.support.waiting import patience
 
 GENERATE = "/inference/v1/generate"
-ANSWER_S = 600.0  # vLLM reads 30,000 tokens on two cores
+ANSWER_S = 600.0  # vLLM reads 24,000 tokens on two cores
 
 
 class ScriptedServer(Stub):
