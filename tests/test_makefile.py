@@ -49,6 +49,6 @@ def test_every_proof_and_measurement_is_a_program():
 
 
 def test_the_help_lists_a_dozen_targets():
-    command = ["make", "help"]
+    command = ["make", "--no-print-directory", "help"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert len(shown.partition("\n\n")[0].splitlines()) == 12

@@ -30,8 +30,8 @@ def announced(version: int, sha256: str) -> PolicyVersion:
     [
         (None, 2, (), "--at and --set are for a second learner"),
         ("lead", None, ("learner.loss=ppo",), "--at and --set are for a second learner"),
-        ("second", None, ("batcher.max_seq_len=8",), "a second learner can have settings learner"),
-        ("second", None, ("learner.name=x",), "a second learner can have settings learner"),
+        ("second", None, ("batcher.max_seq_len=8",), "a second learner can have other settings"),
+        ("second", None, ("learner.name=x",), "a second learner can have other settings"),
         ("second", None, ("learner.los=ppo",), "did you mean 'loss'"),
         (
             "second",
