@@ -115,7 +115,8 @@ $(PROOFS): $(ENV)/.installed .streamrl/.kafka
 	@$(ENV)/bin/python -m tests.$@
 agents clients: setup $(AGENTS_ENV)/.synced
 clients: .streamrl/clients/.installed
-rewards: export PYTHONHASHSEED := 0  # the table is the same each time
+# The table is the same each time.
+rewards: export PYTHONHASHSEED := 0
 
 bench: setup
 	$(ENV)/bin/python -m bench.data_path

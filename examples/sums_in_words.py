@@ -26,8 +26,11 @@ class SumsInWords(SingleTurnEnv):
         second = draw.randint(2, 9)
         first = draw.randint(second + 1, self.largest)
         word, result = draw.choice((("plus", first + second), ("minus", first - second)))
-        question = f"What is {first} {word} {second}? Answer with the number only."
-        return Problem([{"role": "user", "content": question}], answer=str(result))
+        messages = [
+            {"role": "system", "content": "Answer with the number only."},
+            {"role": "user", "content": f"What is {first} {word} {second}?"},
+        ]
+        return Problem(messages, answer=str(result))
 
     def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         numbers = NUMBER.findall(completion.text)
