@@ -3,8 +3,9 @@ result in code that decides, and the tests of its room are to fail on it.
 
     python -m tests.mutants [--count 300] [--seed 1] [--only streamrl/buffer/]
 
-One mutant after another, each in a forked process. It prints the survivors and the share that was
-killed, and exits with 1 if that is below 90 %.
+The tests have to pass without a change. Then each mutant gets a process of its own, as many at a
+time as there are cores. It prints the survivors and the share that was killed, and exits with 1 if
+that is below 90 %.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -25,11 +26,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("buffer", "batcher", "assembler", "sessions")
-FILES = [
-    *(path for room in ROOMS for path in sorted((ROOT / "streamrl" / room).glob("*.py"))),
-    *(ROOT / "streamrl/learner" / f"{n}.py" for n in ("losses", "normalization", "corrections")),
-]
+ROOMS = ("buffer", "batcher", "extensions/assembler", "envs/sessions", "learner/loss")
 LIMIT_S = 300  # of the tests of one mutant; one that takes longer is killed
 LEAST_FRAC = 0.9
 # What a report, a log or an error says is no decision.
@@ -112,26 +109,41 @@ def mutated(site: Site) -> tuple[ast.Module, str]:
     return ast.fix_missing_locations(tree), f"{before}  ->  {after}"
 
 
+def survivors(sites: Sequence[Site]) -> Iterator[Site]:
+    """The sites whose change no test of their room fails on."""
+    waiting = list(reversed(sites))
+    running = dict[int, Site]()
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            site = waiting.pop()
+            child = os.fork()
+            if child == 0:
+                os._exit(is_killed(site))
+            running[child] = site
+        child, status = os.wait()
+        site = running.pop(child)
+        if status == 0:
+            yield site
+
+
 def is_killed(site: Site) -> bool:
     """Whether the tests of the site's file or, if these pass, of its room fail on the change."""
-    room = ROOT / "tests" / site.path.parent.name
+    room = ROOT / "tests" / site.path.parent.relative_to(ROOT / "streamrl")
     own = room / f"test_{site.path.stem}.py"
-    targets = [own] if own.exists() else []
-    if site.path.parent.name in ROOMS:
-        targets.append(room)
-    return any(run_tests(site, target) for target in targets)
+    return (own.exists() and run_tests(own, site)) or run_tests(room, site)
 
 
-def run_tests(site: Site, target: Path) -> bool:
-    """Run tests in a process of their own, in which the change is made. True if they fail."""
+def run_tests(target: Path, site: Site | None = None) -> bool:
+    """Run tests in a process of their own, with the change of the site. True if they fail."""
     child = os.fork()
     if child == 0:
         signal.alarm(LIMIT_S)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        install(site)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not live"]
+        if site is not None:
+            install(site)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not live and not slow"]
         os._exit(int(pytest.main([*options, str(target)])))
     return os.waitpid(child, 0)[1] != 0
 
@@ -162,16 +174,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="of files whose path begins like this")
     given = parser.parse_args()
-    files = [path for path in FILES if str(path.relative_to(ROOT)).startswith(given.only)]
+    files = [path for room in ROOMS for path in sorted((ROOT / "streamrl" / room).glob("*.py"))]
+    files = [path for path in files if str(path.relative_to(ROOT)).startswith(given.only)]
+    for room in sorted({path.parent.relative_to(ROOT / "streamrl") for path in files}):
+        if run_tests(ROOT / "tests" / room):
+            sys.exit(f"tests/{room}: they fail without a mutant, so they would kill each one")
     sites = [site for path in files for site in sites_of(path)]
     chosen = random.Random(given.seed).sample(sites, min(given.count, len(sites)))
-    survivors = 0
-    for number, site in enumerate(chosen, 1):
-        if not is_killed(site):
-            survivors += 1
-            place = f"{site.path.relative_to(ROOT)}:{site.line}"
-            print(f"{number}: survived  {place}  {mutated(site)[1]}", flush=True)
-    killed = len(chosen) - survivors
+    killed = len(chosen)
+    for site in survivors(chosen):
+        killed -= 1
+        place = f"{site.path.relative_to(ROOT)}:{site.line}"
+        print(f"survived  {place}  {mutated(site)[1]}", flush=True)
     print(f"{killed} of {len(chosen)} killed, {killed / len(chosen):.1%}")
     sys.exit(killed < LEAST_FRAC * len(chosen))
 

@@ -134,7 +134,9 @@ def test_sums_in_words_are_paid_for_the_last_number_and_for_nothing_else():
     """0.8 for the number, 0.2 more where the answer is that number alone and ended by itself."""
     made = module_of(ROOT / "examples" / "sums_in_words.py").SumsInWords(seed=3)
     problems = [made.problem(number) for number in range(200)]
-    assert problems[7] == made.problem(7) and len({p.messages[-1]["content"] for p in problems}) > 99
+    assert (
+        problems[7] == made.problem(7) and len({p.messages[-1]["content"] for p in problems}) > 99
+    )
     for problem in problems:
         first, word, second = problem.messages[-1]["content"].split()[2:5]
         left, right = int(first), int(second.rstrip("?"))

@@ -80,3 +80,14 @@ def test_a_group_without_members_is_looked_at_when_its_id_would_be_forgotten():
     failed = rollout_event(0, rollout(failure="the server has gone"))
     state, _ = advance([*(version_event(version) for version in range(4)), failed])
     assert state.windows["copy"].open["g0"].next_check_version == 8
+
+
+@pytest.mark.parametrize(("version", "expected"), [(4, ["duplicate"]), (5, [])])
+def test_an_id_is_remembered_for_as_many_versions_as_are_set(version: int, expected: list[str]):
+    """It was noted at version 0, and ids are remembered for 4 versions."""
+    members = [rollout_event(i, rollout(sample=i)) for i in range(2)]
+    state, _ = advance([version_event(0), *members])
+    again = rollout_event(2, rollout(sample=1, version=version))
+    later = (version_event(number) for number in range(1, version + 1))
+    _, out = advance([*later, again], state=state)
+    assert [each[0] for each in fates(out)] == expected
