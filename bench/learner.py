@@ -269,7 +269,7 @@ def off_max(one: Any, other: Any) -> float:
 def until_done(log: Log) -> Iterator[TrainingInput]:
     """What there is to train on, as a learner reads it."""
     return take_until_stopped(
-        threading.Event(), follow(log, uses_scorer_pool=False, offset=0, scores_offset=0)
+        threading.Event(), follow(log, needs_scores=False, offset=0, scores_offset=0)
     )
 
 

@@ -9,9 +9,9 @@ imports from one that is named after it (`tests/test_layers.py`):
 3. The loop, a room a station: `weights/`, `inference/` (its clients and servers), `envs/` (with
    `sessions/`, the model calls of an agent as a tree), `buffer/`, `batcher/`, `learner/`.
 4. `run/`: the `orchestrator/` starts and watches the parts, `monitoring/` shows how they are doing.
-5. `extensions/`, which nothing above imports: `gateway/` and `assembler/` (agents that sample over
+5. `cli/` is the command.
+6. `extensions/`, which nothing above knows: `gateway/` and `assembler/` (agents that sample over
    HTTP), `evaluator/`, `scorer/`, `recordings/` (runs a recorded run again), `dashboard/`.
-6. `cli/` is the command.
 """
 
 __version__ = "0.1.0"

@@ -5,6 +5,7 @@ works.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,13 +119,13 @@ ROOMS = (
     "learner",
     "run/monitoring",
     "run/orchestrator",
+    "cli",
     "extensions/scorer",
     "extensions/evaluator",
-    "extensions/gateway",
     "extensions/assembler",
+    "extensions/gateway",
     "extensions/recordings",
     "extensions/dashboard",
-    "cli",
 )
 # These rooms run without JAX and torch.
 LIGHT = (
@@ -142,6 +143,18 @@ LIGHT = (
     "extensions/recordings",
     "cli",
 )
+# What a run can have in addition to the core. The core finds it and names none of it.
+EXTENSIONS = sorted(path.parent.name for path in (PACKAGE / "extensions").glob("*/__init__.py"))
+# Words of the core that are the names of extensions and mean something else, or cannot be left out.
+NAMED_IN_CORE = {
+    "cli/group.py": {"dashboard"},  # an extra of pyproject.toml
+    "config/sections/operation.py": {"scorer"},  # of rewards, in the settings of a fork
+    "learner/inputs.py": {"assembler"},  # of the scores of a batch
+    "learner/scores.py": {"assembler"},
+    "stream/log/chunks.py": {"assembler"},  # of the chunks of a message
+    "stream/records/batches.py": {"scorer"},  # a field on the wire
+    "stream/records/sessions.py": {"scorer"},  # a field on the wire: who gave a reward
+}
 # inside the sandbox; literals
 RUNS_WHAT_IT_READS = {"envs/sandbox/cell.py": {"exec"}, "envs/shipped/reasoning_gym.py": {"eval"}}
 BYTES_THAT_RUN = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
@@ -243,7 +256,7 @@ def dangers(source: str) -> list[str]:
                 if word.arg in ("allow_pickle", "trust_remote_code")
             ]
         if isinstance(node, ast.Constant) and node.value == "--trust-remote-code":
-            found.append(node.value)
+            found.append("--trust-remote-code")
     return found
 
 
@@ -283,6 +296,55 @@ def test_no_room_imports_upwards(file: str):
     rooms = {name: room_of_module(name) for name in imports(file) if name.startswith("streamrl.")}
     upwards = {name for name, room in rooms.items() if room and ROOMS.index(room) > own}
     assert upwards == set()
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if not file.startswith(("envs/", "extensions/"))]
+)
+def test_the_core_names_no_extension(file: str):
+    """Not in an import, a list, a setting or a name. What a sentence tells a user may name them."""
+    named = extensions_named((PACKAGE / file).read_text())
+    assert named == NAMED_IN_CORE.get(file, set()), (
+        f"{file} names an extension: declare it in extension.py or commands.py of its package"
+        " (streamrl/config/extensions.py)"
+    )
+
+
+def extensions_named(source: str) -> set[str]:
+    """The extensions that the names and the short strings of a file name."""
+    texts: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                texts.append(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(name=name):
+                texts.append(name)
+            case ast.ImportFrom(module=str(name)) | ast.keyword(arg=str(name)):
+                texts.append(name)
+            case ast.Constant(value=str(name)) if " " not in name:
+                texts.append(name)
+            case _:
+                pass
+    words = [word.lower() for text in texts for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", text)]
+    return {name for name in EXTENSIONS if {name, name.removesuffix("s"), f"{name}s"} & {*words}}
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("from streamrl.extensions.gateway import process", {"gateway"}),
+        ("PARTS = ('buffer', 'scorer-0')", {"scorer"}),
+        ("run.gateway.port", {"gateway"}),
+        ("def open_recording(): ...", {"recordings"}),
+        ("class ScorerPool: ...", {"scorer"}),
+        ("topology.EVALUATOR", {"evaluator"}),
+        ("f(dashboard=1)", {"dashboard"}),
+        ("raise E('give gateway.port a number')  # of the gateway", set()),
+        ("rescore(RESCORER)", set()),
+    ],
+)
+def test_the_name_of_an_extension_is_found(source: str, named: set[str]):
+    assert extensions_named(source) == named
 
 
 def test_every_file_has_its_room():

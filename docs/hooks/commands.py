@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 
 
 def pages() -> str:

@@ -5,15 +5,8 @@ A StreamrlError is one line on stderr and its exit code; `--debug` adds the trac
 Ctrl-C let a part finish its batch; a second Ctrl-C does not.
 """
 
-from streamrl.cli import parts, recordings, run, topics
-from streamrl.cli.group import cli
-
-__all__ = ["cli", "main"]
-
-# The order in which `--help` lists the commands.
-for command in (*run.COMMANDS, *recordings.COMMANDS, *topics.COMMANDS, *parts.COMMANDS):
-    cli.add_command(command)
-
 
 def main() -> None:
+    from streamrl.cli.command import cli
+
     cli(prog_name="streamrl")

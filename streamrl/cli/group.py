@@ -7,7 +7,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,9 +15,6 @@ from click.shell_completion import CompletionItem
 from streamrl import __version__
 from streamrl.system.errors import StreamrlError
 from streamrl.system.text import escaped, one_line
-
-if TYPE_CHECKING:
-    from streamrl.config.topology import Role
 
 # Packages that the core does without, by the extra of streamrl that brings them.
 EXTRAS = {
@@ -145,9 +142,9 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return host(port(command))
 
 
-def index_option(role: Role) -> Callable[..., Any]:
+def index_option(help: str) -> Callable[..., Any]:
     """The option that chooses which of a role's parts this is."""
-    return click.option("--index", type=click.IntRange(0), default=0, help=role.index)
+    return click.option("--index", type=click.IntRange(0), default=0, help=help)
 
 
 def overrides_option(help: str) -> Callable[..., Any]:

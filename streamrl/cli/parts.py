@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import click
 
 from streamrl.cli.group import (
@@ -14,14 +12,13 @@ from streamrl.cli.group import (
     overrides_option,
     run_argument,
 )
-from streamrl.cli.shared import load_run, log_of, run_part
-from streamrl.config import topology
+from streamrl.cli.shared import log_of, part_command, run_part
 
 
 @click.command()
 @click.argument("run", metavar="[RUN]", type=RunName())
 @click.argument("name", metavar="NAME", required=False)
-@index_option(topology.ENV)
+@index_option("Which of the env's replicas this is.")
 @metrics_options
 def env(run: str, name: str | None, index: int) -> None:
     """Pose problems, sample and publish rollouts, as env NAME of the run.
@@ -55,60 +52,7 @@ def list_envs() -> None:
 
 @click.command()
 @run_argument
-@index_option(topology.GATEWAY)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    help="Instead of gateway.port and the ones after it: where each replica has an address.",
-)
-@metrics_options
-def gateway(run: str, index: int, port: int | None) -> None:
-    """Serve model calls of agents, and record each of them."""
-    from streamrl.config.topology import gateway_part
-    from streamrl.extensions.gateway.process import main
-
-    run_part(run, lambda settings: gateway_part(index), partial(main, port=port), index)
-
-
-@click.command()
-@run_argument
-@click.argument("env", metavar="[ENV]", required=False)
-@click.option(
-    "--sampling",
-    is_flag=True,
-    help="One that samples in all sessions of the env, and does nothing else.",
-)
-@click.option(
-    "--days",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Time for which the key is good.",
-)
-def gateway_key(run: str, env: str | None, sampling: bool, days: float) -> None:
-    """Print a key that opens sessions of env ENV at the gateway.
-
-    It is signed by gateway.signing_secret, so this works wherever that is known. ENV may be left
-    out where the run has one env with sessions.
-    """
-    from streamrl.extensions.gateway.key_command import make_key
-
-    click.echo(make_key(load_run(run), env, "sample" if sampling else "open", days))
-
-
-@click.command()
-@run_argument
-@metrics_options
-def assembler(run: str) -> None:
-    """Make rollouts of the sessions of agents and their rewards."""
-    from streamrl.extensions.assembler.process import main
-
-    run_part(run, lambda settings: topology.ASSEMBLER.name, main)
-
-
-@click.command()
-@run_argument
-@index_option(topology.BUFFER)
+@index_option("Which of buffer.shards this is.")
 @metrics_options
 def buffer(run: str, index: int) -> None:
     """Turn rollouts into scored groups."""
@@ -116,28 +60,6 @@ def buffer(run: str, index: int) -> None:
     from streamrl.config.topology import buffer_part
 
     run_part(run, lambda settings: buffer_part(index, settings.buffer.shards), main, index)
-
-
-@click.command()
-@run_argument
-@metrics_options
-def batcher(run: str) -> None:
-    """Turn scored groups into batches."""
-    from streamrl.batcher.process import main
-
-    run_part(run, lambda settings: topology.BATCHER.name, main)
-
-
-@click.command()
-@run_argument
-@index_option(topology.SCORER)
-@metrics_options
-def scorer(run: str, index: int) -> None:
-    """Compute the reference's logprobs of batches, as one worker of the pool."""
-    from streamrl.config.topology import scorer_part
-    from streamrl.extensions.scorer.process import main
-
-    run_part(run, lambda settings: scorer_part(index), main, index)
 
 
 @click.command()
@@ -215,7 +137,7 @@ def _one_of_several(
 
 @click.command()
 @run_argument
-@index_option(topology.INFERENCE)
+@index_option("Which of the pool's servers this is; one more than it has may join.")
 @click.option(
     "--pool", default="generation", help="Of inference.pools in the run file.", show_default=True
 )
@@ -226,16 +148,6 @@ def inference(run: str, index: int, pool: str) -> None:
     from streamrl.inference.servers.process import main
 
     run_part(run, lambda settings: inference_part(pool, index), main, index, pool, log_of)
-
-
-@click.command()
-@run_argument
-@metrics_options
-def evaluator(run: str) -> None:
-    """Evaluate every n-th policy version on held-out problems."""
-    from streamrl.extensions.evaluator.process import PART, main
-
-    run_part(run, lambda settings: PART, main)
 
 
 @click.command()
@@ -258,14 +170,9 @@ def completion(shell: str) -> None:
 COMMANDS = (
     env,
     list_envs,
-    gateway,
-    gateway_key,
-    assembler,
     buffer,
-    batcher,
-    scorer,
+    part_command("batcher", "Turn scored groups into batches.", "streamrl.batcher.process:main"),
     learner,
     inference,
-    evaluator,
     completion,
 )

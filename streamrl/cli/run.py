@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
 import click
@@ -10,14 +9,10 @@ import click
 from streamrl.cli.group import metrics_options, overrides_option, run_argument
 from streamrl.cli.shared import (
     connect,
-    console,
-    exit_with_signal,
-    is_export,
     listen_override,
     load_part_run,
     load_run,
     open_log,
-    open_recording,
     print_lines,
     serving,
     stop_on_signals,
@@ -138,54 +133,6 @@ def status(run: str) -> None:
 
 @click.command()
 @run_argument
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8650,
-    show_default=True,
-    help="0: any free one.",
-)
-@click.option(
-    "--public", is_flag=True, help="Listen where other machines reach it. There is no login."
-)
-def dashboard(run: str, host: str, port: int, public: bool) -> None:
-    """Serve a web page of a run, live or finished: the loop, curves, batches, every rollout, as it
-    was at any step.
-
-    RUN may be the directory of an export.
-    """
-    from functools import partial
-
-    from streamrl.extensions.dashboard.reading import broker_down, log_of
-    from streamrl.system.errors import ConfigError
-
-    try:
-        from streamrl.extensions.dashboard.server import serve
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the dashboard needs {error.name}; install streamrl[dashboard]"
-        ) from None
-    with stop_on_signals() as (stop, caught):
-        if is_export(run):
-            with open_recording(run) as (settings, log):
-                serve(settings, lambda: contextlib.nullcontext(log), stop, host, port, public)
-        else:
-            settings = load_run(run)
-            serve(
-                settings,
-                partial(log_of, settings, stop),
-                stop,
-                host,
-                port,
-                public,
-                partial(broker_down, settings),
-            )
-    exit_with_signal(caught)
-
-
-@click.command()
-@run_argument
 def report(run: str) -> None:
     """Make report.json and reward.png again from the topics."""
     from streamrl.run.monitoring.report import summary_line, write_report
@@ -193,61 +140,6 @@ def report(run: str) -> None:
 
     with connect(load_run(run)) as (settings, kafka):
         click.echo(summary_line(write_report(settings, KafkaLog(kafka, settings.run))))
-
-
-@click.command("eval")
-@run_argument
-@click.option(
-    "--version",
-    "asked",
-    type=click.IntRange(0),
-    multiple=True,
-    help="Of the policy; may be repeated. Default: the newest.",
-)
-@click.option(
-    "--all", "everything", is_flag=True, help="Every announced version whose weights are kept."
-)
-@click.option(
-    "--env",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Only this one of eval.envs; may be repeated.",
-)
-@overrides_option("Change a setting, as eval.envs.NAME.samples=16")
-@click.option(
-    "--list", "listed", is_flag=True, help="Show what evaluations there are; evaluate nothing."
-)
-def evaluate(
-    run: str,
-    asked: tuple[int, ...],
-    everything: bool,
-    names: tuple[str, ...],
-    overrides: tuple[str, ...],
-    listed: bool,
-) -> None:
-    """Have policy versions of a live or stopped run solve held-out problems: pass@k, with 95 %
-    confidence intervals.
-
-    It has its own server. Its results go to the topic evals; nothing is trained on it.
-    """
-    from streamrl.extensions.evaluator.show import show_eval, show_recorded
-    from streamrl.run.monitoring.show_status import output_width
-    from streamrl.stream.log.kafka.log import KafkaLog
-
-    if everything and asked:
-        raise click.UsageError("--version and --all exclude each other.")
-    with (
-        stop_on_signals() as (stop, caught),
-        connect(load_run(run, overrides)) as (settings, kafka),
-    ):
-        log = KafkaLog(kafka, settings.run)
-        wide = console(width=output_width())
-        if listed:
-            show_recorded(settings, log, names, wide)
-        else:
-            show_eval(settings, log, asked, everything, names, stop, wide)
-    exit_with_signal(caught)
 
 
 COMMANDS = (
@@ -258,7 +150,5 @@ COMMANDS = (
     orchestrator,
     down,
     status,
-    dashboard,
     report,
-    evaluate,
 )

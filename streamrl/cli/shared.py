@@ -8,11 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from streamrl.cli.group import index_option, metrics_options, run_argument
 from streamrl.system.errors import TopicMissing
 from streamrl.system.signals import stop_on
 from streamrl.system.text import escaped
@@ -43,6 +43,23 @@ def run_part(
     ):
         main(settings, watched, stop, *arguments)
     exit_with_signal(caught)
+
+
+def part_command(role: str, help: str, main: str, index: str = "") -> click.Command:
+    """The command that is a part of a role, by the MODULE:NAME of its `main`. `index`: the help of
+    `--index`, which `main` takes; empty: the role has one part.
+    """
+
+    def command(run: str, **options: int) -> None:
+        from streamrl.config.plugins import import_path
+
+        name = "-".join([role, *map(str, options.values())])
+        run_part(run, lambda settings: name, import_path(main, role, ()), *options.values())
+
+    command = metrics_options(command)
+    if index:
+        command = index_option(index)(command)
+    return click.command(role, help=help)(run_argument(command))
 
 
 def serving(settings: RunFile, log: Log, part: str) -> contextlib.AbstractContextManager[Log]:
@@ -79,26 +96,6 @@ def load_part_run(run: str) -> RunFile:
     settings = load_run(run)
     check_commits(settings)
     return settings
-
-
-def is_export(run: str) -> bool:
-    return os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml"))
-
-
-@contextlib.contextmanager
-def open_recording(run: str) -> Iterator[tuple[RunFile, Log]]:
-    """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
-    if is_export(run):
-        from streamrl.extensions.recordings.archive import exported_run_file
-        from streamrl.stream.log.parquet import FileLog
-
-        files = FileLog(Path(run))
-        yield exported_run_file(files), files
-        return
-    from streamrl.stream.log.kafka.log import KafkaLog
-
-    with connect(load_run(run)) as (settings, kafka):
-        yield settings, KafkaLog(kafka, settings.run)
 
 
 @contextlib.contextmanager

@@ -10,25 +10,33 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from streamrl.config import checks, presets
 from streamrl.config.choices import MULTI_TURN_ENVS, NAME
+from streamrl.config.extensions import extensions
 from streamrl.config.plugins import imports_in, plugins
 from streamrl.config.sections.batches import Batcher, Buffer
 from streamrl.config.sections.envs import Env, EnvChoice
-from streamrl.config.sections.learner import Learner, Model, Schedule, Scorer
+from streamrl.config.sections.learner import Learner, Model, Schedule
 from streamrl.config.sections.operation import Fork, Metrics, Orchestrator, Placement, Topics
 from streamrl.config.sections.section import Section, sections_in
-from streamrl.config.sections.serving import Eval, Gateway, Inference, Weights
+from streamrl.config.sections.serving import Eval, Inference, Weights
 from streamrl.system.errors import ConfigError
 from streamrl.system.text import nearest, one_line
 
 RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
 RUN_FILE = "run.yaml"  # Name of the resolved run file in the run's directory.
+S = TypeVar("S", bound=Section)
 
 
 class RunFile(Section):
@@ -46,10 +54,8 @@ class RunFile(Section):
     batcher: Batcher = Batcher()
     model: Model = Model()
     learner: Learner = Learner()
-    scorer: Scorer = Scorer()
     weights: Weights = Weights()
     inference: Inference = Inference()
-    gateway: Gateway = Gateway()
     eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
     metrics: Metrics = Metrics()
@@ -96,6 +102,10 @@ class RunFile(Section):
         for problem in checks.problems(self, resolved=info.context == RESOLVED):
             raise ValueError(problem)
         return self
+
+    def settings_of(self, section: type[S]) -> S:
+        """The section that an extension has in the run file, by its type."""
+        return next(value for _, value in self if isinstance(value, section))
 
     @property
     def max_samples(self) -> int:
@@ -161,6 +171,16 @@ class RunFile(Section):
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1)
+
+
+if not TYPE_CHECKING:
+    # With the sections of extensions, which read them by `settings_of`.
+    added = {
+        name: (extension.section, extension.section())
+        for name, extension in extensions().items()
+        if extension.section
+    }
+    RunFile = create_model("RunFile", __base__=RunFile, __module__=__name__, **added)
 
 
 def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFile:

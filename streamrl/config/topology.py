@@ -1,23 +1,23 @@
 """The topology of a run on one page: its topics, its roles, and the parts that each role has.
 
-    agent ── gateway ──── turns ────────▶ assembler ── rollouts ──▶ buffer
-
     env ── rollouts ──▶ buffer ── groups ──▶ batcher ── batches ──▶ learner
-     ▲ ▲                                        │      │  scorer ── scores ──▶ │
-     │ └───────────────── demand ───────────────┘      └──▶                    │
-     └── servers ── inference ◀───────────── policy-versions ──────────────────┘
+     ▲ ▲                                        │                      │
+     │ └───────────────── demand ───────────────┘                      │
+     └── servers ── inference ◀────────── policy-versions ─────────────┘
 
 A role is a command. A part is one process of a role: it has a name and an
 identity, which is its transactional id, its consumer group and the source of its metrics. Whatever
 lists topics, roles or parts follows from this page: what is started and watched, which topics there
-are, who may touch them, what is folded again.
+are, who may touch them, what is folded again. Extensions add roles (`config/extensions.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from streamrl.config.extensions import extensions
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -134,17 +134,9 @@ def buffer_part(shard: int, shards: int) -> str:
     return "buffer" if shards == 1 else f"buffer-{shard}"
 
 
-def scorer_part(index: int) -> str:
-    return f"scorer-{index}"
-
-
 def inference_part(pool: str, index: int) -> str:
     """The name of server `index` of a pool, which is also its id on `servers`."""
     return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
-
-
-def gateway_part(index: int) -> str:
-    return f"gateway-{index}"
 
 
 def learner_identity(name: str) -> str:
@@ -179,6 +171,14 @@ class Part(NamedTuple):
         return kind_of(topic) not in PARTITIONED or partition % self.shards == self.shard
 
 
+class Quotas(NamedTuple):
+    """What a user may use of each broker."""
+
+    write_bytes_per_s: int
+    read_bytes_per_s: int
+    thread_percent: int  # of one thread of the broker
+
+
 @dataclass(frozen=True, kw_only=True)
 class Role:
     """What all parts of a kind have in common. Topics are given by their kinds."""
@@ -189,7 +189,11 @@ class Role:
     produces: tuple[str, ...]  # what it writes; with JOURNAL, each part has a journal
     parts: Callable[[RunFile], tuple[Part, ...]]  # that the settings give it, by index
     is_needed: Callable[[RunFile], bool] = lambda run: True  # are its parts to run?
-    index: str = ""  # the help of `--index`, its number among its like; empty: there is one part
+    envs: Callable[[RunFile], Collection[str]] = lambda run: run.envs  # whose topics it uses
+    journals_of: tuple[Role, ...] = ()  # others whose journals it reads
+    offsets_of: tuple[Role, ...] = ()  # others whose committed offsets it reads
+    quotas: Quotas | None = None  # of its user; None: no limit
+    devices: Literal["", "jax", "vllm"] = ""  # what computes on its GPUs; empty: it has none
     is_per_env: bool = False  # each env has its own parts, and its own user on the broker
     is_transactional: bool = True  # its parts write transactions under their identities
     has_offsets: bool = False  # its parts commit the offsets that they have dealt with
@@ -227,14 +231,6 @@ def buffer_shard(shard: int, shards: int) -> Part:
     name = buffer_part(shard, shards)
     options = () if shards == 1 else _index(shard)
     return Part("buffer", name, name, options, shard=shard, shards=shards)
-
-
-def scorer_parts(run: RunFile) -> tuple[Part, ...]:
-    return tuple(_numbered("scorer", scorer_part(i), i) for i in range(run.scorer.replicas))
-
-
-def gateway_parts(run: RunFile) -> tuple[Part, ...]:
-    return tuple(_numbered("gateway", gateway_part(i), i) for i in range(run.gateway.replicas))
 
 
 def learner_parts(run: RunFile) -> tuple[Part, ...]:
@@ -289,16 +285,11 @@ def memory_fraction(run: RunFile, part: Part) -> float:
     """Share of the memory of each of its GPUs that a part reserves: what the run file gives, or
     what JAX and vLLM reserve by default.
     """
-    if part.role in (INFERENCE.name, EVALUATOR.name):
+    if role_of(part).devices == "vllm":
         engine = run.inference.of_pool(pool_of(part)).engine
         return float(engine.get("gpu_memory_utilization", VLLM_MEMORY_FRACTION))
     placement = run.placement.get(part.name) or run.placement.get(part.role)
     return (placement.memory_fraction if placement else 0.0) or JAX_MEMORY_FRACTION
-
-
-def _numbered(role: str, name: str, index: int) -> Part:
-    """A part that has an index among those of its role, and its name as its identity."""
-    return Part(role, name, name, _index(index))
 
 
 def _index(index: int) -> tuple[str, str]:
@@ -310,39 +301,37 @@ def one_part(role: str) -> Callable[[RunFile], tuple[Part, ...]]:
     return lambda run: (Part(role, role, role),)
 
 
+def numbered_parts(
+    role: str, count: Callable[[RunFile], int]
+) -> Callable[[RunFile], tuple[Part, ...]]:
+    """The `parts` of a role that has as many as `count` gives, by their numbers."""
+    return lambda run: tuple(
+        Part(role, numbered(role, index), numbered(role, index), _index(index))
+        for index in range(count(run))
+    )
+
+
+def numbered(role: str, index: int) -> str:
+    """The name and identity of one of a role's `numbered_parts`."""
+    return f"{role}-{index}"
+
+
 ENV = Role(
     name="env",
     consumes=(DEMAND, SERVERS, VISITS),
     reads_back=(TURNS,),  # where its model calls are recorded
     produces=(TURNS, ROLLOUTS, VISITS, JOURNAL, METRICS),
     parts=env_parts,
-    index="Which of the env's replicas this is.",
     is_per_env=True,
-)
-GATEWAY = Role(
-    name="gateway",
-    consumes=(TURNS, SERVERS, DEMAND),
-    reads_back=(JOURNAL,),  # the assembler's, for the sessions that are open
-    produces=(TURNS, METRICS),
-    parts=gateway_parts,
-    is_needed=lambda run: bool(run.session_envs),
-    index="Which of gateway.replicas this is; one more may join.",
-    is_transactional=False,
-)
-ASSEMBLER = Role(
-    name="assembler",
-    consumes=(TURNS,),
-    produces=(ROLLOUTS, TURNS, DEAD_LETTERS, METRICS, JOURNAL),
-    parts=one_part("assembler"),
-    is_needed=lambda run: bool(run.session_envs),
-    has_offsets=True,
+    # An env may be compromised, or written by somebody else, and must leave capacity for the other
+    # users. The rates are far above what rollouts need (docs/operations.md, Sizing).
+    quotas=Quotas(write_bytes_per_s=20_000_000, read_bytes_per_s=20_000_000, thread_percent=50),
 )
 BUFFER = Role(
     name="buffer",
     consumes=(ROLLOUTS, POLICY_VERSIONS),
     produces=(GROUPS, FATES, DEAD_LETTERS, METRICS, JOURNAL),
     parts=buffer_parts,
-    index="Which of buffer.shards this is.",
     has_offsets=True,
 )
 BATCHER = Role(
@@ -352,22 +341,13 @@ BATCHER = Role(
     parts=one_part("batcher"),
     has_offsets=True,
 )
-SCORER = Role(
-    name="scorer",
-    consumes=(BATCHES, POLICY_VERSIONS, SCORES),
-    produces=(SCORES, METRICS),
-    parts=scorer_parts,
-    is_needed=lambda run: run.learner.uses_scorer_pool,
-    index="Which of the pool's workers this is.",
-    has_offsets=True,
-    is_slow=True,
-)
 LEARNER = Role(
     name="learner",
     consumes=(BATCHES, SCORES),
     reads_back=(POLICY_VERSIONS,),
     produces=(POLICY_VERSIONS, METRICS),
     parts=learner_parts,
+    devices="jax",
     has_offsets=True,
     is_open=True,
     is_slow=True,
@@ -377,16 +357,8 @@ INFERENCE = Role(
     consumes=(POLICY_VERSIONS,),
     produces=(SERVERS, METRICS),
     parts=inference_parts,
-    index="Which of the pool's servers this is; one more than it has may join.",
+    devices="vllm",
     is_transactional=False,
-)
-EVALUATOR = Role(
-    name="evaluator",
-    consumes=(POLICY_VERSIONS, SERVERS),  # servers: those of a judge's pool
-    reads_back=(EVALS, ROLLOUTS),  # what was posed in training is not held out
-    produces=(EVALS, METRICS),
-    parts=one_part("evaluator"),
-    is_needed=lambda run: run.eval.interval > 0,
 )
 ORCHESTRATOR = Role(
     name="orchestrator",
@@ -397,28 +369,33 @@ ORCHESTRATOR = Role(
     is_transactional=False,
 )
 
-ROLES = (
-    ENV,
-    GATEWAY,
-    ASSEMBLER,
-    BUFFER,
-    BATCHER,
-    SCORER,
-    LEARNER,
-    INFERENCE,
-    EVALUATOR,
-    ORCHESTRATOR,
-)
-"""In the order of the loop, then those that watch it."""
-STARTED = (LEARNER, SCORER, INFERENCE, BUFFER, BATCHER, ASSEMBLER, GATEWAY, ENV, EVALUATOR)
+CORE = (ENV, BUFFER, BATCHER, LEARNER, INFERENCE, ORCHESTRATOR)
+"""In the order of the loop, then the one that watches it."""
+CORE_STARTED = (LEARNER, INFERENCE, BUFFER, BATCHER, ENV)
 """In the order in which their parts are started: the learner first, as everybody waits for policy
 version 0.
 """
 
 
+def roles() -> tuple[Role, ...]:
+    """All roles: those of the core, then those of extensions."""
+    return (*CORE, *_added())
+
+
+def started_roles() -> tuple[Role, ...]:
+    """The roles whose parts `streamrl up` starts, in that order."""
+    return (*CORE_STARTED, *_added())
+
+
+def _added() -> tuple[Role, ...]:
+    return tuple(role for extension in extensions().values() for role in extension.roles)
+
+
 def parts(run: RunFile) -> tuple[Part, ...]:
     """The parts of a run, in the order in which they are started."""
-    return tuple(part for role in STARTED if role.is_needed(run) for part in role.parts(run))
+    return tuple(
+        part for role in started_roles() if role.is_needed(run) for part in role.parts(run)
+    )
 
 
 def sharing_parts(run: RunFile, role: str) -> list[str]:
@@ -439,12 +416,12 @@ def processors(run: RunFile) -> tuple[Part, ...]:
 
 
 def role_of(part: Part) -> Role:
-    return next(role for role in ROLES if role.name == part.role)
+    return next(role for role in roles() if role.name == part.role)
 
 
 def writers(kind: str) -> list[Role]:
-    return [role for role in ROLES if kind in role.produces]
+    return [role for role in roles() if kind in role.produces]
 
 
 def readers(kind: str) -> list[Role]:
-    return [role for role in ROLES if role.reads(kind)]
+    return [role for role in roles() if role.reads(kind)]

@@ -1,1 +1,1 @@
-"""What a run can have in addition to the loop. Nothing but `cli/` imports it."""
+"""What a run can have in addition to the loop. `config/extensions.py` finds it."""

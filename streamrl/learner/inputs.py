@@ -32,23 +32,23 @@ class TrainingInput(NamedTuple):
 
 
 def follow(
-    log: Log, uses_scorer_pool: bool, offset: int, scores_offset: int
+    log: Log, needs_scores: bool, offset: int, scores_offset: int
 ) -> Iterator[TrainingInput | None]:
     """Training inputs from these offsets on, as they arrive. Yields None after each poll that
     completes none, and never ends.
     """
     batches = follow_batches(log, offset)
-    if uses_scorer_pool:
+    if needs_scores:
         return join_scores(batches, follow_scores(log, scores_offset))
     return (None if item is None else TrainingInput(*item) for item in batches)
 
 
 def read_existing(
-    log: Log, uses_scorer_pool: bool, offset: int, scores_offset: int
+    log: Log, needs_scores: bool, offset: int, scores_offset: int
 ) -> Iterator[TrainingInput]:
     """Like `follow`, but yields only the inputs that exist now, and ends."""
     batches = read_batches(log, offset)
-    if uses_scorer_pool:
+    if needs_scores:
         scores = read_records(log, topology.SCORES_PARTITION, Scores, scores_offset)
         return (joined for joined in join_scores(batches, scores) if joined is not None)
     return (TrainingInput(*item) for item in batches)

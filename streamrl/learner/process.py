@@ -77,7 +77,7 @@ def main(
             log.mark_ready()
             position = policy.position
             inputs = publisher.until_failure(
-                follow(log, own.learner.uses_scorer_pool, position.offset, position.scores)
+                follow(log, own.learner.needs_scores, position.offset, position.scores)
             )
             if rank is None:
                 inputs = take_until_stopped(stop, inputs)

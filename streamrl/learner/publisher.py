@@ -313,7 +313,7 @@ class VersionPublisher:
         newest = max(self.announced)
         if version.number == newest:
             offsets = {topology.BATCHES_PARTITION: snapshot.position.offset}
-            if run.learner.uses_scorer_pool:
+            if run.learner.needs_scores:
                 offsets[topology.SCORES_PARTITION] = snapshot.position.scores
             assert self.writer is not None
             self.writer.commit_offsets(offsets)

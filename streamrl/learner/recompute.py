@@ -86,7 +86,7 @@ def recompute_version(
 def recorded_inputs(log: Log, policy: PolicyTrainer) -> Iterator[TrainingInput]:
     """The recorded inputs that the policy has not been trained on yet."""
     inputs = read_existing(
-        log, policy.run.learner.uses_scorer_pool, policy.position.offset, policy.position.scores
+        log, policy.run.learner.needs_scores, policy.position.offset, policy.position.scores
     )
     return (taken for taken in inputs if policy.is_due(taken.batch))
 

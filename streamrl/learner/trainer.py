@@ -221,7 +221,7 @@ class PolicyTrainer:
             )
             example = (
                 expand_with_scores(self.run, batch, taken.scores)
-                if self.run.learner.uses_scorer_pool
+                if self.run.learner.needs_scores
                 else expand(batch)
             )
         except ValueError as error:

@@ -290,7 +290,7 @@ def account(run: Run, agents: list[Agent], sessions: list[str], kills: Counter[s
         lost += sum(max(count - in_log[name], 0) for name, count in agent.answered.items())
     doubled = sum(max(count - 1, 0) for count in made.values())
     doubled += sum(max(count - TURNS, 0) for count in in_log.values())
-    part = processors_of(run.run)[topology.ASSEMBLER.name]
+    part = processors_of(run.run)["assembler"]
     difference = replay(run.log, part)[0].difference
     return Result(len(sessions), kills, lost, doubled, different, not difference)
 

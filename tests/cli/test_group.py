@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from streamrl.cli.group import RunName
 from streamrl.system.errors import BrokerUnreachable
 from tests.support.command import streamrl
@@ -16,7 +16,7 @@ RUN = "run: r\nenvs: {copy-digits: {}}\n"
 
 def test_help_imports_nothing_heavy():
     script = (
-        "import sys; from streamrl.cli import cli; cli(['--help'], standalone_mode=False);"
+        "import sys; from streamrl.cli.command import cli; cli(['--help'], standalone_mode=False);"
         " print(*sys.modules)"
     )
     shown = subprocess.run(

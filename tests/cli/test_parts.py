@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from tests.support.command import streamrl
 
 

@@ -5,14 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from streamrl.run.orchestrator import whole_run
 from tests.support.hub import serving_hub, use_hub
-
-
-def test_one_version_and_all_exclude_each_other():
-    result = CliRunner().invoke(cli, ["eval", "r", "--version", "3", "--all"])
-    assert result.exit_code == 2 and "--version and --all exclude each other" in result.stderr
 
 
 def test_a_run_that_is_not_up_cannot_be_stopped(run_file: Path):

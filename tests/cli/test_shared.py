@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from tests.support.command import streamrl
 from tests.support.waiting import patience
 

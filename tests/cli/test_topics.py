@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner, Result
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 
 
 def topics(*arguments: object, **environment: str) -> Result:

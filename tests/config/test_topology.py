@@ -13,8 +13,9 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.config.topology import ROLES, Role, parts
+from streamrl.config.topology import Role, parts, roles
 from streamrl.extensions.assembler import process as assembler
+from streamrl.extensions.assembler.extension import ASSEMBLER
 from streamrl.run.monitoring.run_view import BATCHES, TOPICS
 from streamrl.stream.log import topics
 from streamrl.stream.processor.definition import Processor
@@ -117,11 +118,12 @@ def stands_on_the_page(role: Role) -> set[str]:
     return {kind for kind in topics.kinds() if role.reads(kind) or kind in role.produces}
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+@pytest.mark.parametrize("role", roles(), ids=lambda role: role.name)
 def test_a_room_names_the_topics_that_the_page_gives_its_role_and_no_others(role: Role):
     named = named_in(ROOMS[role.name])
     page = stands_on_the_page(role)
-    where = f"{role.name.upper()} in streamrl/config/topology.py"
+    file = "config/topology.py" if role in topology.CORE else f"{ROOMS[role.name]}/extension.py"
+    where = f"{role.name.upper()} in streamrl/{file}"
     place = f"streamrl/{ROOMS[role.name]}"
     if role is topology.ORCHESTRATOR:
         place += " (and TOPICS of run/monitoring/run_view.py)"
@@ -147,14 +149,14 @@ def test_every_room_with_a_process_is_a_role():
         path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("process.py")
     }
     assert processes - {"envs/servers"} == set(ROOMS.values())
-    assert [*ROOMS] == [role.name for role in ROLES]
-    assert set(topology.STARTED) == {*ROLES} - {topology.ORCHESTRATOR}
+    assert {*ROOMS} == {role.name for role in roles()}
+    assert {*topology.started_roles()} == {*roles()} - {topology.ORCHESTRATOR}
 
 
 @pytest.mark.parametrize(
     ("role", "make"),
     [
-        (topology.ASSEMBLER, assembler.make_processor),
+        (ASSEMBLER, assembler.make_processor),
         (topology.BUFFER, buffer.make_processor),
         (topology.BATCHER, batcher.make_processor),
     ],
@@ -169,7 +171,7 @@ def test_the_inputs_of_a_processor_are_those_of_its_role(
 
 
 def test_every_topic_is_written_by_somebody():
-    produced = {kind for role in ROLES for kind in role.produces}
+    produced = {kind for role in roles() for kind in role.produces}
     produced.add(topology.REWARDS)  # by `streamrl rescore`, which is no part of a run
     unwritten = sorted(set(topics.kinds()) - produced)
     assert not unwritten, (

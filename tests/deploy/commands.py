@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
-from streamrl import cli
+from streamrl.cli.command import cli
 from streamrl.config import run_file
+from streamrl.envs.sessions.settings import Gateway
+from streamrl.extensions.scorer.extension import Scorer
 
 
 def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
@@ -19,7 +21,7 @@ def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
     """
     program, *words = command
     assert program == "streamrl", command
-    found: click.Command = cli.cli
+    found: click.Command = cli
     while isinstance(found, click.Group):
         name = words.pop(0)
         found = found.commands[name]
@@ -31,9 +33,9 @@ def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
                 given["name"] in run.envs and given["index"] < run.envs[given["name"]].replicas
             ), command
         case "scorer":
-            assert given["index"] < run.scorer.replicas, command
+            assert given["index"] < run.settings_of(Scorer).replicas, command
         case "gateway":
-            assert run.session_envs and given["index"] < run.gateway.replicas, command
+            assert run.session_envs and given["index"] < run.settings_of(Gateway).replicas, command
         case "assembler":
             assert run.session_envs, command
         case "inference":

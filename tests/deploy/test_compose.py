@@ -15,6 +15,7 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.config.sections.envs import ServerEnv
+from streamrl.envs.sessions.settings import Gateway
 from streamrl.extensions.recordings.audit import audit
 from streamrl.stream.local_kafka.distribution import VERSION
 from streamrl.stream.log.codec import to_message
@@ -91,9 +92,9 @@ def test_an_env_server_has_a_python_a_program_and_a_gateway():
     assert Path(env.python).parents[1].as_posix() in stage
     assert service["build"]["target"] == "env-server"
     given = service["environment"]
-    assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.gateway.port}"
+    assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.settings_of(Gateway).port}"
     assert env.api_key.removeprefix("env:") in given
-    assert run.gateway.signing_secret.removeprefix("env:") not in given
+    assert run.settings_of(Gateway).signing_secret.removeprefix("env:") not in given
     assert "STREAMRL_INFERENCE_KEY" not in given  # it asks no server
 
 

@@ -28,7 +28,7 @@ RUN = "/etc/streamrl/run.yaml"
 # missing, so that nobody waits for the broker.
 START = """
 import json, signal, sys
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 ends = []
 for words, module in json.load(sys.stdin):
     try:

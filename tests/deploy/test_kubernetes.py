@@ -18,10 +18,12 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 import streamrl
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import ServerEnv
+from streamrl.envs.sessions.settings import Gateway
+from streamrl.extensions.scorer.extension import Scorer
 from streamrl.run.monitoring.metric_names import METRICS
 from streamrl.run.orchestrator.plan import BROKER_GONE
 from streamrl.stream.local_kafka.distribution import FILES, VERSION
@@ -121,7 +123,7 @@ def test_a_misspelt_field_is_refused_wherever_it_stands(kind: str):
         if way in (("kind",), ("apiVersion",)):
             continue  # by them the schema is found
         spoilt = copy.deepcopy(manifest)
-        place = spoilt
+        place: Any = spoilt
         for step in way[:-1]:
             place = place[step]
         place[f"{way[-1]}x"] = place.pop(way[-1])
@@ -236,7 +238,7 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
         "inference",
         *(f"env-{name}" for name in run_by_streamrl(run)),
     }
-    wanted |= {"scorer"} if run.learner.uses_scorer_pool else set()
+    wanted |= {"scorer"} if run.learner.needs_scores else set()
     wanted |= {"evaluator"} if run.eval.interval else set()
     wanted |= {"gateway", "assembler"} if run.session_envs else set()
     wanted |= {f"env-{name}" for name in servers_of(run)} | pools_of(run).keys()
@@ -245,20 +247,20 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
         server = workloads[f"env-{name}"]
         assert server["spec"]["replicas"] == run.envs[name].replicas
         given = variables(server)
-        assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.gateway.port}"
+        assert given["STREAMRL_GATEWAY_URL"] == f"http://gateway:{run.settings_of(Gateway).port}"
         settings = run.envs[name]
         assert isinstance(settings, ServerEnv) and settings.api_key.removeprefix("env:") in given
-        assert run.gateway.signing_secret.removeprefix("env:") not in given
+        assert run.settings_of(Gateway).signing_secret.removeprefix("env:") not in given
         assert "STREAMRL_INFERENCE_KEY" not in given  # it asks no server
     for name, size in pools_of(run).items():
         assert workloads[name]["spec"]["replicas"] == size
         assert references(run) <= set(variables(workloads[name]))
     if run.session_envs:
-        assert workloads["gateway"]["spec"]["replicas"] == run.gateway.replicas
-        secret = run.gateway.signing_secret.removeprefix("env:")
+        assert workloads["gateway"]["spec"]["replicas"] == run.settings_of(Gateway).replicas
+        secret = run.settings_of(Gateway).signing_secret.removeprefix("env:")
         assert secret in variables(workloads["gateway"])
-    if run.learner.uses_scorer_pool:
-        assert workloads["scorer"]["spec"]["replicas"] == run.scorer.replicas
+    if run.learner.needs_scores:
+        assert workloads["scorer"]["spec"]["replicas"] == run.settings_of(Scorer).replicas
     for name in ("buffer", "batcher"):
         assert workloads[name]["spec"]["replicas"] == 1 and workloads[name]["spec"]["strategy"] == {
             "type": "Recreate"

@@ -28,7 +28,7 @@ import yaml
 from click.testing import CliRunner
 from markdown_it import MarkdownIt
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from streamrl.config import run_file
 from tests.support.waiting import patience
 
@@ -252,7 +252,8 @@ def package(block: Block, directory: Path) -> None:
 
 
 def query(block: Block, directory: Path) -> None:
-    assert duckdb.sql(block.text).fetchall(), f"{block}: no rows"
+    found = duckdb.sql(block.text)
+    assert found and found.fetchall(), f"{block}: no rows"
 
 
 RUNNERS: dict[str, Any] = {

@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 from pydantic import Field
 
 from docs.hooks import commands, records, settings, site
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.section import Section
 from streamrl.run.monitoring.metric_names import METRICS

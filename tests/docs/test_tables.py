@@ -14,7 +14,7 @@ from streamrl.config.presets import PRESETS, PRETRAINED
 from streamrl.config.run_file import parse
 from streamrl.config.sections.batches import Buffer
 from streamrl.config.sections.learner import Kl, Learner
-from streamrl.config.topology import ROLES, Role
+from streamrl.config.topology import Role, roles
 from streamrl.envs.catalog import ENVS, REWARDS
 from streamrl.stream.log import topics
 from tests.docs.blocks import ROOT
@@ -104,7 +104,7 @@ def test_the_page_of_envs_names_every_env_and_reward():
 # ---- roles and topics ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+@pytest.mark.parametrize("role", roles(), ids=lambda role: role.name)
 def test_the_table_of_users_is_that_of_the_roles(role: Role):
     users = {
         cells[0].strip("`"): cells for cells in rows("SECURITY.md", "| user | reads | writes |")
@@ -118,7 +118,7 @@ def test_the_table_of_users_is_that_of_the_roles(role: Role):
     assert kinds_in(writes) == set(role.produces), f"SECURITY.md: what {user} writes"
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+@pytest.mark.parametrize("role", roles(), ids=lambda role: role.name)
 def test_the_table_of_topics_has_every_writer_and_reader(role: Role):
     """Others may stand there too, such as the audit."""
     for topic, _, _, writers, readers in rows(

@@ -1,5 +1,6 @@
-"""Settings that cannot work together, a module for each of the run file's sections. A problem is a
-sentence that names the key and what to change.
+"""Settings that cannot work together, a module for each of the run file's sections. An
+extension has those of its own section. A problem is a sentence that names the key and what to
+change.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from streamrl.config.checks.learner import (
 )
 from streamrl.config.checks.operation import placement_problems, secret_problems
 from streamrl.config.checks.serving import eval_problems, guest_problems, pool_problems
+from streamrl.config.extensions import extensions
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -37,5 +39,7 @@ def problems(run: RunFile, resolved: bool) -> Iterator[str]:
     yield from size_problems(run)
     yield from loss_problems(run)
     yield from schedule_problems(run)
+    for extension in extensions().values():
+        yield from extension.problems(run)
     if not resolved:
         yield from steps_without_rate(run)

@@ -76,11 +76,6 @@ def _server_problems(run: RunFile, name: str, env: ServerEnv) -> Iterator[str]:
         yield f"envs.{name}.kind: {server}: is followed by the server's address, http://HOST:PORT"
     if server == "nemo-gym" and not env.params.get("dataset"):
         yield f"envs.{name}.params.dataset: the tasks of the agent server are needed, a JSONL file"
-    if not run.gateway.port:
-        yield (
-            f"envs.{name}.python: its processes have to know where the gateway is; give"
-            " gateway.port a number"
-        )
     for evaluation, own in run.eval.envs.items():
         if (own.env or evaluation) == name:
             yield f"eval.envs.{evaluation}: {name} has its own Python, so it cannot be asked"

@@ -29,12 +29,14 @@ def placement_problems(run: RunFile) -> Iterator[str]:
     for part in topology.parts(run):
         by_role.setdefault(part.role, []).append(part.name)
     names = [*by_role, *(name for members in by_role.values() for name in members)]
-    for role in ("learner", "scorer", "inference", "evaluator") if run.placement else ():
-        missing = sorted({*by_role.get(role, ())} - {*run.placement})
-        if missing and role not in run.placement:
+    for role in topology.started_roles() if run.placement else ():
+        if not role.devices:
+            continue
+        missing = sorted({*by_role.get(role.name, ())} - {*run.placement})
+        if missing and role.name not in run.placement:
             yield (
-                f"placement: {missing[0]} is not named and would see no GPU; add {role}: {{devices:"
-                " [...]}, with none if that is meant"
+                f"placement: {missing[0]} is not named and would see no GPU; add {role.name}:"
+                " {devices: [...]}, with none if that is meant"
             )
     for name, placement in run.placement.items():
         if name not in names:
@@ -62,9 +64,12 @@ def _memory_problems(run: RunFile) -> Iterator[str]:
         total = sum(parts.values())
         if len(parts) > 1 and total > 1 + 1e-9:
             reserved = ", ".join(f"{name} {share:g}" for name, share in parts.items())
+            jax = " or ".join(
+                role.name for role in topology.started_roles() if role.devices == "jax"
+            )
             yield (
                 f"placement: parts reserve {total:g} of the memory of device {device}"
-                f" ({reserved}); set memory_fraction in placement.learner or scorer, and"
+                f" ({reserved}); set memory_fraction in placement.{jax}, and"
                 " gpu_memory_utilization in inference.engine, so that the sum is at most 1"
             )
 
@@ -74,7 +79,7 @@ def _division_problems(run: RunFile) -> Iterator[str]:
     for part in topology.parts(run):
         named = run.placement.get(part.name)
         placement = named or run.placement.get(part.role)
-        if part.role not in (topology.INFERENCE.name, topology.EVALUATOR.name) or not placement:
+        if topology.role_of(part).devices != "vllm" or not placement:
             continue
         sharing = 1 if named else len(topology.sharing_parts(run, part.role))
         devices = len(placement.devices) // sharing
@@ -112,16 +117,4 @@ def secret_problems(run: RunFile) -> Iterator[str]:
         yield (
             f"inference.host {run.inference.host} can be reached from other machines: set"
             " inference.api_key"
-        )
-
-    for env in run.gateway.revoked_before:
-        if env not in run.session_envs:
-            yield (
-                f"gateway.revoked_before.{env}: no env of this run that has sessions;"
-                f" {nearest_or_all(env, run.session_envs)}"
-            )
-    if not is_loopback(run.gateway.host) and not run.gateway.signing_secret:
-        yield (
-            f"gateway.host {run.gateway.host} can be reached from other machines: set"
-            " gateway.signing_secret"
         )

@@ -1,4 +1,4 @@
-"""The sections of the model, the learner and the scorer pool: how a batch becomes a version."""
+"""The sections of the model and the learner: how a batch becomes a version."""
 
 from __future__ import annotations
 
@@ -275,17 +275,12 @@ class Learner(Section):
 
     @property
     def pool_scores_reference(self) -> bool:
-        """Whether the reference's logprobs come from the scorer pool."""
+        """Whether a pool computes the reference's logprobs."""
         return self.reference is not None and self.reference.by == "pool"
 
     @property
-    def uses_scorer_pool(self) -> bool:
-        """Whether logprobs of the reference or of a teacher come from the scorer pool."""
+    def needs_scores(self) -> bool:
+        """Whether each batch waits for its scores: logprobs of the reference or of a teacher that a
+        pool computes.
+        """
         return self.pool_scores_reference or bool(self.teacher)
-
-
-class Scorer(Section):
-    """Batches in, logprobs under the reference out: the pool of `learner.kl.reference.by: pool`."""
-
-    # Number of workers. Worker i of n scores the batches i, i + n, i + 2 n, ...
-    replicas: int = Field(default=2, ge=1)

@@ -20,6 +20,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import inheritable_environment, resolve_reference
 from streamrl.config.sections.envs import ServerEnv
 from streamrl.envs.sessions.keys import Key, keys_of
+from streamrl.envs.sessions.settings import Gateway
 from streamrl.stream.log.protocol import Log
 from streamrl.stream.processor.part import open_part
 from streamrl.system import process_group
@@ -150,9 +151,10 @@ def gateway_url(run: RunFile, index: int) -> str:
     given = os.environ.get("STREAMRL_GATEWAY_URL")
     if given:
         return given.rstrip("/")
-    host = run.gateway.host
+    gateway = run.settings_of(Gateway)
+    host = gateway.host
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
     if ":" in host:
         host = f"[{host}]"
-    return f"http://{host}:{run.gateway.port + index % run.gateway.replicas}"
+    return f"http://{host}:{gateway.port + index % gateway.replicas}"

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import resolve_reference
+from streamrl.envs.sessions.settings import Gateway
 from streamrl.system.errors import ConfigError
 
 # open: opens and resumes sessions of an env, and ends those that an env server has left.
@@ -98,8 +99,9 @@ def keys_of(run: RunFile) -> RunKeys:
     """The keys of a run, signed by the secret of its run file, or else by that of its directory.
     Raises ConfigError for a secret that is not there, or is too short.
     """
-    if run.gateway.signing_secret:
-        secret = resolve_reference(run.gateway.signing_secret, "gateway.signing_secret").encode()
+    settings = run.settings_of(Gateway)
+    if settings.signing_secret:
+        secret = resolve_reference(settings.signing_secret, "gateway.signing_secret").encode()
     else:
         secret = local_secret(run.directory)
     if len(secret) < MIN_SECRET:
@@ -107,7 +109,7 @@ def keys_of(run: RunFile) -> RunKeys:
             f"gateway.signing_secret has {len(secret)} characters and needs {MIN_SECRET}: give it a"
             " random one, as `openssl rand -hex 32` makes"
         )
-    revoked_before = {env: at.timestamp() for env, at in run.gateway.revoked_before.items()}
+    revoked_before = {env: at.timestamp() for env, at in settings.revoked_before.items()}
     return RunKeys(secret, run.run, revoked_before)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.extensions.assembler.extension import ASSEMBLER
 from streamrl.extensions.assembler.session_assembler import (
     SessionAssembler,
     counts,
@@ -39,7 +40,7 @@ def make_processor(run: RunFile) -> Processor[AssemblerConfig, AssemblerState]:
     rules = {env: rules_of(run, env) for env in run.session_envs}
     schemas = ("session-start", "model-call", "reward", "session-end")
     return Processor(
-        name=topology.ASSEMBLER.name,
+        name=ASSEMBLER.name,
         inputs={topology.turns(env): schemas for env in rules},
         config=AssemblerConfig(envs=rules),
         initial=AssemblerState,

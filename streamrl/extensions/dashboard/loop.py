@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Role
+from streamrl.extensions.assembler.extension import ASSEMBLER
+from streamrl.extensions.evaluator.extension import EVALUATOR
+from streamrl.extensions.gateway.extension import GATEWAY
+from streamrl.extensions.scorer.extension import SCORER
 from streamrl.run.monitoring.frame import FRESH_S
 from streamrl.run.monitoring.run_view import (
     SILENT_S,
@@ -90,9 +94,9 @@ def nodes(run: RunFile, view: RunView, lags: Mapping[str, int | None], time_s: f
     parts = {part.name: part for part in statuses(run, view, lags, time_s)}
     context = PartContext(run, view, parts, time_s)
     drawn = list[Node]()
-    for role in topology.ROLES:
-        if role in NODES and role.is_needed(run):
-            drawn += NODES[role](context)
+    for role, draw in NODES.items():
+        if role.is_needed(run):
+            drawn += draw(context)
     return drawn
 
 
@@ -134,7 +138,7 @@ def _env(context: PartContext, env: str) -> Node:
 
 def _gateway(context: PartContext) -> list[Node]:
     """One box for all replicas. Each of them knows all sessions."""
-    names = [part.name for part in topology.GATEWAY.parts(context.run)]
+    names = [part.name for part in GATEWAY.parts(context.run)]
 
     def gauges(name: str) -> list[float | None]:
         return [context.gauge(source, f"gateway/{name}") for source in names]
@@ -168,7 +172,7 @@ def _assembler(context: PartContext) -> list[Node]:
         Stat("open sessions", summed("open_sessions")),
         Stat("wait for rewards", summed("waiting_for_rewards")),
     ]
-    return [_processor(context, topology.ASSEMBLER, facts)]
+    return [_processor(context, ASSEMBLER, facts)]
 
 
 def _buffer(context: PartContext) -> list[Node]:
@@ -217,7 +221,7 @@ def _processor(context: PartContext, role: Role, facts: Sequence[Stat]) -> Node:
 
 
 def _scorer(context: PartContext) -> list[Node]:
-    names = [part.name for part in topology.SCORER.parts(context.run)]
+    names = [part.name for part in SCORER.parts(context.run)]
     return [
         Node(
             id="scorer",
@@ -327,16 +331,16 @@ def _most(values: Sequence[float | None]) -> float | None:
 
 NODES: Mapping[Role, Callable[[PartContext], list[Node]]] = {
     topology.ENV: _envs,
-    topology.GATEWAY: _gateway,
-    topology.ASSEMBLER: _assembler,
+    GATEWAY: _gateway,
+    ASSEMBLER: _assembler,
     topology.BUFFER: _buffer,
     topology.BATCHER: _batcher,
-    topology.SCORER: _scorer,
+    SCORER: _scorer,
     topology.LEARNER: _learner,
     topology.INFERENCE: _servers,
-    topology.EVALUATOR: _evaluator,
+    EVALUATOR: _evaluator,
 }
-"""The function that draws the parts of each role."""
+"""The function that draws the parts of each role, in the order of the loop."""
 
 
 def jsonable(node: Node) -> dict[str, Any]:

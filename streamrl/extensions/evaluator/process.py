@@ -15,6 +15,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.pool_rewards import connected
 from streamrl.extensions.evaluator.announcements import Announcements
+from streamrl.extensions.evaluator.extension import EVALUATOR
 from streamrl.extensions.evaluator.history import check_unseen, evaluated_versions
 from streamrl.extensions.evaluator.messages import deleted_line, result_line
 from streamrl.extensions.evaluator.runner import EvalRunner, Stopped
@@ -29,7 +30,7 @@ from streamrl.weights.store import Store
 
 logger = logging.getLogger(__name__)
 
-PART = topology.EVALUATOR.name
+PART = EVALUATOR.name
 POLL_S = 0.1
 REPORT_S = 2.0
 

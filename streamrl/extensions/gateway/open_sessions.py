@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from streamrl.config import topology
+from streamrl.extensions.assembler.extension import ASSEMBLER
 from streamrl.stream.log.protocol import Event, Log, Offsets, TopicPartition
 from streamrl.stream.processor.journal import SliceReader, last_record
 from streamrl.stream.processor.snapshots import references
@@ -57,5 +58,5 @@ def read_open_records(
 
 
 def _last_snapshot(log: Log) -> Snapshot | None:
-    journal = topology.journal(topology.ASSEMBLER.name)
+    journal = topology.journal(ASSEMBLER.name)
     return last_record(log, journal, Snapshot) if journal in log.topics() else None

@@ -14,6 +14,8 @@ from contextlib import closing
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.sessions.chat_templates import tool_syntax_of
+from streamrl.envs.sessions.settings import Gateway
+from streamrl.extensions.gateway.extension import GATEWAY
 from streamrl.extensions.gateway.replica import GatewayReplica
 from streamrl.extensions.gateway.reporter import Reporter
 from streamrl.stream.log.protocol import Log
@@ -53,12 +55,13 @@ def main(
     """
     check(run)
     hide_memory()  # the process has the secret that signs all keys
+    settings = run.settings_of(Gateway)
     if port is None:
-        port = run.gateway.port + index if run.gateway.port else 0
+        port = settings.port + index if settings.port else 0
     with (
-        open_part(log, topology.gateway_part(index), writer=None) as part,
+        open_part(log, topology.numbered(GATEWAY.name, index), writer=None) as part,
         closing(log.producer(durable=True)) as producer,
-        open_listener(run.gateway.host, port, "the gateway", "gateway.host", PORT_HINT) as listener,
+        open_listener(settings.host, port, "the gateway", "gateway.host", PORT_HINT) as listener,
     ):
         replica = GatewayReplica(run, log, producer)
         # Half of the descriptors are left for the connections to inference servers.

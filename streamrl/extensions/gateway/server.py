@@ -29,6 +29,7 @@ from streamrl.envs.sessions.keys import (
     SessionName,
     session_in_metadata,
 )
+from streamrl.envs.sessions.settings import Gateway
 from streamrl.extensions.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.extensions.gateway.bodies import BodyReader, ReceivedBody
 from streamrl.extensions.gateway.calls import AgentRequest, ModelCallHandler
@@ -117,7 +118,7 @@ class HttpApi:
         ):
             routes.append(Route(path, self._guarded(handler)))
         routes.append(Route("/health", self._health))
-        host = self._run.gateway.host
+        host = self._run.settings_of(Gateway).host
         hosts = [*LOOPBACK_NAMES, host] if is_loopback(host) else ["*"]
         guard = Middleware(TrustedHostMiddleware, allowed_hosts=hosts)
         return Starlette(
@@ -194,7 +195,7 @@ class HttpApi:
     async def _start_session(self, request: Request) -> Response:
         key = self._key_of(request, "open")
         received = await self._bodies.read(request, key.env)
-        url = self._run.gateway.url.rstrip("/") or str(request.base_url).rstrip("/")
+        url = self._run.settings_of(Gateway).url.rstrip("/") or str(request.base_url).rstrip("/")
         return json_response(
             await self._sessions.start(key.env, received.fields, url, is_retry(request))
         )

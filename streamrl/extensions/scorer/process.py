@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.extensions.scorer.extension import SCORER
 from streamrl.extensions.scorer.reference import ensure_reference
 from streamrl.extensions.scorer.scoring import open_models, open_updater, score_all, to_metrics
 from streamrl.extensions.scorer.work import check_worker, follow_work
@@ -29,7 +30,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
     worker.
     """
     check_worker(run, worker)
-    identity = topology.scorer_part(worker)
+    identity = topology.numbered(SCORER.name, worker)
     with (
         open_part(log, identity, log.writer(identity, topology.SCORES)) as part,
         open_updater(run) as updater,

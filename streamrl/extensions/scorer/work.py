@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.extensions.scorer.extension import Scorer
 from streamrl.learner.inputs import follow_batches_until
 from streamrl.learner.scores import ScoreAssembler
 from streamrl.stream.log.protocol import Log
@@ -22,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 def check_worker(run: RunFile, worker: int) -> None:
     """Check that the run has a pool and that this worker is one of it. Raises ConfigError."""
-    if not run.learner.uses_scorer_pool:
+    if not run.learner.needs_scores:
         raise ConfigError(
             "neither learner.kl.reference.by is pool nor is there a learner.teacher: scores would"
             " not be used; give one of them"
         )
-    if worker >= run.scorer.replicas:
+    workers = run.settings_of(Scorer).replicas
+    if worker >= workers:
         raise ConfigError(
-            f"--index {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is"
-            f" {run.scorer.replicas - 1}"
+            f"--index {worker}: scorer.replicas is {workers}, so the last worker is {workers - 1}"
         )
 
 
@@ -40,7 +41,7 @@ def follow_work(
     """The batches of this worker as they arrive, until `stop` is set. Each comes with the offset
     after it. What has been scored is read before this returns.
     """
-    workers = run.scorer.replicas
+    workers = run.settings_of(Scorer).replicas
     start, scored = resume_point(run, log)
     logger.info("worker %d of %d: begins at offset %d of batches", worker, workers, start)
     return (

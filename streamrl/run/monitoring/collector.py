@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from streamrl.run.monitoring.metric_names import MetricSpec, find_metric, prometheus_name
+from streamrl.config.metric_spec import MetricSpec, prometheus_name
+from streamrl.run.monitoring.metric_names import find_metric
 from streamrl.stream.log.instrumented import InstrumentedLog
 
 

@@ -10,37 +10,17 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Literal, NamedTuple
 
 from streamrl.config import topology
+from streamrl.config.extensions import extensions
+from streamrl.config.metric_spec import MetricSpec
 
-PREFIX = "streamrl"
 OF_EVERY_PART = ("part", "worker")  # the first pieces of metrics that every part has
 # The sources that a run has once. The lead learner is another one, whose name the run chooses.
-SINGLE = tuple(role.name for role in topology.ROLES)
+SINGLE = tuple(role.name for role in topology.roles())
 
 
-class MetricSpec(NamedTuple):
-    """One metric. A counter only grows while its part lives. All other metrics are gauges."""
-
-    name: str
-    unit: str  # 1 for a plain number or a share
-    meaning: str
-    kind: Literal["gauge", "counter"] = "gauge"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names in braces."""
-        return tuple(re.findall(r"\{(\w+)\}", self.name))
-
-    @property
-    def prometheus(self) -> str:
-        """The metric's name in Prometheus."""
-        suffix = "_total" if self.kind == "counter" else ""
-        return prometheus_name(re.sub(r"\{\w+\}", "", self.name)) + suffix
-
-
-METRICS = (
+CORE = (
     # ---- every part: measured by its log (stream/log/instrumented.py)
     MetricSpec(
         "part/ready",
@@ -313,30 +293,6 @@ METRICS = (
         "prompts that the chat template refused",
         "counter",
     ),
-    # ---- gateway
-    MetricSpec("gateway/open_sessions", "sessions", "sessions that have not ended"),
-    MetricSpec("gateway/calls_per_s", "calls/s", "answers sampled for agents and recorded"),
-    MetricSpec("gateway/tokens_per_s", "tokens/s", "tokens of these answers"),
-    MetricSpec("gateway/added_s", "s", "mean time of a request without sampling"),
-    MetricSpec(
-        "gateway/repeated",
-        "requests",
-        "requests answered from the log, or with one in flight",
-        "counter",
-    ),
-    MetricSpec("gateway/refused", "requests", "requests answered with an error", "counter"),
-    MetricSpec(
-        "gateway/lost", "answers", "answers whose agent had left before they were sent", "counter"
-    ),
-    # ---- assembler
-    MetricSpec(
-        "assembler/open_sessions/{environment}", "sessions", "sessions that are no rollouts yet"
-    ),
-    MetricSpec(
-        "assembler/waiting_for_rewards/{environment}",
-        "sessions",
-        "of these, those that have ended and wait for rewards",
-    ),
     # ---- inference
     MetricSpec("inference/in_flight", "sequences", "sequences running or waiting in vLLM"),
     MetricSpec(
@@ -378,32 +334,6 @@ METRICS = (
         "mean difference in the last probe",
     ),
     MetricSpec("inference/mismatch_tokens", "tokens", "tokens compared in the last probe"),
-    # ---- scorer
-    MetricSpec("scorer/idle_s", "s", "time that the scorer waited for a batch"),
-    MetricSpec("scorer/score_s", "s", "time to score a batch"),
-    MetricSpec("scorer/tokens_per_s", "tokens/s", "tokens scored"),
-    MetricSpec(
-        "scorer/not_finite_tokens",
-        "tokens",
-        "tokens without a finite reference logprob; they get the policy's",
-    ),
-    MetricSpec(
-        "scorer/reference_version",
-        "version",
-        "version of the reference; -1: another model; -2: none",
-    ),
-    # ---- evaluation
-    MetricSpec(
-        "evals/behind_versions", "versions", "versions announced since the one being evaluated"
-    ),
-    MetricSpec(
-        "evals/{evaluation}/pass@{k}", "1", "share of held-out problems solved with k answers"
-    ),
-    MetricSpec("evals/{evaluation}/reward", "reward", "mean reward of the answers"),
-    MetricSpec("evals/{evaluation}/repeated", "answers", "answers thrown away and asked again"),
-    MetricSpec(
-        "evals/{evaluation}/too_slow", "answers", "answers that took too long, which are wrong"
-    ),
     # ---- orchestrator: the run as a whole
     MetricSpec(
         "orchestrator/active_s", "s", "time that the run has had a server, in all its sessions"
@@ -432,10 +362,7 @@ METRICS = (
     ),
 )
 
-
-def prometheus_name(name: str) -> str:
-    """The name in Prometheus of a gauge without labels."""
-    return f"{PREFIX}_{re.sub('[^a-zA-Z0-9]+', '_', name).strip('_')}"
+METRICS = (*CORE, *(spec for extension in extensions().values() for spec in extension.metrics))
 
 
 @cache

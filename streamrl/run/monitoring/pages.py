@@ -18,7 +18,7 @@ from streamrl.run.monitoring.collector import MetricsCollector
 from streamrl.stream.log.instrumented import InstrumentedLog
 from streamrl.system.errors import InferenceError
 
-SLOW = tuple(role.name for role in topology.ROLES if role.is_slow)
+SLOW = tuple(role.name for role in topology.roles() if role.is_slow)
 LIVE_WITHIN_S = 60.0  # a part whose loop has not used its log for longer is restarted
 # The same limit for learner and scorers, whose loop runs once a batch and compiles.
 STEP_WITHIN_S = 3_600.0

@@ -122,7 +122,7 @@ def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
             return list(run.envs)
         case "part":
             identities: list[str] = []
-            for role in topology.ROLES:
+            for role in topology.roles():
                 if role.has_journal and role.is_needed(run):
                     identities += [part.identity for part in role.parts(run)]
             return identities

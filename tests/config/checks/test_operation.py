@@ -17,10 +17,6 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "inference.host=0.0.0.0",
             "inference.host 0.0.0.0 can be reached from other machines: set inference.api_key",
         ),
-        (
-            "gateway.host=0.0.0.0",
-            "gateway.host 0.0.0.0 can be reached from other machines: set gateway.signing_secret",
-        ),
     ],
 )
 def test_what_cannot_work_is_named(override: str, says: str):

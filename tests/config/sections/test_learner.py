@@ -34,7 +34,7 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
 
 
 @pytest.mark.parametrize(
-    ("override", "uses_reference", "uses_scorer_pool"),
+    ("override", "uses_reference", "needs_scores"),
     [
         ("learner.kl=null", False, False),
         ("learner.kl.reference.by=learner", True, False),
@@ -42,11 +42,11 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("learner.teacher=m", True, True),
     ],
 )
-def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer_pool: bool):
+def test_who_asks_the_reference(override: str, uses_reference: bool, needs_scores: bool):
     learner = run_file.load(QUICKSTART, [override]).learner
-    assert (learner.reference is not None, learner.uses_scorer_pool) == (
+    assert (learner.reference is not None, learner.needs_scores) == (
         uses_reference,
-        uses_scorer_pool,
+        needs_scores,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from streamrl.extensions.recordings.archive import export
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.parquet import FileLog

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from streamrl.config.run_file import RunFile, parse, with_overrides
-from streamrl.config.sections.learner import TinyModel
 from streamrl.extensions.recordings.replay_weights import compare_versions
 from streamrl.extensions.scorer import process
+from streamrl.extensions.scorer.extension import Scorer
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.model import model
 from streamrl.learner.model.examples import expand, to_ragged
@@ -244,7 +244,7 @@ def test_a_run_goes_on_with_another_number_of_workers(made: Made, tmp_path: Path
     wrong = [msgspec.structs.replace(s, logprobs=s.logprobs - 1) for s in scores(log)]
     publish(log, *(Output("scores", str(s.number), s) for s in wrong))
     send(log, batch(2), batch(3), batch(4))
-    three = run.model_copy(update={"scorer": run.scorer.model_copy(update={"replicas": 3})})
+    three = run.model_copy(update={"scorer": Scorer(replicas=3)})
     lived(three, log, 3)
     assert hashes(log) == hashes(kept)
     assert [(s.number, s.scorer) for s in sorted(scores(log)[4:], key=lambda s: s.number)] == [
@@ -327,7 +327,7 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
         learner_settings(made["learner"][0], "second", None, ("learner.kl.reference.by=pool",))
     assert learner_settings(
         run, "second", None, ("learner.loss=grpo", "learner.correction.weights.by=token")
-    ).learner.uses_scorer_pool
+    ).learner.needs_scores
     with learning(run, log, "second") as life:
         life.until(lambda: len(announced_hashes(log, "second")) == BATCHES + 1)
     assert list(announced_hashes(log, "second").values()) == hashes(log)
@@ -346,17 +346,17 @@ def test_a_model_of_its_own_is_the_reference(tiny: Path, tmp_path: Path):
     log = a_log(batch(0))
     with scoring(run, log, 0) as (worker,):
         worker.until(lambda: len(scores(log)) == 1)
-    assert scores(log)[0].reference == -1 and run.learner.uses_scorer_pool
+    assert scores(log)[0].reference == -1 and run.learner.needs_scores
 
 
 def test_a_teacher_is_scored_by_the_pool_and_distilled_from(tiny: Path, tmp_path: Path):
     """The policy's own divergence is not asked for. The teacher is another model: the batch pulls
     the policy towards it, and the learner trains again from the recorded scores alone.
     """
-    other = write_tiny(tmp_path / "teacher", TinyModel(**{**TINY.model_dump(), "seed": 5}), CONTEXT)
+    other = write_tiny(tmp_path / "teacher", TINY.model_copy(update={"seed": 5}), CONTEXT)
     run = run_of(tmp_path, tiny, "learner").model_copy(update={"run": "distilled"})
     run = with_overrides(run, ["learner.kl=null", f"learner.teacher={other}"])
-    assert run.learner.uses_scorer_pool and not run.learner.pool_scores_reference
+    assert run.learner.needs_scores and not run.learner.pool_scores_reference
     one = batch(0)
     pulled = np.ones(len(one.tokens), np.float32)
     still = msgspec.structs.replace(one, advantages=np.zeros_like(one.advantages))

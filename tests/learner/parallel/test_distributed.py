@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from streamrl.batcher.assemble import Sharding, assemble
-from streamrl.cli import cli
+from streamrl.cli.command import cli
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.learner.files import checkpoints
@@ -31,7 +31,7 @@ from streamrl.learner.inputs import read_existing
 from streamrl.learner.parallel import distributed
 from streamrl.learner.trainer import open_trainer
 from streamrl.run.monitoring.frame import Frame
-from streamrl.run.orchestrator.liveness import Liveness
+from streamrl.run.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.run.orchestrator.parts import SupervisedParts
 from streamrl.run.orchestrator.supervisor import Supervisor
 from streamrl.stream.log.codec import to_event, to_message
@@ -263,7 +263,7 @@ def test_up_starts_both_again_when_one_is_killed(
 
     try:
         with Liveness(run, topology.identities(run)) as lives:
-            supervised = SupervisedParts(run, supervisor, lives)
+            supervised = SupervisedParts(run, supervisor, lives, BrokerWatch(log))
             for number in range(3):
                 publish(log, number)
             until(lambda: trained(3), PATIENCE_S)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from streamrl import cli
+from streamrl.cli.command import cli
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.operation import Metrics
 from streamrl.run.monitoring import http
@@ -168,7 +168,7 @@ def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
         (["--metrics-port", "9"], said),
         ([], {"STREAMRL_METRICS_PORT": "0"}),
     ):
-        assert "far enough" in CliRunner().invoke(cli.cli, [*line, *more], env=environment).output
+        assert "far enough" in CliRunner().invoke(cli, [*line, *more], env=environment).output
     assert served == [
         (part, ListenOverride(None, None)),
         (part, ListenOverride("0.0.0.0", 9)),

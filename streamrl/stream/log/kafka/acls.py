@@ -37,18 +37,6 @@ from streamrl.stream.log.topics import Topic
 from streamrl.system.errors import AccessDenied, ConfigError
 
 CALL_TIMEOUT_S = 10.0
-OF_SESSIONS = (topology.GATEWAY, topology.ASSEMBLER)  # They use the topics of envs with sessions.
-
-# The quotas of an env's user on each broker. An env may be compromised, or written by somebody
-# else, and must leave capacity for the other users. The rates are in bytes per second and far above
-# what rollouts need (docs/operations.md, Sizing). The percentage is of one thread of the broker.
-QUOTAS = {"producerByteRate": 20_000_000, "consumerByteRate": 20_000_000, "requestPercentage": 50}
-# The gateway writes what agents of all envs send.
-GATEWAY_QUOTAS = {
-    "producerByteRate": 50_000_000,
-    "consumerByteRate": 100_000_000,  # of a replica that starts
-    "requestPercentage": 100,
-}
 
 
 class User(NamedTuple):
@@ -82,9 +70,9 @@ def user_name(run: RunFile, name: str) -> str:
 def users(run: RunFile) -> list[User]:
     """The users of the run's parts, in the order of the loop."""
     users = list[User]()
-    for role in topology.ROLES:
-        if topology.TURNS in role.consumes and not run.session_envs:
-            continue  # The run has no topics of sessions, so there is nothing to be allowed.
+    for role in topology.roles():
+        if not role.envs(run):
+            continue  # The run has no topics of such envs, so there is nothing to be allowed.
         parts = role.parts(run) if role.is_transactional else ()
         if not role.is_per_env:
             users.append(User(role.name, role, tuple(part.identity for part in parts)))
@@ -211,21 +199,24 @@ def manifests(
     """The run's KafkaUsers. Strimzi's user operator makes up a password for each, and keeps it in
     a Secret of the user's name.
     """
-    users: list[dict[str, Any]] = []
+    quotas = {user.name: user.role.quotas for user in users(run)}
+    made: list[dict[str, Any]] = []
     for name, allowed in rules(run, guests).items():
         spec: dict[str, Any] = {
             "authentication": {"type": "scram-sha-512"},
             "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
         }
-        if name.startswith(f"{topology.ENV.name}-"):
-            spec["quotas"] = dict(QUOTAS)
-        elif name == topology.GATEWAY.name:
-            spec["quotas"] = dict(GATEWAY_QUOTAS)
+        if limits := quotas.get(name):
+            spec["quotas"] = {
+                "producerByteRate": limits.write_bytes_per_s,
+                "consumerByteRate": limits.read_bytes_per_s,
+                "requestPercentage": limits.thread_percent,
+            }
         metadata = {
             "name": user_name(run, name),
             "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
         }
-        users.append(
+        made.append(
             {
                 "apiVersion": "kafka.strimzi.io/v1",
                 "kind": "KafkaUser",
@@ -233,7 +224,7 @@ def manifests(
                 "spec": spec,
             }
         )
-    return users
+    return made
 
 
 def render(run: RunFile, cluster: str = "streamrl", guests: Sequence[RunFile] = ()) -> str:
@@ -278,13 +269,13 @@ def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
         yield Rule("transactional-id", f"{prefix}{identity}", ("WRITE",), role.is_open)
         if role.has_offsets:
             yield Rule("group", f"{prefix}{identity}", ("READ",), role.is_open)
-    if role is topology.GATEWAY:  # which sessions are open: extensions/gateway/open_sessions.py
-        journal = topology.journal(topology.ASSEMBLER.name)
-        yield Rule("topic", f"{prefix}{journal}", ("READ",))
-    # A scorer skips the batches on which the lead learner has trained already.
-    if role is topology.SCORER:
-        (lead,) = topology.LEARNER.parts(run)
-        yield Rule("group", f"{prefix}{lead.identity}", ("DESCRIBE",))
+    for other in role.journals_of:
+        for part in other.parts(run):
+            yield Rule("topic", f"{prefix}{topology.journal(part.identity)}", ("READ",))
+    for other in role.offsets_of:
+        for part in other.parts(run):
+            if not part.process:  # the one of a gang that commits
+                yield Rule("group", f"{prefix}{part.identity}", ("DESCRIBE",))
 
 
 def _serving_guest(prefix: str) -> Iterator[Rule]:
@@ -306,15 +297,16 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
         case "run":
             return True
         case "env":
-            if user.role in OF_SESSIONS:
-                return of in run.session_envs
+            if of not in user.role.envs(run):
+                return False
             if user.role is topology.ENV and topic.kind.name == topology.TURNS:
                 return user.env == of and run.records_turns(of)
             return user.env in ("", of)
         case "part":
             return of in user.identities
         case "topic":
-            if user.role in OF_SESSIONS and topology.subject_of(of) not in run.session_envs:
+            subject = topology.subject_of(of)
+            if subject in run.envs and subject not in user.role.envs(run):
                 return False
             return user.role.reads(topology.kind_of(of))
 

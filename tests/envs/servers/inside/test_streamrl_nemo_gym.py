@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from streamrl.envs.servers.process import INSIDE
+from streamrl.envs.sessions.settings import Gateway
 from streamrl.stream.local_kafka.ports import free_port
 from streamrl.stream.records import ModelCall, Reward
 from tests.support.env_servers import (
@@ -104,7 +105,7 @@ def served(directory: Path, dies_after: int = 0, **env: Any) -> Iterator[Gateway
         **env,
     )
     with gateway_of(run, adds_twice) as gateway:
-        url = f"http://127.0.0.1:{run.gateway.port}"
+        url = f"http://127.0.0.1:{run.settings_of(Gateway).port}"
         command = [sys.executable, SERVER, str(port), url, str(dies_after)]
         environment = {**os.environ, "POLICY_API_KEY": gateway.key("sample")}
         process = subprocess.Popen(command, env=environment)

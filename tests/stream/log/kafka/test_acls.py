@@ -135,6 +135,12 @@ def test_every_role_is_itself_and_nobody_else():
     }
 
 
+def test_of_a_learner_of_several_processes_a_scorer_knows_the_one_that_commits():
+    run = parse({"run": "r", "envs": ENVS, "learner": {"processes": 2}})
+    described = [rule.name for rule in acls.rules(run)["scorer"] if "DESCRIBE" in rule.operations]
+    assert described == ["r.reader", "r.learner-lead"]
+
+
 def test_who_rescores_reads_rollouts_and_writes_rewards():
     assert {str(rule) for rule in acls.rules(run_file())["rescorer"]} == {
         "READ       topic r.rollouts.a",
@@ -221,8 +227,17 @@ def test_envs_and_the_gateway_have_quotas():
         manifest["metadata"]["name"]: manifest["spec"].get("quotas")
         for manifest in acls.manifests(run)
     }
-    assert quotas["r.gateway"] == acls.GATEWAY_QUOTAS
-    assert quotas["r.env-served"] == quotas["r.env-copy-digits"] == acls.QUOTAS
+    assert quotas["r.gateway"] == {
+        "producerByteRate": 50_000_000,
+        "consumerByteRate": 100_000_000,
+        "requestPercentage": 100,
+    }
+    assert quotas["r.env-served"] == quotas["r.env-copy-digits"]
+    assert quotas["r.env-served"] == {
+        "producerByteRate": 20_000_000,
+        "consumerByteRate": 20_000_000,
+        "requestPercentage": 50,
+    }
     assert quotas["r.buffer"] is None
 
 

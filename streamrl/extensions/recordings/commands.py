@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from streamrl.cli.group import overrides_option, run_argument
-from streamrl.cli.shared import connect, console, load_run, open_recording
+from streamrl.cli.shared import connect, console, load_run
+from streamrl.extensions.recordings.open_recording import open_recording
 
 
 @click.command()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
 
-from streamrl.cli import cli, recordings
-from streamrl.extensions.recordings import fork
+from streamrl.cli.command import cli
+from streamrl.extensions.recordings import commands, fork
 from streamrl.extensions.recordings.fork import ForkRequest, Retrain
 from streamrl.extensions.recordings.new_rewards import ScorerVersion
 from tests.support.data_path import RUN
@@ -44,10 +46,10 @@ def test_options_that_need_each_other(arguments: list[str], says: str):
     ],
 )
 def test_a_fork_is_asked_for_with_some_of_the_rollouts(
-    options: list[str], rollouts: object, monkeypatch: pytest.MonkeyPatch
+    options: list[str], rollouts: Any, monkeypatch: pytest.MonkeyPatch
 ):
     requests: list[ForkRequest] = []
-    monkeypatch.setattr(recordings, "load_run", lambda run: RUN)
+    monkeypatch.setattr(commands, "load_run", lambda run: RUN)
     monkeypatch.setattr(fork, "fork_command", lambda request, *_: requests.append(request))
     command = ["fork", "small", "--at", "3", "--as", "x", "--set", "buffer.max_age=1", *options]
     result = CliRunner().invoke(cli, command)
