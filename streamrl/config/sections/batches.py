@@ -97,8 +97,8 @@ class OwnCurriculum(Section):
 
 
 def kind_of_curriculum(value: Any) -> str:
-    kind = value.get("kind") if isinstance(value, dict) else value.kind
-    return kind if kind in CURRICULA else "own"
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if isinstance(kind, str) and kind in CURRICULA else "own"
 
 
 Curriculum = Annotated[

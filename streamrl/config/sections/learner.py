@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, Tag, field_validator
 
 from streamrl.config import presets
 from streamrl.config.choices import DIVERGENCES, LOSSES
-from streamrl.config.sections.section import Limits, Section, by_key, one_of
+from streamrl.config.sections.section import Finite, Section, by_key, one_of, ordered
 from streamrl.system.text import unknown_name
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -49,12 +49,17 @@ class Model(Section):
         return self.hidden if self.path else self.tiny.hidden
 
 
+LimitsOfWeights = Annotated[
+    tuple[Annotated[Finite, Field(ge=0)], Annotated[Finite, Field(gt=0)]], AfterValidator(ordered)
+]
+
+
 class ImportanceWeights(Section):
     """Weights exp(current - policy) of the loss, which make up for the policy that sampled."""
 
     by: Literal["token", "sequence"]  # Whether a token has a weight, or its rollout as a whole.
     # Smallest and largest weight that trains as it is.
-    limits: Limits = (0.0, 2.0)
+    limits: LimitsOfWeights = (0.0, 2.0)
     # What becomes of a weight outside the limits: it is cut to them, or its token leaves the batch.
     beyond: Literal["truncate", "mask"] = "truncate"
 

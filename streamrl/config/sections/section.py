@@ -23,10 +23,10 @@ def by_key(otherwise: str, **tags: str) -> Discriminator:
     """
 
     def tag(value: Any) -> str:
-        for key, name in tags.items():
-            if key in (value if isinstance(value, dict) else type(value).model_fields):
-                return name
-        return otherwise
+        keys = type(value).model_fields if isinstance(value, Section) else value
+        if not isinstance(keys, dict):
+            return otherwise  # That section tells that the value is none.
+        return next((name for key, name in tags.items() if key in keys), otherwise)
 
     return Discriminator(tag)
 

@@ -70,6 +70,10 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "unknown key 'learner.correction.reject.by'; valid keys: distance, above",
         ),
         (
+            "learner.correction.weights={by: token, limits: [0, 0]}",
+            "learner.correction.weights.limits.1: Input should be greater than 0",
+        ),
+        (
             "learner.correction.weights={by: token, limits: [3, 2]}",
             "learner.correction.weights.limits: 3 is the lowest value and is above 2",
         ),
