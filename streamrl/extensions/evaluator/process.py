@@ -45,10 +45,11 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         raise ConfigError(
             "the run file asks for no evaluation: give eval.envs, and eval.every above 0"
         )
+    run = run.without_guests()  # Its server is for this run only, so it needs no keys of others.
     check_vllm(run)
     with (
         open_part(log, PART, log.writer(PART, topology.EVALS)) as part,
-        open_host(run.without_guests(), PART, sum(run.inference.sizes.values()), stop) as host,
+        open_host(run, PART, sum(run.inference.sizes.values()), stop) as host,
         closing(Announcements(log, run.learner.name)) as announced,
     ):
         log.register_metrics_page(VLLM, host.vllm_metrics)

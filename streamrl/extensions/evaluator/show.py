@@ -46,7 +46,8 @@ def show_eval(
 
     Raises ConfigError, and InferenceError if a version cannot be served.
     """
-    run = with_evaluations(run, names)
+    # The server is for this run only, so it needs no keys of others.
+    run = with_evaluations(run.without_guests(), names)
     chosen = choose(run, log, asked, everything)
     check_vllm(run)
 
@@ -142,9 +143,7 @@ def evaluate(
 
     with (
         open_part(log, COMMAND, log.writer(COMMAND, topology.EVALS)) as part,
-        open_host(
-            run.without_guests(), COMMAND, sum(run.inference.sizes.values()) + 1, stop
-        ) as host,
+        open_host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop) as host,
     ):
         runner = EvalRunner(
             run=run, identity=COMMAND, host=host, writer=part.writer, meter=part.meter, stop=stop

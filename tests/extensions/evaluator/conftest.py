@@ -21,6 +21,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         "spoilt": (),
         "hang": False,
         "stopped": 0,
+        "guests": [],
     }.items():
         monkeypatch.setattr(World, name, value, raising=False)
     monkeypatch.setattr(runner, "Client", FakeClient)

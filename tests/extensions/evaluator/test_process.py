@@ -4,11 +4,16 @@ it evaluates, and what is in the log then.
 
 from __future__ import annotations
 
+import io
+import threading
+
 import pytest
+from rich.console import Console
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.serving import EvalEnv
+from streamrl.extensions.evaluator import process, show
 from streamrl.extensions.evaluator.history import read_evaluations
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.memory import MemoryLog
@@ -48,6 +53,19 @@ def test_every_nth_version_is_evaluated_in_order_and_once(run: RunFile, log: Mem
     assert [(metric.step, metric.values["evals/held/pass@1"]) for metric in values] == [
         (version, 1.0) for version in (0, 2, 4, 6)
     ]
+
+
+def test_its_server_serves_no_guests_and_needs_no_keys_of_theirs(
+    run: RunFile, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
+    checked = list[RunFile]()
+    monkeypatch.setattr(process, "check_vllm", checked.append)
+    monkeypatch.setattr(show, "check_vllm", checked.append)
+    guests = run_file.with_overrides(run, ["learner.lora={}", "inference.also_serves={other: {}}"])
+    announce(run, log, 0)
+    live(guests, log, lambda: made(log) == [0])
+    show.show_eval(guests, log, [0], False, (), threading.Event(), Console(file=io.StringIO()))
+    assert [[*each.inference.also_serves] for each in checked] == World.guests == [[], []]
 
 
 def test_a_version_whose_weights_are_gone_or_spoilt_is_passed_over(

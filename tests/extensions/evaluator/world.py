@@ -38,12 +38,14 @@ class World:
     spoilt: tuple[int, ...] = ()
     hang = False
     stopped = 0
+    guests: list[list[str]]  # of the runs that it was started for
 
 
 class FakeHost:
     url = "http://nowhere"
 
-    def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None: ...
+    def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
+        World.guests.append([*run.inference.also_serves])
 
     def load_version(self, version: PolicyVersion) -> LoadResult:
         if version.version in World.spoilt:
