@@ -4,6 +4,7 @@ fails costs, so it may be ample.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -35,4 +36,15 @@ def until(
             f" {otherwise() if callable(otherwise) else otherwise}"
         )
         time.sleep(every_s)
+    return found
+
+
+async def eventually(true: Callable[[], T], limit_s: float = 30.0) -> T:
+    """Waits until `true()` is, while the other tasks of the event loop run, and returns what it
+    gave. Fails after `patience(limit_s)`.
+    """
+    deadline = time.monotonic() + patience(limit_s)
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not within {patience(limit_s):g} s"
+        await asyncio.sleep(0)
     return found

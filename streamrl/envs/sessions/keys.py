@@ -40,6 +40,9 @@ class SessionName(NamedTuple):
     env: str
     session: str
 
+    def __str__(self) -> str:
+        return f"{self.env}.{self.session}"
+
 
 class Key(NamedTuple):
     """What a key is for."""

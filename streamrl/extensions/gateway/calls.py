@@ -25,7 +25,7 @@ from streamrl.envs.sessions.call_tree import CallTree, Continuation
 from streamrl.envs.sessions.keys import SessionName
 from streamrl.extensions.gateway.follower import Follower
 from streamrl.extensions.gateway.offloading import Offloader
-from streamrl.extensions.gateway.recorder import Recorder, log_timeout
+from streamrl.extensions.gateway.recorder import Recorder
 from streamrl.extensions.gateway.requests import (
     Answer,
     ChatRequest,
@@ -48,8 +48,8 @@ from streamrl.stream.records import ModelCall
 
 Sampling = asyncio.Task[list[ModelCall]]
 
-# Answers of a session that are sampled or recorded at a time. One agent must not use up a server.
 MAX_CALLS = 1_024  # of a session
+# Answers of a session that are sampled or recorded at a time. One agent must not use up a server.
 MAX_IN_FLIGHT = 256
 FREE_MESSAGES = 1_024  # of a conversation, and one more for each token of a context
 LEFT_POLL_S = 0.25  # How often a call in flight looks whether its agent is still there.
@@ -250,8 +250,7 @@ class ModelCallHandler:
 
     async def _catch_up(self, session: SessionName) -> None:
         """Read the log up to its end. Raises RequestRejected where that takes too long."""
-        async with log_timeout(self._run.envs[session.env].timeout_s):
-            await self._follower.catch_up()
+        await self._follower.catch_up(self._run.envs[session.env].timeout_s)
 
     # ---- which request it is -----------------------------------------------------------------
 
@@ -384,14 +383,14 @@ class ModelCallHandler:
         outputs = [
             Output(topic, session.name.session, structs.replace(call, lost=lost)) for call in wrong
         ]
-        async with log_timeout(self._run.envs[session.env].timeout_s):
-            await self._recorder.write_and_wait(
-                outputs,
-                lambda: (
-                    not self._index.is_open(session)
-                    or all(session.tree.calls[call.call].lost == lost for call in wrong)
-                ),
-            )
+        await self._recorder.write_and_wait(
+            outputs,
+            lambda: (
+                not self._index.is_open(session)
+                or all(session.tree.calls[call.call].lost == lost for call in wrong)
+            ),
+            self._run.envs[session.env].timeout_s,
+        )
 
     def _join(self, request: PendingRequest) -> CallInFlight | None:
         """The same request, if it is in flight."""
@@ -510,10 +509,11 @@ class ModelCallHandler:
         ]
         self._writing[session.name] += size
         try:
-            async with log_timeout(self._run.envs[env].timeout_s):
-                await self._recorder.write_and_wait(
-                    outputs, lambda: request.is_answered or not self._index.is_open(session)
-                )
+            await self._recorder.write_and_wait(
+                outputs,
+                lambda: request.is_answered or not self._index.is_open(session),
+                self._run.envs[env].timeout_s,
+            )
         finally:
             self._writing[session.name] -= size
             if not self._writing[session.name]:

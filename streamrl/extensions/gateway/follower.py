@@ -7,11 +7,12 @@ offset as soon as the broker has it, so it is applied, in its turn, without bein
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
+from streamrl.extensions.gateway.requests import RequestRejected
 from streamrl.stream.log.protocol import Log, Message, Reader, TopicPartition
 from streamrl.system.errors import BrokerUnreachable
 
@@ -67,15 +68,18 @@ class Follower:
         self._written: dict[TopicPartition, dict[int, Message]] = {tp: {} for tp in partitions}
         self._ends = CoalescedCall(lambda: log.end_offsets(partitions))
 
-    async def catch_up(self) -> None:
-        """Wait until everything is applied that was in the log when this was called."""
-        while True:
-            try:
-                ends = await self._ends()
-                break
-            except BrokerUnreachable:
-                await asyncio.sleep(RETRY_INTERVAL_S)
-        await self.until(lambda: self.is_at(ends))
+    async def catch_up(self, limit_s: float) -> None:
+        """Wait until everything is applied that was in the log when this was called. Raises
+        RequestRejected if that takes longer than `limit_s`.
+        """
+        async with log_timeout(limit_s):
+            while True:
+                try:
+                    ends = await self._ends()
+                    break
+                except BrokerUnreachable:
+                    await asyncio.sleep(RETRY_INTERVAL_S)
+            await self.until(lambda: self.is_at(ends))
 
     def is_at(self, ends: Mapping[TopicPartition, int]) -> bool:
         return all(self.positions[tp] >= end for tp, end in ends.items())
@@ -164,3 +168,15 @@ class Follower:
         for waiter, condition in list(self._waiters.items()):
             if not waiter.done() and condition():
                 waiter.set_result(None)
+
+
+@asynccontextmanager
+async def log_timeout(limit_s: float) -> AsyncIterator[None]:
+    """Raises RequestRejected if the log does not answer within this time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise RequestRejected(
+            503, f"the log has not answered within {limit_s:g} s; ask again", retry_after_s=1
+        ) from None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
-from streamrl.extensions.gateway.follower import RETRY_INTERVAL_S, Follower
-from streamrl.extensions.gateway.requests import RequestRejected
+from streamrl.extensions.gateway.follower import RETRY_INTERVAL_S, Follower, log_timeout
 from streamrl.stream.log.chunks import fits_message
 from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.protocol import Message, NonTransactionalProducer, Output
@@ -26,24 +25,19 @@ class Recorder:
         self._producer = producer
         self._follower = follower
 
-    async def write(self, output: Output) -> None:
-        """Write a record, and wait until it is in the log."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_AGAIN_S):
-                    return await self._send(output)
-
     async def write_and_wait(
-        self, outputs: Sequence[Output], is_applied: Callable[[], bool]
+        self, outputs: Sequence[Output], is_applied: Callable[[], bool], limit_s: float
     ) -> None:
         """Write records, and wait until the follower has applied them, and all records before them.
-        `is_applied` tells whether it has.
+        `is_applied` tells whether it has. Raises RequestRejected if that takes longer than
+        `limit_s`.
         """
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_AGAIN_S):
-                    await asyncio.gather(*map(self._send, outputs))
-                    return await self._follower.until(is_applied)
+        async with log_timeout(limit_s):
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WRITE_AGAIN_S):
+                        await asyncio.gather(*map(self._send, outputs))
+                        return await self._follower.until(is_applied)
 
     async def _send(self, output: Output) -> None:
         loop = asyncio.get_running_loop()
@@ -79,15 +73,3 @@ class Recorder:
             written.set_result(None)
         else:
             written.set_exception(BrokerUnreachable("the broker has not taken the record"))
-
-
-@asynccontextmanager
-async def log_timeout(limit_s: float) -> AsyncIterator[None]:
-    """Raises RequestRejected if the log does not answer within this time."""
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError:
-        raise RequestRejected(
-            503, f"the log has not answered within {limit_s:g} s; ask again", retry_after_s=1
-        ) from None

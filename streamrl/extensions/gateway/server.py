@@ -203,13 +203,13 @@ class HttpApi:
     async def _set_reward(self, request: Request) -> Response:
         key = self._key_of(request, "grade")
         name = SessionName(key.env, key.session)
-        received = await self._bodies.read(request, f"{key.env}.{key.session}")
+        received = await self._bodies.read(request, str(name))
         return json_response(await self._sessions.set_reward(name, received.fields))
 
     async def _end_session(self, request: Request) -> Response:
         key = self._key_of(request, "grade")
         name = SessionName(key.env, key.session)
-        received = await self._bodies.read(request, f"{key.env}.{key.session}")
+        received = await self._bodies.read(request, str(name))
         return json_response(await self._sessions.end(name, received.fields))
 
     async def _end_sessions(self, request: Request) -> Response:
@@ -296,10 +296,10 @@ class HttpApi:
         names the session in the body. Raises RequestRejected.
         """
         key = self._key_of(request, "sample")
-        owner = f"{key.env}.{key.session}"
-        received = await self._bodies.read(request, owner, FIELDS[dialect.path])
-        if key.session:
-            return SessionName(key.env, key.session), received
+        of_key = SessionName(key.env, key.session)
+        received = await self._bodies.read(request, str(of_key), FIELDS[dialect.path])
+        if of_key.session:
+            return of_key, received
         name = session_in_metadata(received.fields.get("metadata"))
         if name is None or name.env != key.env:
             raise RequestRejected(

@@ -16,7 +16,7 @@ from streamrl.envs.sessions.keys import SESSION_ID, Key, Right, RunKeys, Session
 from streamrl.envs.sessions.names import short_name
 from streamrl.extensions.gateway.flow_control import SessionLimit
 from streamrl.extensions.gateway.follower import Follower
-from streamrl.extensions.gateway.recorder import Recorder, log_timeout
+from streamrl.extensions.gateway.recorder import Recorder
 from streamrl.extensions.gateway.requests import Body, RequestRejected, objects, rejection, string
 from streamrl.extensions.gateway.session_index import SessionIndex, reward_hash
 from streamrl.inference.clients.client import Client
@@ -65,8 +65,7 @@ class SessionsApi:
             raise rejection("session_id", "it has letters, digits, - and _, at most 200")
         name = SessionName(env, session_id)
         start = self._start_record(name, body)
-        async with log_timeout(self._run.envs[env].timeout_s):
-            await self._follower.catch_up()
+        await self._follower.catch_up(self._run.envs[env].timeout_s)
         if self._index.has_ended(name):
             raise RequestRejected(409, f"session {session_id} has ended; give another session_id")
         session = self._index.sessions.get(name)
@@ -121,8 +120,7 @@ class SessionsApi:
             call=call,
             time_s=time.time(),
         )
-        async with log_timeout(self._run.envs[name.env].timeout_s):
-            await self._follower.catch_up()
+        await self._follower.catch_up(self._run.envs[name.env].timeout_s)
         rewards = self._index.rewards_of(name)
         if rewards is not None:
             if call and call not in rewards.calls:
@@ -144,8 +142,7 @@ class SessionsApi:
             truncation=string(body, "truncation", limit=MAX_ID),
             time_s=time.time(),
         )
-        async with log_timeout(self._run.envs[name.env].timeout_s):
-            await self._follower.catch_up()
+        await self._follower.catch_up(self._run.envs[name.env].timeout_s)
         if not self._index.has_ended(name):
             if name not in self._index.sessions:
                 raise RequestRejected(404, f"there is no session {name.session}")
@@ -161,8 +158,7 @@ class SessionsApi:
         failure = string(body, "failure", limit=MAX_CAUSE)
         if not (server and failure):
             raise rejection("server", "it and `failure` are needed: whose sessions end, and why")
-        async with log_timeout(self._run.envs[env].timeout_s):
-            await self._follower.catch_up()
+        await self._follower.catch_up(self._run.envs[env].timeout_s)
         names = [
             name
             for name, session in self._index.sessions.items()
@@ -179,9 +175,9 @@ class SessionsApi:
     async def _write(
         self, name: SessionName, record: Record, is_applied: Callable[[], bool]
     ) -> None:
-        async with log_timeout(self._run.envs[name.env].timeout_s):
-            output = Output(topology.turns(name.env), name.session, record)
-            await self._recorder.write_and_wait([output], is_applied)
+        output = Output(topology.turns(name.env), name.session, record)
+        limit_s = self._run.envs[name.env].timeout_s
+        await self._recorder.write_and_wait([output], is_applied, limit_s)
 
     def _starts(self, name: SessionName) -> int:
         """How often an agent has begun to work on the session."""

@@ -139,6 +139,7 @@ def test_the_secret_of_a_run_is_the_same_for_all_who_begin_at_once(tmp_path: Pat
 
 
 def test_metadata_name_one_session_or_none():
-    assert session_in_metadata({"streamrl_session": "a-b.s_1"}) == ("a-b", "s_1")
+    name = session_in_metadata({"streamrl_session": "a-b.s_1"})
+    assert name == ("a-b", "s_1") and str(name) == "a-b.s_1"
     for metadata in (None, [], {}, {"streamrl_session": "a.b.c"}, {"streamrl_session": "a"}):
         assert session_in_metadata(metadata) is None

@@ -11,7 +11,7 @@ import pytest
 
 from streamrl.envs.sessions.call_tree import CallTree
 from streamrl.envs.sessions.keys import SessionName
-from streamrl.extensions.gateway.calls import AgentRequest, ModelCallHandler
+from streamrl.extensions.gateway.calls import AgentRequest, CallInFlight, ModelCallHandler
 from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import ChatRequest, RequestRejected
 from streamrl.extensions.gateway.session_index import SessionIndex, message_bytes
@@ -20,6 +20,7 @@ from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import ModelCall, Record, SessionEnd
 from tests.extensions.gateway.test_session_index import START, call
 from tests.support.gateways import ENV, run_of
+from tests.support.waiting import eventually
 
 NAME = SessionName(ENV, "s")
 
@@ -36,14 +37,14 @@ class Log:
         self.cancelled = 0
         self.caught_up = False
 
-    async def catch_up(self) -> None:
+    async def catch_up(self, limit_s: float) -> None:
         await asyncio.sleep(0)  # sampling begins
         for record in self.others:
             self.index.apply(ENV, record)
         self.caught_up = True
 
     async def write_and_wait(
-        self, outputs: Sequence[Output], is_applied: Callable[[], bool]
+        self, outputs: Sequence[Output], is_applied: Callable[[], bool], limit_s: float
     ) -> None:
         for output in outputs:
             assert output.record is not None
@@ -146,12 +147,6 @@ def asking(text: str, n: int = 1, **fields: Any) -> AgentRequest:
     return AgentRequest(NAME, lambda tree: request, **fields)
 
 
-async def settled(turns: int = 20) -> None:
-    """Let every task go on as far as it can."""
-    for _ in range(turns):
-        await asyncio.sleep(0)
-
-
 def test_calls_at_once_are_not_more_than_a_session_may_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -161,7 +156,7 @@ def test_calls_at_once_are_not_more_than_a_session_may_have(
         log = Slow()
         calls = handler(log, tmp_path)
         asked = [asyncio.create_task(calls.answer(asking(f"q{i}"))) for i in range(10)]
-        await settled()
+        await eventually(lambda: sum(task.done() for task in asked) == 6)
         assert len(log.asked) == 4  # the servers have no work with the others
         log.gate.set()
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -206,7 +201,7 @@ def test_a_session_has_no_more_answers_in_flight_than_are_fair(
         log = Slow()
         calls = handler(log, tmp_path)
         first = asyncio.create_task(calls.answer(asking("q", n=8)))
-        await settled()
+        await eventually(lambda: log.asked)
         with pytest.raises(RequestRejected) as refused:
             await calls.answer(asking("more"))
         assert refused.value.status == 429 and refused.value.retry_after_s
@@ -222,29 +217,32 @@ def test_a_call_whose_agent_has_left_is_cancelled_unless_a_retry_joins_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
 ):
     monkeypatch.setattr("streamrl.extensions.gateway.calls.LEFT_POLL_S", 0.0)
-    monkeypatch.setattr(
-        "streamrl.extensions.gateway.calls.LEFT_GRACE_S", 0.0 if not joins else 0.01
-    )
+    monkeypatch.setattr("streamrl.extensions.gateway.calls.LEFT_GRACE_S", 0.0)
+    over = list[CallInFlight]()  # those whose grace is over
+    cancel_if_left = CallInFlight.cancel_if_left
+    monkeypatch.setattr(CallInFlight, "cancel_if_left", lambda call: over.append(call))
 
     async def scenario() -> None:
         log = Slow()
         calls = handler(log, tmp_path)
         agent = Departing()
         left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
-        await settled()
+        await eventually(lambda: log.asked)
         agent.has_left = True
         with pytest.raises(RequestRejected, match="has left"):
             await left
+        (call,) = await eventually(lambda: over)
         if joins:
             retry = asyncio.create_task(calls.answer(asking("q", is_retry=True)))
-            await asyncio.sleep(0.05)  # longer than the grace
+            await eventually(lambda: call.waiting)
+            cancel_if_left(call)
             log.gate.set()
             assert len((await retry).calls) == 1
             assert (len(log.asked), log.cancelled) == (1, 0)
             return
-        while not log.cancelled:
-            await asyncio.sleep(0)
-        await settled()
+        cancel_if_left(call)
+        await eventually(lambda: not calls._in_flight)
+        assert log.cancelled == 1
         log.gate.set()
         again = await calls.answer(asking("q"))
         assert again.calls[0].request.endswith("#0")  # the same request, for nothing was recorded
@@ -294,12 +292,12 @@ def test_an_answer_that_its_agent_did_not_wait_for_is_lost_and_the_next_equal_re
         calls = handler(log, tmp_path)
         agent = Departing()
         left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
-        await settled()
+        await eventually(lambda: log.asked)
         agent.has_left = True
         with pytest.raises(RequestRejected, match="has left"):
             await left
         log.gate.set()
-        await settled()
+        await eventually(lambda: recorded(log))
         seen = await calls.answer(asking("q"))
         assert [each.lost for each in recorded(log)] == [True, False]
         assert seen.calls[0].call == recorded(log)[1].call
@@ -327,13 +325,13 @@ def test_a_lost_answer_that_a_retry_gets_is_received(
         if leaves == "while it is recorded":
             log.write_and_wait = write_slowly
         left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
-        await settled()
-        agent.has_left = leaves == "while it is sampled"
-        await settled()
+        await eventually(lambda: log.asked)
+        if leaves == "while it is sampled":
+            agent.has_left = True
+            await asyncio.wait([left])
         log.gate.set()
         await asyncio.wait([left])
-        await settled()
-        assert [each.lost for each in recorded(log)] == [True]
+        await eventually(lambda: [each.lost for each in recorded(log)] == [True])
         answer = await calls.answer(asking("q", is_retry=True))
         assert [each.lost for each in answer.calls] == [False]
         assert [each.lost for each in recorded(log)] == [False]
@@ -352,9 +350,9 @@ def test_an_answer_that_one_of_two_agents_waited_for_is_not_lost(
         calls = handler(log, tmp_path)
         agent = Departing()
         left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
-        await settled()
+        await eventually(lambda: log.asked)
         retry = asyncio.create_task(calls.answer(asking("q", is_retry=True)))
-        await settled()
+        await eventually(lambda: calls.counts["repeated"])  # it has joined
         agent.has_left = True
         log.gate.set()
         await asyncio.gather(left, retry, return_exceptions=True)

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from streamrl.extensions.gateway.follower import CoalescedCall, Follower
+from streamrl.extensions.gateway.requests import RequestRejected
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Message
 from tests.support.waiting import patience
@@ -91,6 +92,15 @@ async def test_the_next_record_of_the_log_is_applied_at_once():
     assert applied == [b"0"] and follower.positions == {("turns.x", 0): 1}
 
 
+async def test_a_log_that_does_not_answer_in_time_is_503():
+    log = MemoryLog({"turns.x": 1})
+    log.producer().send(Message("turns.x", b"k", b"not read"))
+    follower = Follower(log, [("turns.x", 0)], lambda some: None)
+    with pytest.raises(RequestRejected, match="has not answered within 0 s") as refused:
+        await follower.catch_up(0.0)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 1)
+
+
 async def test_what_lies_in_the_log_is_applied_before_it_counts_as_read():
     log = MemoryLog({"turns.x": 1})
     log.producer().send(Message("turns.x", b"k", b"1"))
@@ -101,7 +111,7 @@ async def test_what_lies_in_the_log_is_applied_before_it_counts_as_read():
     loop = asyncio.get_running_loop()
     following = asyncio.create_task(asyncio.to_thread(follower.follow, reader, loop, over.is_set))
     async with asyncio.timeout(patience(20)):
-        await follower.catch_up()
+        await follower.catch_up(patience(20))
         assert applied == [b"1"] and follower.is_at({("turns.x", 0): 1})
         waiting = asyncio.create_task(follower.until(lambda: b"2" in applied))
         log.producer().send(Message("turns.x", b"k", b"2"))

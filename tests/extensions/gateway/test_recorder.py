@@ -3,18 +3,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
 from streamrl.extensions.gateway import recorder
 from streamrl.extensions.gateway.follower import Follower
-from streamrl.extensions.gateway.recorder import Recorder, log_timeout
+from streamrl.extensions.gateway.recorder import Recorder
 from streamrl.extensions.gateway.requests import RequestRejected
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Message, OnWritten, Output
 from streamrl.stream.records import SessionEnd
+from tests.support.waiting import eventually, patience
 
+LIMIT_S = patience(20)
 END = Output("turns.x", "s", SessionEnd(session="s", time_s=1.0))
 
 
@@ -58,7 +59,7 @@ def recorder_of(producer: Producer) -> tuple[Recorder, list[Message]]:
 
 async def test_a_record_that_is_lost_is_written_again_until_the_log_has_it():
     producer = Producer(lost=3)
-    await recorder_of(producer)[0].write(END)
+    await recorder_of(producer)[0].write_and_wait([END], lambda: True, LIMIT_S)
     assert len(producer.sent) == 4
 
 
@@ -66,10 +67,8 @@ async def test_a_record_counts_once_the_log_has_it_and_need_not_be_read_back():
     producer = Producer()
     producer.is_late = True
     made, applied = recorder_of(producer)
-    applying = asyncio.create_task(made.write_and_wait([END], lambda: len(applied) == 1))
-    while not producer.reports:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.01)
+    applying = asyncio.create_task(made.write_and_wait([END], lambda: len(applied) == 1, LIMIT_S))
+    await eventually(lambda: producer.reports)
     assert not applied and not applying.done()
     producer.reports[0]()
     await applying
@@ -78,14 +77,14 @@ async def test_a_record_counts_once_the_log_has_it_and_need_not_be_read_back():
 
 async def test_a_record_behind_one_that_has_not_been_read_has_to_wait():
     made, applied = recorder_of(Producer(end=1))
-    await made.write(END)
+    await made.write_and_wait([END], lambda: True, LIMIT_S)
     assert not applied
 
 
 async def test_a_record_in_chunks_is_read_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("streamrl.stream.log.chunks.MESSAGE_BYTES", 10)
     made, applied = recorder_of(Producer())
-    await made.write(END)
+    await made.write_and_wait([END], lambda: True, LIMIT_S)
     assert not applied
 
 
@@ -94,17 +93,19 @@ async def test_what_the_producer_has_forgotten_is_written_again(monkeypatch: pyt
     producer = Producer()
     producer.is_late = True
     made, _ = recorder_of(producer)
-    applying = asyncio.create_task(made.write_and_wait([END], lambda: len(producer.sent) >= 2))
-    while len(producer.sent) < 2:
-        await asyncio.sleep(0)
+    applying = asyncio.create_task(
+        made.write_and_wait([END], lambda: len(producer.sent) >= 2, LIMIT_S)
+    )
+    await eventually(lambda: len(producer.sent) >= 2)
     producer.reports[1]()
     await applying
     assert {message.key for message in producer.sent} == {b"s"}
 
 
 async def test_a_log_that_does_not_answer_in_time_is_503():
-    with pytest.raises(RequestRejected, match="has not answered within 0 s") as refused:
-        async with log_timeout(0.0):
-            never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            await never
+    producer = Producer()
+    producer.is_late = True
+    made, _ = recorder_of(producer)
+    with pytest.raises(RequestRejected, match="has not answered within 0.01 s") as refused:
+        await made.write_and_wait([END], lambda: True, 0.01)
     assert (refused.value.status, refused.value.retry_after_s) == (503, 1)
