@@ -68,12 +68,16 @@ class RetryingWriter:
         self._changelog_topic = changelog_topic
         self._patience_s = patience_s
         self._stop = stop or threading.Event()
-        self._writer: Writer | None = log.writer(identity, changelog_topic)
-        # From here on the records of this identity are this writer's, or a newer process's.
-        self._since = end_offset(log, changelog_topic, 0)
         self._claim = new_claim(identity, changelog_topic)
         self._has_claimed = False
-        self.commit([self._claim])
+        self._writer: Writer | None = log.writer(identity, changelog_topic)
+        try:
+            # From here on the records of this identity are this writer's, or a newer process's.
+            self._since = end_offset(log, changelog_topic, 0)
+            self.commit([self._claim])
+        except BaseException:
+            self.close()
+            raise
         self._has_claimed = True
 
     def commit(self, messages: Sequence[Message]) -> int:

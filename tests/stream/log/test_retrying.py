@@ -115,6 +115,14 @@ def test_a_claim_whose_transaction_fails_is_made_once(how: str):
     assert written(log, "journal.a") == [b"0"]
 
 
+def test_a_writer_that_cannot_claim_its_identity_is_closed(monkeypatch: pytest.MonkeyPatch):
+    closed = list[MemoryWriter]()
+    monkeypatch.setattr(FailingWriter, "close", lambda writer: closed.append(writer))
+    with pytest.raises(TransactionFailed, match="lost"):
+        RetryingWriter(FailingLog("lost"), "a", "journal.a", patience_s=0.0)
+    assert len(closed) == 1
+
+
 class StagedLog(FailingLog):
     """`before_open` is called once before the next writer is opened, and `after_open` after it."""
 
