@@ -27,7 +27,7 @@ CORE = (
         "1",
         "1 once state is restored (a server: weights loaded and probed)",
     ),
-    MetricSpec("part/since_turn_s", "s", "time since the part's loop last ran"),
+    MetricSpec("part/since_activity_s", "s", "time since the part's loop last ran"),
     MetricSpec(
         "part/lag_records/{topic}",
         "records",
@@ -54,10 +54,10 @@ CORE = (
     ),
     # ---- buffer and batcher: the loop (stream/processor/processor.py)
     MetricSpec("worker/events_per_s", "records/s", "records processed"),
-    MetricSpec("worker/turn_s", "s", "time to process one batch of records, mean"),
+    MetricSpec("worker/process_latency_s", "s", "time to process one batch of records, mean"),
     MetricSpec("worker/busy_frac", "1", "share of time spent processing"),
     MetricSpec("worker/invalid_frac/{topic}", "1", "share of invalid records among the last 1,000"),
-    MetricSpec("worker/left_alone_s/{topic}", "s", "pause of a topic with mostly invalid records"),
+    MetricSpec("worker/paused_s/{topic}", "s", "pause of a topic with mostly invalid records"),
     # ---- buffer
     MetricSpec("buffer/version", "version", "newest policy version known to the buffer"),
     MetricSpec("buffer/window_tokens/{environment}", "tokens", "tokens in open groups"),
@@ -182,7 +182,9 @@ CORE = (
         "learner/cross_entropy", "nats", "-logprob of the tokens that the cross entropy trains"
     ),
     MetricSpec("learner/teacher_kl", "nats", "divergence from the teacher per token, by k2"),
-    MetricSpec("learner/kl", "nats", "divergence from the reference per token, by learner.kl"),
+    MetricSpec(
+        "learner/kl", "nats", "divergence from the reference per token, by learner.kl.estimator"
+    ),
     MetricSpec("learner/grad_norm", "1", "norm of the gradient before clipping"),
     MetricSpec("learner/learning_rate", "1", "learning rate of the step"),
     MetricSpec("learner/entropy", "nats", "entropy of the policy per token"),

@@ -76,7 +76,7 @@ class Pages:
             return Page(200, b"alive\n")
         return Page(
             503,
-            f"{self._log.part}: its loop last turned {since_s:.0f} s ago, the limit is"
+            f"{self._log.part}: its loop last ran {since_s:.0f} s ago, the limit is"
             f" {self._within_s:.0f} s\n".encode(),
         )
 

@@ -148,7 +148,7 @@ def _envs(run: RunFile, view: RunView) -> Table:
     for env in run.envs:
         fates = view.fates.get(env, Counter[str]())
         put_aside = f"{fates['invalid']:,}"
-        if buffer_total(run, view, f"worker/left_alone_s/{topology.rollouts(env)}"):
+        if buffer_total(run, view, f"worker/paused_s/{topology.rollouts(env)}"):
             put_aside += ", not read for now"
         table.add_row(
             env,

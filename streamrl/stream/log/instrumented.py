@@ -130,7 +130,7 @@ class InstrumentedLog(Log):
         now = self.clock()
         values = {
             "part/ready": float(not self.readiness_problems()),
-            "part/since_turn_s": now - self._active_s,
+            "part/since_activity_s": now - self._active_s,
         }
         for topic, records in self.lag().items():
             values[f"part/lag_records/{topic}"] = float(records)

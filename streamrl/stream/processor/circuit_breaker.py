@@ -102,5 +102,5 @@ class CircuitBreaker:
         for topic, health in self.topics.items():
             if health.invalid_frac:
                 values[f"worker/invalid_frac/{topic}"] = health.invalid_frac
-                values[f"worker/left_alone_s/{topic}"] = self.remaining_pause_s(health, time_s)
+                values[f"worker/paused_s/{topic}"] = self.remaining_pause_s(health, time_s)
         return values

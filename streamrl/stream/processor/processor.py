@@ -241,6 +241,6 @@ class LoopStats:
         elapsed_s = self.elapsed_s
         return {
             "worker/events_per_s": self.events / elapsed_s,
-            "worker/turn_s": self.busy_s / max(self.batches, 1),
+            "worker/process_latency_s": self.busy_s / max(self.batches, 1),
             "worker/busy_frac": self.busy_s / elapsed_s,
         }

@@ -47,7 +47,9 @@ def test_a_part_from_its_start_to_its_end(run: RunFile):
         assert get(f"{base}/progressz") == (503, "buffer: no work since it was ready\n")
         writer.commit([Message("in", b"k", b"v")])
         assert get(f"{base}/progressz") == (200, "it has done work\n")
-        Meter(log, "buffer").publish({"buffer/window_tokens/copy": 12.0, "worker/turn_s": 0.5})
+        Meter(log, "buffer").publish(
+            {"buffer/window_tokens/copy": 12.0, "worker/process_latency_s": 0.5}
+        )
         Meter(log, "buffer").publish({"replays/copy/reward/mean": 0.25, "learner/own": 4.0}, step=3)
         found = samples(get(metrics)[1])
         mine = (("part", "buffer"), ("run", "small"))

@@ -15,7 +15,7 @@ from tests.run.monitoring.endpoints import TOPICS, get, metrics_urls
 from tests.support.waiting import patience, until
 
 
-def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile, monkeypatch: pytest.MonkeyPatch):
+def test_a_loop_that_does_not_run_is_not_alive(run: RunFile, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pages, "LIVE_WITHIN_S", 0.05)
     with (
         serving(run, MemoryLog(TOPICS), "buffer") as log,
@@ -23,7 +23,7 @@ def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile, monkeypatch: pytes
     ):
         base = metrics_urls(run, "buffer")[0].removesuffix("/metrics")
         until(lambda: get(f"{base}/livez")[0] == 503)
-        assert "buffer: its loop last turned" in get(f"{base}/livez")[1]
+        assert "buffer: its loop last ran" in get(f"{base}/livez")[1]
         # a step may take long
         assert get(metrics_urls(run, "learner-lead")[0].replace("/metrics", "/livez")) == (
             200,

@@ -26,7 +26,7 @@ def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
     log = MemoryLog(TOPICS)
     meter = Meter(log, "batcher")
     meter.publish({"batches/copy/reward/mean": 0.25}, step=6, time_s=100.0)
-    Meter(log, "buffer").publish({"worker/left_alone_s/rollouts.copy": 12.0}, time_s=100.0)
+    Meter(log, "buffer").publish({"worker/paused_s/rollouts.copy": 12.0}, time_s=100.0)
     log.append(
         [
             to_message(

@@ -56,7 +56,7 @@ def test_a_part_whose_loop_stands_hangs(run: RunFile, client: httpx.Client):
             return asked()
 
         until(lambda: turning() == "")  # at once, where the machine answers within the 0.2 s
-        until(lambda: asked().startswith("buffer: its loop last turned "))
+        until(lambda: asked().startswith("buffer: its loop last ran "))
         until(lambda: turning() == "")
 
 

@@ -26,7 +26,7 @@ class Stands(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503)
         self.end_headers()
-        self.wfile.write(b"buffer: its loop last turned 61 s ago, the limit is 60 s")
+        self.wfile.write(b"buffer: its loop last ran 61 s ago, the limit is 60 s")
 server = http.server.HTTPServer(("127.0.0.1", 0), Stands)
 note = pathlib.Path(sys.argv[1])
 note.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_a_part_that_hangs_is_ended_and_started_again(
         supervisor.close(limit_s=1.0)
     assert (
         said.lines[0]
-        == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is"
+        == "buffer is ended, and started again: buffer: its loop last ran 61 s ago, the limit is"
         " 60 s"
     )
     assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}

@@ -101,11 +101,11 @@ def test_a_part_for_which_alone_there_is_no_broker_ends_the_run(code: int):
 
 def test_a_part_that_hangs_is_ended_and_one_that_runs_is_not():
     observed = {
-        "env-copy-0": PartState(True, (), "its loop last turned 61 s ago"),
+        "env-copy-0": PartState(True, (), "its loop last ran 61 s ago"),
         "buffer": PartState(True),
     }
     assert decide(["buffer", "env-copy-0"], observed, 0.0) == [
-        Kill("env-copy-0", "its loop last turned 61 s ago")
+        Kill("env-copy-0", "its loop last ran 61 s ago")
     ]
 
 

@@ -184,7 +184,7 @@ def test_a_part_turns_when_it_uses_its_log(log: InstrumentedLog, time: Time):
     for use in (
         lambda: reader.poll(1, 0),
         lambda: writer.commit([]),
-        lambda: meter.publish({"worker/turn_s": 1.0}),
+        lambda: meter.publish({"worker/process_latency_s": 1.0}),
     ):
         time.now += 7
         assert log.since_activity_s == 7
@@ -194,11 +194,11 @@ def test_a_part_turns_when_it_uses_its_log(log: InstrumentedLog, time: Time):
 
 def test_reports_take_each_others_place_and_steps_stay(log: InstrumentedLog):
     meter = Meter(log, "batcher")
-    meter.publish({"batcher/missing_tokens/copy": 9.0, "worker/turn_s": 1.0})
-    meter.publish({"worker/turn_s": 2.0})  # nothing is missing any more
+    meter.publish({"batcher/missing_tokens/copy": 9.0, "worker/process_latency_s": 1.0})
+    meter.publish({"worker/process_latency_s": 2.0})  # nothing is missing any more
     meter.publish({"batches/copy/reward/mean": 0.5}, step=3)
     meter.publish({"batcher/tokens_total": 7.0}, step=4)
-    assert log.reports == {"batcher": {"worker/turn_s": 2.0}}
+    assert log.reports == {"batcher": {"worker/process_latency_s": 2.0}}
     assert log.steps == {
         ("batcher", "batches/copy/reward/mean"): 0.5,
         ("batcher", "batcher/tokens_total"): 7.0,
@@ -216,7 +216,7 @@ def test_its_own_numbers_lie_in_the_topic_behind_those_of_the_part_once_a_second
     found = [to_event(message, ("metric",)).record for message in read(memory, "metrics", 0, 0)]
     assert [type(record) for record in found] == [Metric] * 5
     assert [
-        "part/since_turn_s" in record.values for record in found if isinstance(record, Metric)
+        "part/since_activity_s" in record.values for record in found if isinstance(record, Metric)
     ] == [False, True, False, False, True]
     assert {record.source for record in found if isinstance(record, Metric)} == {
         "env-copy-0",

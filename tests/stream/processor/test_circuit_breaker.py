@@ -34,7 +34,7 @@ def test_more_than_the_share_of_a_window_trips_and_only_that_topic():
         limit.paused_topics(101.0) == limit.paused_topics(130.9) == {"a"}
         and limit.paused_topics(131.0) == frozenset()
     )
-    assert limit.gauges(121.0) == {"worker/invalid_frac/a": 0.6, "worker/left_alone_s/a": 10.0}
+    assert limit.gauges(121.0) == {"worker/invalid_frac/a": 0.6, "worker/paused_s/a": 10.0}
 
 
 def test_a_letter_of_a_topic_that_was_not_read_in_this_life_ends_nothing():
@@ -50,7 +50,7 @@ def test_a_clock_that_is_set_back_makes_no_longer_pause():
         limit.paused_topics(5_000.0) == {"a"}
         and limit.paused_topics(5_000.0 - 3_600) == frozenset()
     )
-    assert limit.gauges(5_000.0 - 3_600)["worker/left_alone_s/a"] == 0.0
+    assert limit.gauges(5_000.0 - 3_600)["worker/paused_s/a"] == 0.0
 
 
 def test_half_is_not_more_than_half():

@@ -42,7 +42,9 @@ def records(steps: range, tries: int = 1) -> list[Metric]:
     found: list[Metric] = []
     for step in steps:
         time_s = 1_000.0 + step
-        found.append(Metric(source="buffer", time_s=time_s, values={"worker/turn_s": step / 100}))
+        found.append(
+            Metric(source="buffer", time_s=time_s, values={"worker/process_latency_s": step / 100})
+        )
         found.append(
             Metric(
                 source="batcher",
@@ -70,7 +72,7 @@ def records(steps: range, tries: int = 1) -> list[Metric]:
 def curves(steps: range) -> dict[str, dict[int, float]]:
     """What of it is to be in a sink."""
     return {
-        "worker/turn_s/buffer": {step: step / 100 for step in steps},
+        "worker/process_latency_s/buffer": {step: step / 100 for step in steps},
         "batches/copy/reward/mean": {step: step / 10 for step in steps},
         "learner/loss": {step: 1.0 / (step + 1) for step in steps},
         "evals/hard/pass@4": {step: step / 100 for step in steps if step % 2 == 0},
