@@ -92,7 +92,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.normalize_advantages": False,
     },
     # docs/design/logprobs.md, the loss alone.
-    "document-000": {
+    "clipped-ratio": {
         "learner.loss": "clipped-ratio",
         "learner.average": "tokens",
         "learner.kl.estimator": "k1",
@@ -100,7 +100,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learner.normalize_advantages": False,
     },
     # docs/design/grpo.md, the loss alone. Its advantages are `buffer.advantage: grpo`.
-    "document-003": {
+    "grpo-on-policy": {
         "learner.loss": "grpo",
         "learner.average": "samples",
         "learner.kl.estimator": "k3",
@@ -177,7 +177,8 @@ def _fill(data: dict[str, Any], name: str, value: Any) -> None:
     for section in sections:
         inner = data.get(section, {})
         if not isinstance(inner, Mapping):
-            return  # The section is of a wrong type, which the models report.
+            # The file leaves the section out (null), or it is of a wrong type, which is reported.
+            return
         data[section] = dict(inner)
         data = data[section]
     data.setdefault(last, value)

@@ -107,7 +107,7 @@ def test_a_pretrained_model_with_a_reference_measures_the_divergence(reference: 
 
 RESOLVED = {
     "model": {"path": "/a/model"},
-    "learner": {"preset": "document-003", "loss": "ppo"},
+    "learner": {"preset": "grpo-on-policy", "loss": "ppo"},
 }
 
 

@@ -203,7 +203,7 @@ class Learner(Section):
     # learner --name`.
     name: str = "lead"
     # The settings of a paper or a design as a whole: grpo, dr-grpo, dapo, gspo, rloo, reinforce++,
-    # document-000, document-003 (docs/losses.md). The run file's own settings override them.
+    # clipped-ratio, grpo-on-policy (docs/losses.md). The run file's own settings override them.
     preset: Annotated[str, AfterValidator(known_preset)] = ""
     # ppo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION.
     loss: Annotated[str, one_of(*LOSSES)] = "ppo"

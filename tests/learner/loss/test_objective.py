@@ -101,7 +101,7 @@ def test_the_example_of_the_design_of_logprobs(advantage: float):
     The ratio is exp(-0.001 + 0.002), the divergence -0.001 + 0.002, and there is one token to
     divide by.
     """
-    settings = of_preset("document-000")
+    settings = of_preset("clipped-ratio")
     assert (settings.loss, settings.normalize_advantages) == ("clipped-ratio", False)
     assert settings.kl == Kl(coefficient=0.1, estimator="k1", applied_to="loss")
     taken = example(
@@ -123,7 +123,7 @@ def test_the_gradient_of_the_design_of_grpo_by_hand():
     """Summed per sample over its own length, with k3 in it, divided by the number of samples:
     equation 19 of GRPO, term by term.
     """
-    settings = of_preset("document-003")
+    settings = of_preset("grpo-on-policy")
     assert (settings.loss, settings.average, settings.normalize_advantages) == (
         "grpo",
         "samples",
