@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 from streamrl.batcher import demand
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
-from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import Batch, Demand, ScoredGroup
 from tests.support.batcher import CONFIG
 from tests.support.build import group, group_event, version_event
+from tests.support.outages import Arrivals, polls
 
 # Records come every 20 s, and no limit is reached within 2 s of one: those of producers after 43 s,
 # or 86 s where one wait begins at the end of another, that of a shortage after 25 s.
 EVERY_S = 20
 END_S = 240
-POLLED = 3  # records of a poll
 LIMIT_S = 43.0
 ENVS = ("copy", "add")
 PRODUCERS = ("a", "b", "c")
@@ -45,9 +44,6 @@ def shortage() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demand, "SHORTAGE_AFTER_S", 25.0)
         yield
-
-
-Arrivals = list[tuple[int, Event]]  # the second in which each record is written, ascending
 
 
 class Decisions(NamedTuple):
@@ -77,41 +73,23 @@ def arrivals(draw: st.DrawFn) -> Arrivals:
     return sent
 
 
-def decided(
-    sent: Arrivals,
-    away_at: int = 0,
-    away_s: int = 0,
-    jump_at: int = 0,
-    jump_s: float = 0.0,
-    end_s: int = END_S,
-) -> Decisions:
-    """What is decided before second `end_s` where the batcher is away from second `away_at` on for
-    `away_s`, and the clock is set by `jump_s` at second `jump_at`.
-    """
+def decided(sent: Arrivals, end_s: int = END_S, **disturbed: Any) -> Decisions:
+    """What is decided before second `end_s`, where the batcher is disturbed as in `polls`."""
     state = BatcherState()
-    unread = list[Event]()
     found = Decisions([], [], set())
-    for second in range(end_s):
-        unread += [event for at, event in sent if at == second]
-        if away_at <= second < away_at + away_s:
-            continue
-        time_s = 1e6 + second + (jump_s if second >= jump_at else 0.0)
-        while True:
-            polled, unread = unread[:POLLED], unread[POLLED:]
-            state.clock.is_behind = bool(unread) and second == away_at + away_s
-            state, outputs = step(RULES, state, polled, time_s)
-            for output in outputs:
-                match output.record:
-                    case Demand() as demand:
-                        found.demands.append(demand)
-                    case Batch() as batch:
-                        found.batches.append(batch.group_ids)
-                    case _:
-                        pass
-            for env, queue in state.queues.items():
-                found.absent.update((env, producer) for producer in queue.away)
-            if not unread:
-                break
+    for poll in polls(sent, end_s, **disturbed):
+        state.clock.is_behind = poll.is_behind
+        state, outputs = step(RULES, state, poll.events, poll.time_s)
+        for output in outputs:
+            match output.record:
+                case Demand() as record:
+                    found.demands.append(record)
+                case Batch() as batch:
+                    found.batches.append(batch.group_ids)
+                case _:
+                    pass
+        for env, queue in state.queues.items():
+            found.absent.update((env, producer) for producer in queue.away)
     return found
 
 

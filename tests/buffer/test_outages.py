@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.buffer.process import step
 from streamrl.buffer.state import BufferState
-from streamrl.stream.log.protocol import Event
 from tests.support.buffer import CONFIG, groups
 from tests.support.build import rollout, rollout_event, version_event
+from tests.support.outages import Arrivals, polls
 
 RULES = replace(CONFIG, group_size=4, min_group_size=1)  # and a group waits for 60 s
-POLLED = 3  # records of a poll
-
-Arrivals = list[tuple[int, Event]]  # the second in which each rollout is written, ascending
 
 
 @st.composite
@@ -29,34 +27,22 @@ def arrivals(draw: st.DrawFn) -> Arrivals:
         for sample in range(draw(st.integers(1, 4))):
             sent.append((at, f"g{number}", sample))
             at += draw(gap)
-    return [
+    rollouts = [
         (at, rollout_event(offset, rollout(group=group, sample=sample)))
         for offset, (at, group, sample) in enumerate(sorted(sent))
     ]
+    return [(0, version_event(0)), *rollouts]
 
 
-def closed(
-    sent: Arrivals, away_at: int = 0, away_s: int = 0, jump_at: int = 0, jump_s: float = 0.0
-) -> dict[str, set[str]]:
-    """The members of each group, where the buffer is away from second `away_at` on for `away_s`,
-    and the clock is set by `jump_s` at second `jump_at`.
-    """
+def closed(sent: Arrivals, away_s: int = 0, **disturbed: Any) -> dict[str, set[str]]:
+    """The members of each group, where the buffer is disturbed as in `polls`."""
     state = BufferState()
-    unread = [version_event(0)]
     found = dict[str, set[str]]()
-    for second in range(sent[-1][0] + away_s + 70):
-        unread += [event for at, event in sent if at == second]
-        if away_at <= second < away_at + away_s:
-            continue
-        time_s = 1e6 + second + (jump_s if second >= jump_at else 0.0)
-        while True:
-            polled, unread = unread[:POLLED], unread[POLLED:]
-            state.clock.is_behind = bool(unread) and second == away_at + away_s
-            state, outputs = step(RULES, state, polled, time_s)
-            for group in groups(outputs):
-                found.setdefault(group.group_id, set(group.uids))
-            if not unread:
-                break
+    for poll in polls(sent, sent[-1][0] + away_s + 70, away_s=away_s, **disturbed):
+        state.clock.is_behind = poll.is_behind
+        state, outputs = step(RULES, state, poll.events, poll.time_s)
+        for group in groups(outputs):
+            found.setdefault(group.group_id, set(group.uids))
     return found
 
 
