@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import urllib.request
 from pathlib import Path
+from unittest.mock import patch
 
 import yaml
 
@@ -27,14 +28,14 @@ MISMATCH = 1e-3  # of logprobs, at most
 def trained(agent: str, directory: Path) -> Account:
     """Train an agent to the target of deploy/runs/agents.yaml. Returns the account of its run."""
     directory.mkdir(parents=True, exist_ok=True)
-    os.environ["STREAMRL_GATEWAY_SECRET"] = secrets.token_hex(32)
     settings = yaml.safe_load((ROOT / "deploy" / "runs" / "agents.yaml").read_text())
     settings |= {"run": agent.replace("_", "-"), "weights": {"keep_versions": 100_000}}
     port, _ = choose_ports(0)
     url = f"http://127.0.0.1:{port}"
     settings["gateway"]["port"] = port
     output = directory / "practice.log"
-    with live(directory, settings) as run:
+    secret = patch.dict(os.environ, STREAMRL_GATEWAY_SECRET=secrets.token_hex(32))
+    with secret, live(directory, settings) as run:
         run.up("--fresh")
         run.until(lambda: listens(url), "the gateway", 400)
         with output.open("wb") as written:

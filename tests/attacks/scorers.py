@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from streamrl.config.sections.envs import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
@@ -35,11 +36,9 @@ TOP = 0.5  # nobody earns so much who has not answered
 
 @contextmanager
 def secret() -> Iterator[str]:
-    os.environ["STREAMRL_KAFKA_PASSWORD"] = "hunter2-of-the-env"
-    try:
-        yield "hunter2-of-the-env"
-    finally:
-        del os.environ["STREAMRL_KAFKA_PASSWORD"]
+    value = "hunter2-of-the-env"
+    with patch.dict(os.environ, STREAMRL_KAFKA_PASSWORD=value):
+        yield value
 
 
 def evaluated(directory: Path) -> str:

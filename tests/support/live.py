@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -196,16 +197,15 @@ class LiveServers:
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServers]:
     """One agent, `inference-0`, on a version that is ready: it came after two of them."""
-    os.environ[KEY_VARIABLE] = KEY
-    live = LiveServers(tmp_path_factory.mktemp("live"))
-    try:
-        live.announce()
-        latest = live.announce()
-        live.serving(live.start(0), latest, START_S)
-        yield live
-    finally:
-        live.close()
-        del os.environ[KEY_VARIABLE]
+    with patch.dict(os.environ, {KEY_VARIABLE: KEY}):
+        live = LiveServers(tmp_path_factory.mktemp("live"))
+        try:
+            live.announce()
+            latest = live.announce()
+            live.serving(live.start(0), latest, START_S)
+            yield live
+        finally:
+            live.close()
 
 
 def run_file(directory: Path) -> RunFile:
