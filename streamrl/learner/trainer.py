@@ -171,15 +171,14 @@ class PolicyTrainer:
         self.tokenizer_ids = min(len(tokenizer), self.state.model.Vocab.size)
         self._text = probe.text_tokens(tokenizer, self._probe_count, self.tokenizer_ids)
         self.vocab_size = trainable_vocab_size(self.run, self.state.model.Vocab.size)
-        settings = self.run.learner.reference
-        scores_itself = settings is not None and settings.by == "learner"
-        # If adapters are trained, the model without them is the initial one, and is in memory.
         self._base_is_reference = False
-        if settings and settings.by == "learner" and self.adapter is not None:
-            self._base_is_reference = not settings.path
         self.reference = None
-        if scores_itself and not self._base_is_reference:
-            self.reference = ReferenceModel(self.run, self.tokenizer_ids)
+        settings = self.run.learner.reference
+        if settings is not None and settings.by == "learner":
+            # If adapters are trained, the model without them is the initial one, and is in memory.
+            self._base_is_reference = self.adapter is not None and not settings.path
+            if not self._base_is_reference:
+                self.reference = ReferenceModel(self.run, self.tokenizer_ids)
 
     @property
     def version(self) -> int:

@@ -109,7 +109,6 @@ def harmless_settings(run_file: dict[str, Any], trusted: frozenset[str]) -> dict
     `trusted`.
     """
     settings = dict(_kept("", run_file, trusted))
-    # A correction belongs to the loss, so it goes with a loss that is left out.
     for name, env in settings.get("envs", {}).items():
         if run_file["envs"][name].get("python"):
             for own in ServerEnv.model_fields.keys() - AgentEnv.model_fields.keys():
@@ -117,7 +116,7 @@ def harmless_settings(run_file: dict[str, Any], trusted: frozenset[str]) -> dict
     learner = settings.get("learner")
     given = run_file.get("learner")
     if learner and isinstance(given, dict) and given.get("loss") != learner.get("loss"):
-        learner.pop("correction", None)
+        learner.pop("correction", None)  # It belongs to the loss, which is left out.
     return settings
 
 

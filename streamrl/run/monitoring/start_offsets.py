@@ -1,5 +1,5 @@
-"""Where a reader of a run begins, which may be weeks old: as late as what it shows and decides
-allows. Parts publish metrics every second, and batches are large.
+"""Where a reader of a run begins: as late as it can, given what it shows and decides. The run may
+be weeks old, its parts publish metrics every second, and batches are large.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMAS: Mapping[str, tuple[str, ...]] = {**TOPICS, **BATCHES}
 VERSIONS = topology.sole_partition(topology.POLICY_VERSIONS)
 METRICS = topology.sole_partition(topology.METRICS)
 # The offsets at the end of a topic that are read first. If they do not have what is needed, four
-# times as many are.
+# times as many are read.
 LAST_VERSIONS = 4
 LAST_METRICS = 5_000
 BATCHES_OF_TARGET = 4  # for each batch that the target needs

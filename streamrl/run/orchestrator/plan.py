@@ -22,8 +22,8 @@ from streamrl.system.errors import (
 
 BROKER = "broker"
 BROKER_PART = Part(BROKER, BROKER, BROKER)  # not a role, as the run may use an existing cluster
-# Restarts of one part within RESTART_WINDOW_S, or in a row without its having been ready. One more
-# ends the run.
+# Restarts of one part within RESTART_WINDOW_S, or in a row without its having done any work. One
+# more ends the run.
 RESTART_LIMIT = 20
 RESTART_WINDOW_S = 300.0
 BACKOFF_S = 0.2  # pause before a restart; it doubles at each restart in a row

@@ -77,7 +77,7 @@ class Clock:
         self.paused = False
         self._since_s = now_s
 
-    def turn(self, now_s: float, asked: int = 0, paused: bool | None = None) -> None:
+    def advance(self, now_s: float, asked: int = 0, paused: bool | None = None) -> None:
         """Count the time up to `now_s`. From then on, `asked` more requests wait for an answer, and
         the server is paused or not; None: as before.
         """
@@ -147,11 +147,11 @@ class Guard:
     def _counted(self, path: str, from_agent: bool) -> Generator[None]:
         """Count the time of this request. Requests of the agent itself count as no work."""
         asks = path in ANSWERING and not from_agent
-        self._clock.turn(time.monotonic(), asked=asks, paused=True if path == PAUSE else None)
+        self._clock.advance(time.monotonic(), asked=asks, paused=True if path == PAUSE else None)
         try:
             yield
         finally:
-            self._clock.turn(
+            self._clock.advance(
                 time.monotonic(), asked=-asks, paused=False if path == RESUME else None
             )
 
@@ -172,7 +172,7 @@ class Guard:
             self._answers[run] += answers
 
     def _usage(self) -> dict[str, Any]:
-        self._clock.turn(time.monotonic())
+        self._clock.advance(time.monotonic())
         return {"spent": self._clock.spent, "requests": self._requests, "answers": self._answers}
 
 

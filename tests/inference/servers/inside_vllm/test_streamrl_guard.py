@@ -254,13 +254,13 @@ async def test_limits_are_for_those_who_sample_and_a_body_arrives_as_it_was_sent
 
 def test_the_clock_says_what_the_time_went_to():
     clock = Clock(10.0)
-    clock.turn(12.0, asked=1)  # idle for 2
-    clock.turn(15.0, asked=1)  # asked for 3
-    clock.turn(16.0, paused=True)  # for 1 more
-    clock.turn(16.5, asked=-1)
-    clock.turn(18.0, paused=False)  # paused for 2, whoever asked
-    clock.turn(19.0, asked=-1)  # asked for 1
-    clock.turn(24.0)
+    clock.advance(12.0, asked=1)  # idle for 2
+    clock.advance(15.0, asked=1)  # asked for 3
+    clock.advance(16.0, paused=True)  # for 1 more
+    clock.advance(16.5, asked=-1)
+    clock.advance(18.0, paused=False)  # paused for 2, whoever asked
+    clock.advance(19.0, asked=-1)  # asked for 1
+    clock.advance(24.0)
     assert clock.spent == {"idle_s": 2.0 + 5.0, "asked_s": 3.0 + 1.0 + 1.0, "paused_s": 2.0}
 
 
