@@ -78,11 +78,11 @@ def endless(directory: Path) -> str:
 
     async def score() -> str:
         env = ReasoningGym(1, "countdown", {"timeout_s": 1.0, "processes": 1})
+        ticks = 0
         try:
             judging = asyncio.create_task(
                 env.rewards(env.problem(0), Completion("9**9**9**9", True))
             )
-            ticks = 0
             while not judging.done():
                 await asyncio.sleep(0.05)
                 ticks += 1

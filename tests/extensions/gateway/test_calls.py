@@ -176,17 +176,16 @@ def test_a_call_that_fails_gives_its_place_back(tmp_path: Path, monkeypatch: pyt
         log = Slow()
         log.gate.set()
         calls = handler(log, tmp_path)
-        original = log.sample
 
         async def fails(*_: Any) -> list[ModelCall]:
             raise SamplingFailed("no server")
 
-        log.sample = fails
-        for _ in range(5):
-            with pytest.raises(RequestRejected) as refused:
-                await calls.answer(asking("q", n=2))
-            assert refused.value.status == 503
-        log.sample = original
+        with monkeypatch.context() as failing:
+            failing.setattr(log, "sample", fails)
+            for _ in range(5):
+                with pytest.raises(RequestRejected) as refused:
+                    await calls.answer(asking("q", n=2))
+                assert refused.value.status == 503
         assert len((await calls.answer(asking("q", n=2))).calls) == 2
 
     asyncio.run(scenario())
@@ -241,7 +240,7 @@ def test_a_call_whose_agent_has_left_is_cancelled_unless_a_retry_joins_it(
             assert (len(log.asked), log.cancelled) == (1, 0)
             return
         cancel_if_left(call)
-        await eventually(lambda: not calls._in_flight)
+        await eventually(lambda: not calls._in_flight)  # pyright: ignore[reportPrivateUsage]
         assert log.cancelled == 1
         log.gate.set()
         again = await calls.answer(asking("q"))
@@ -323,7 +322,7 @@ def test_a_lost_answer_that_a_retry_gets_is_received(
             agent.has_left = True
 
         if leaves == "while it is recorded":
-            log.write_and_wait = write_slowly
+            monkeypatch.setattr(log, "write_and_wait", write_slowly)
         left = asyncio.create_task(calls.answer(asking("q", is_gone=agent.is_gone)))
         await eventually(lambda: log.asked)
         if leaves == "while it is sampled":

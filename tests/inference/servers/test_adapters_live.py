@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -104,18 +103,21 @@ def probe_of(made: Any) -> Probe:
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAdapters]:
     """One agent on the first version. It may serve two more runs."""
-    variables = {variable: f"a-key-of-run-{guest}" for guest, variable in GUEST_KEYS.items()}
+    os.environ[KEY_VARIABLE] = KEY
+    for guest, variable in GUEST_KEYS.items():
+        os.environ[variable] = f"a-key-of-run-{guest}"
     keys = {guest: {"api_key": f"env:{variable}"} for guest, variable in GUEST_KEYS.items()}
     guests = [f"inference.also_serves={json.dumps(keys)}"]
-    with patch.dict(os.environ, {KEY_VARIABLE: KEY, **variables}):
-        made = LiveAdapters(tmp_path_factory.mktemp("live"), changes=guests)
-        made.logs = {"second": MemoryLog({}), "large": MemoryLog({})}
-        try:
-            first = made.announce()
-            made.serving(made.start(0), first, START_S)
-            yield made
-        finally:
-            made.close()
+    made = LiveAdapters(tmp_path_factory.mktemp("live"), changes=guests)
+    made.logs = {"second": MemoryLog({}), "large": MemoryLog({})}
+    try:
+        first = made.announce()
+        made.serving(made.start(0), first, START_S)
+        yield made
+    finally:
+        made.close()
+        for variable in (KEY_VARIABLE, *GUEST_KEYS.values()):
+            del os.environ[variable]
 
 
 async def test_each_answer_is_one_versions_and_nothing_pauses(

@@ -172,7 +172,7 @@ def test_what_a_part_has_chosen_not_to_read_does_not_keep_it_from_being_ready(
 
 def test_a_broker_that_does_not_answer_is_no_error_here(log: InstrumentedLog):
     log.reader({("in", 0): 0})
-    log._readers[0].partitions = (("gone", 0),)
+    log._readers[0].partitions = (("gone", 0),)  # pyright: ignore[reportPrivateUsage]
     log.refresh_end_offsets()
     assert "the broker does not answer" in log.readiness_problems()
 

@@ -1,5 +1,6 @@
 """What stands in front of vLLM, as the ASGI application it is: whose key opens what."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import json
