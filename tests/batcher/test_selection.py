@@ -8,6 +8,7 @@ from streamrl.batcher.selection import (
     Candidate,
     Offer,
     carry_deficit,
+    charged_for,
     quotas,
     select,
     shortage,
@@ -91,6 +92,16 @@ def test_spill_lets_the_others_fill_in():
         "b": 0,
         REMAINDER: 0,
     }
+
+
+def test_a_group_that_is_left_out_is_charged_to_no_share():
+    owed = tokens_owed({"a": 0.5}, {}, 40)
+    out = select(*supply(a=[10, 10], b=[10, 10]), owed, 40, spill=False)
+    assert [c.env for c in out.chosen] == ["a", "b", "a", "b"]
+    assert charged_for(out, 4) == out.charged == {"a": 20, REMAINDER: 20}
+    assert charged_for(out, 3) == {"a": 20, REMAINDER: 10}
+    assert charged_for(out, 2) == {"a": 10, REMAINDER: 10}
+    assert out.charged == {"a": 20, REMAINDER: 20}, "the selection is as it was"
 
 
 def test_the_rest_goes_by_availability():

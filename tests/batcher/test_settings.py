@@ -34,6 +34,12 @@ def test_a_batch_is_normalized_as_the_advantage_of_the_groups_needs():
     assert batcher_config(with_overrides(RUN, both)).advantage == "none"
 
 
+def test_an_env_without_policy_gradient_has_no_say_in_the_normalization():
+    cross_entropy = ["envs.copy.loss.policy_gradient=0", "envs.copy.loss.cross_entropy=1"]
+    other = "envs.add.buffer.advantage=reinforce++"
+    assert batcher_config(with_overrides(RUN, [*cross_entropy, other])).advantage == "normalize"
+
+
 def test_only_envs_with_a_limit_of_their_own_have_one():
     config = batcher_config(with_overrides(RUN, ["envs.add.buffer={max_age: 1}"]))
     assert config.max_ages == {"add": 1}

@@ -39,7 +39,8 @@ def test_a_conversation_goes_on_from_the_last_answer_that_it_has():
     said = [user("hi"), assistant("hello"), user("more"), assistant("yes"), user("and?")]
     assert tree.find_continuation(said) == ("b", [user("and?")])
     assert tree.find_continuation(said[:3]) == ("a", [user("more")])
-    assert tree.find_continuation([user("hi"), assistant("another"), user("more")]).call == ""
+    another = [user("hi"), assistant("another"), user("more")]
+    assert tree.find_continuation(another) == ("", another)
     assert tree.conversation("b") == said[:4]
     assert tree.context("b").tolist() == [1, 2, 3, 4, 5, 6]
 

@@ -132,6 +132,19 @@ def test_the_gradient_of_the_distillation_by_hand():
     )
 
 
+def test_a_token_that_is_not_distilled_needs_no_logprob_of_the_teacher():
+    settings = Learner(loss="grpo", kl=None, teacher="t")
+    pulled = (MASK * (1 - SHOWN)).astype(np.float32)
+    known = WHOLE.policy_logprobs + 0.4
+    taken = WHOLE._replace(teacher_kl_weights=pulled, teacher_logprobs=known * (pulled > 0))
+    unknown = taken._replace(teacher_logprobs=np.where(pulled > 0, known, np.nan))
+    weights = average(settings, WHOLE)
+    assert (pulled == 0).any()
+    np.testing.assert_array_equal(
+        gradient(settings, unknown, weights), gradient(settings, taken, weights)
+    )
+
+
 def test_a_teacher_that_agrees_with_the_policy_changes_nothing():
     settings = Learner(loss="grpo", kl=None)
     current = np.asarray(predictions(TABLE, WHOLE).logprobs) * MASK
