@@ -44,16 +44,19 @@ START_S = 240.0
 
 
 class LiveServers:
-    """A log, a store, versions of a tiny model, and the agents that serve them."""
+    """A log, a store, versions of a model, and the agents that serve them. `origin`: the directory
+    of the model, by default a tiny one.
+    """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, origin: Path | None = None) -> None:
         self.run = run_file(directory)
         self.log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
         self.store = Store(self.run.store)
         self.version = -1
         from streamrl.learner.initial import write_tiny  # JAX: only for those who use a live server
 
-        self._origin = write_tiny(directory / "origin", self.run.model.tiny, CONTEXT)
+        self._origin = origin or write_tiny(directory / "origin", self.run.model.tiny, CONTEXT)
+        self._versions = directory  # with a model directory for each version
         self._agents: list[tuple[threading.Thread, threading.Event]] = []
         self.errors: dict[str, BaseException] = {}
         # Of other runs, whose adapters the agents may serve.
@@ -80,7 +83,7 @@ class LiveServers:
         of what servers load.
         """
         self.version += 1
-        whole = self._origin.parent / version_name(self.version)
+        whole = self._versions / version_name(self.version)
         tensors = perturb(load_file(self._origin / WEIGHTS), self.version)
 
         def write(directory: Path) -> None:
@@ -111,7 +114,7 @@ class LiveServers:
         from tests.support.parity import learner_logprobs
 
         return learner_logprobs(
-            self._origin.parent / version_name(version), sequences, temperature, CONTEXT
+            self._versions / version_name(version), sequences, temperature, CONTEXT
         )
 
     def start(self, index: int, pool: str = topology.GENERATION) -> str:
@@ -139,11 +142,15 @@ class LiveServers:
     def until(
         self, identity: str, wanted: Callable[[Server], bool], timeout_s: float = 30.0
     ) -> Server:
-        """Wait for a record of that server."""
+        """Wait for a record of that server. Fails at once if its agent has ended without it."""
 
         def wanted_record() -> Server | None:
+            ended = self.errors.get(identity)
             record = self.records().get(identity)
-            return record if record is not None and wanted(record) else None
+            if record is not None and wanted(record):
+                return record
+            assert ended is None, f"{identity} has ended: {ended}"
+            return None
 
         record = until(
             wanted_record, timeout_s, lambda: f"{identity}: {self.records()}, {self.errors}"

@@ -43,7 +43,8 @@ PROBED = np.random.default_rng(0).integers(0, 16, 64).astype(np.uint16)
 
 class LiveAdapters(LiveServers):
     """Versions that are random adapters of one base, of which every run has a copy. `settings`: of
-    its adapters; `seed`: other runs have others; `changes`: of its run file.
+    its adapters; `seed`: other runs have others; `changes`: of its run file; `origin`: the
+    directory of the base, by default a tiny model.
     """
 
     def __init__(
@@ -53,17 +54,19 @@ class LiveAdapters(LiveServers):
         settings: Lora = SETTINGS,
         seed: int = 0,
         changes: Sequence[str] = (),
+        origin: Path | None = None,
     ) -> None:
-        super().__init__(directory / name)
+        super().__init__(directory / name, origin)
         self.directory = directory  # with a directory for each run
         self.settings = settings
         self.seed = seed
-        lora = f"learner.lora={{rank: {settings.rank}, alpha: {settings.alpha}}}"
+        lora = f"learner.lora={settings.model_dump_json()}"
         shared = [f"run={name}", f"runs_dir={directory}"]
         self.run = with_overrides(self.run, [lora, *shared, *changes])
         self.store = Store(self.run.store)
-        lively = perturb(load_file(self._origin / export.WEIGHTS), 0)
-        save_file(lively, self._origin / export.WEIGHTS, metadata={"format": "pt"})
+        if origin is None:
+            lively = perturb(load_file(self._origin / export.WEIGHTS), 0)
+            save_file(lively, self._origin / export.WEIGHTS, metadata={"format": "pt"})
         self.form = AdapterFormat(settings, base_manifest(self._origin))
         with use_mesh():
             base = model.load(self._origin, CONTEXT)
@@ -81,7 +84,7 @@ class LiveAdapters(LiveServers):
             tensors = adapters.state_dict(adapted)
             scale = self.settings.alpha / self.settings.rank
             merged = adapters.merged(export.state_dict(base), tensors, scale)
-        export.save(merged, self._origin, self._origin.parent / version_name(self.version))
+        export.save(merged, self._origin, self._versions / version_name(self.version))
         stored = self.store.put(self.version, partial(adapters.save, tensors, self.form))
         probe = Probe(
             tokens=PROBED, logprobs=self.logprobs(self.version, [PROBED], temperature=1.0)[0]
