@@ -76,15 +76,19 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of each published model, and NAME-v5 as transformers 5 writes it; not to be
     written to.
     """
-    root = tmp_path_factory.mktemp("published")
-    for name in NAMES:
+    return write_origins(tmp_path_factory.mktemp("published"), NAMES)
+
+
+def write_origins(root: Path, names: list[str]) -> Path:
+    """Write a directory of each published model, and NAME-v5, below `root`, and return `root`."""
+    for name in names:
         directory = root / name
         shutil.copytree(PUBLISHED / name, directory)
         config = two_layers(json.loads((directory / "config.json").read_text()))
         (directory / "config.json").write_text(json.dumps(config))
         (directory / "generation_config.json").unlink(missing_ok=True)
         tiny_tokenizer("0123456789+=").save_pretrained(directory)
-    plain("fill", *(root / name for name in NAMES))
+    plain("fill", *(root / name for name in names))
     return root
 
 

@@ -33,8 +33,9 @@ INSIDE = Path(__file__).parent / "inside_vllm"
 NAP_S = "0.0001"
 SERVERS = 1_000  # Servers of a run whose seeds differ whatever has been drawn.
 LIVES = 2**31 // SERVERS  # vLLM's seeds are below 2**31.
-# With these, adapters can be loaded while vLLM runs, by its agent alone (`streamrl_guard.py`), and
-# version spans name an adapter's version (`streamrl_adapters.py`).
+# With these, adapters can be loaded while vLLM runs, by its agent alone (`streamrl_guard.py`),
+# version spans name an adapter's version, and a mixture of experts takes adapters on a CPU
+# (`streamrl_adapters.py`).
 ADAPTER_VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "STREAMRL_ADAPTERS": "1"}
 # vLLM's default is 5 s, and clients drop idle connections after 5 s too. A request that is sent at
 # that moment is lost, and clients then avoid the server.

@@ -1,11 +1,12 @@
-"""The plugin inside vLLM: found as one, and what version spans say with it."""
+"""The plugins inside vLLM: what version spans say with them, and what computes experts."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass, field
 from importlib.metadata import Distribution
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from streamrl.inference.servers.inside_vllm import streamrl_adapters
 from streamrl.inference.servers.vllm_launch import INSIDE
 
 WHERE = "vllm.v1.engine"
+EXPERTS = "vllm.model_executor.layers.fused_moe"
 
 
 class RequestState:
@@ -44,12 +46,38 @@ def said(state: type[RequestState], lora_name: str | None) -> str:
     return request.said
 
 
-def test_it_is_a_plugin_of_vllms_wherever_that_directory_is_on_the_path():
+@dataclass
+class FusedMoEConfig:
+    """vLLM's class of that name, as far as it matters."""
+
+    is_lora_enabled: bool = False
+    kernel: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.kernel = "Triton" if self.is_lora_enabled else "CPU"
+
+
+@pytest.fixture
+def experts(monkeypatch: pytest.MonkeyPatch) -> type[FusedMoEConfig]:
+    parts = EXPERTS.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    own = type("FusedMoEConfig", (FusedMoEConfig,), {})
+    config = SimpleNamespace(FusedMoEConfig=own)
+    monkeypatch.setattr(sys.modules[EXPERTS], "config", config, raising=False)
+    monkeypatch.setenv("STREAMRL_ADAPTERS", "1")
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    return own
+
+
+def test_they_are_plugins_of_vllms_wherever_that_directory_is_on_the_path():
     found = {made.name: made for made in Distribution.discover(path=[str(INSIDE)])}
-    (entry,) = found["streamrl-adapters"].entry_points
-    assert entry.group == "vllm.general_plugins"
-    assert (INSIDE / f"{entry.module}.py").is_file()
-    assert getattr(streamrl_adapters, entry.attr) is streamrl_adapters.label
+    entries = found["streamrl-adapters"].entry_points
+    assert {entry.group for entry in entries} == {"vllm.general_plugins"}
+    assert {entry.module for entry in entries} == {"streamrl_adapters"}
+    called = [getattr(streamrl_adapters, entry.attr) for entry in entries]
+    assert called == [streamrl_adapters.label, streamrl_adapters.keep_cpu_experts]
 
 
 def test_a_span_names_the_version_of_the_adapter(state: type[RequestState]):
@@ -80,3 +108,28 @@ def test_a_vllm_that_marks_tokens_in_another_way_runs_and_says_so(
     with caplog.at_level(logging.WARNING):
         streamrl_adapters.label()
     assert "its answers name no version" in caplog.text
+
+
+def test_a_cpu_computes_experts_as_without_adapters(experts: type[FusedMoEConfig]):
+    streamrl_adapters.keep_cpu_experts()
+    assert experts(is_lora_enabled=True).kernel == "CPU"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("STREAMRL_ADAPTERS", ""), ("VLLM_TARGET_DEVICE", "cuda")]
+)
+def test_without_adapters_and_on_a_gpu_vllm_chooses_the_kernel_of_experts(
+    variable: str, value: str, experts: type[FusedMoEConfig], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(variable, value)
+    streamrl_adapters.keep_cpu_experts()
+    assert experts(is_lora_enabled=True).kernel == "Triton"
+
+
+def test_a_vllm_that_chooses_the_kernel_of_experts_in_another_way_runs_and_says_so(
+    experts: type[FusedMoEConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.delattr(FusedMoEConfig, "is_lora_enabled")
+    with caplog.at_level(logging.WARNING):
+        streamrl_adapters.keep_cpu_experts()
+    assert "chooses the kernel of experts in another way" in caplog.text
