@@ -81,11 +81,18 @@ def topics() -> None:
 @topics.command()
 @run_argument
 @click.option("--cluster", default="streamrl", show_default=True, help="Name of Strimzi's Kafka.")
-def render(run: str, cluster: str) -> None:
+@click.option(
+    "--tiered",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="HOURS",
+    help="Put rollouts, turns, groups and batches into tiered storage: brokers keep them for HOURS,"
+    " the remote storage for the rest of topics.retention_hours.",
+)
+def render(run: str, cluster: str, tiered: float | None) -> None:
     """Write the run's KafkaTopics, for kubectl."""
     from streamrl.stream.log import topics as planned
 
-    click.echo(planned.render(load_run(run), cluster), nl=False)
+    click.echo(planned.render(load_run(run), cluster, tiered), nl=False)
 
 
 @topics.command()

@@ -19,6 +19,8 @@ def test_the_plan_and_the_manifests_ask_no_broker(run_file: Path, run_name: str)
     made = list(yaml.safe_load_all(rendered.stdout))
     assert len(made) == len(planned.stdout.splitlines())
     assert {topic["metadata"]["labels"]["strimzi.io/cluster"] for topic in made} == {"mine"}
+    assert "remote.storage.enable" not in rendered.stdout
+    assert "remote.storage.enable: 'true'" in topics("render", run_file, "--tiered", 24).stdout
 
 
 def test_they_are_made_once_and_deleted_when_somebody_agrees(

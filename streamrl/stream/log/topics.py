@@ -24,6 +24,8 @@ from streamrl.system.files import shipped_directory
 
 # Settings by which a broker deletes records begin with one of these.
 DELETING = ("retention.", "local.retention.", "cleanup.policy")
+# What replay, fork and rescore read months later. Kafka has no tiered storage for compacted topics.
+TIERED = (topology.ROLLOUTS, topology.TURNS, topology.GROUPS, topology.BATCHES)
 # The longest name of a StatefulSet. Its pods have a label of that name and 11 more characters, and
 # Kubernetes allows 63.
 STATEFUL_SET_CHARS = 52
@@ -192,16 +194,36 @@ def check_for_kubernetes(run: RunFile) -> None:
             )
 
 
-def render(run: RunFile, cluster: str = "streamrl") -> str:
+def render(run: RunFile, cluster: str = "streamrl", local_hours: float | None = None) -> str:
     """The run's KafkaTopics as YAML for `kubectl apply -f -`.
 
+    With `local_hours`, topics of the kinds TIERED are in Kafka's tiered storage: brokers keep a
+    record for so long, and the remote storage keeps it for the rest of `topics.retention_hours`.
+
     Strimzi deletes a topic when its manifest is deleted, so each manifest has the annotations that
-    keep it. Raises the ConfigError of `check_for_kubernetes`.
+    keep it. Raises the ConfigError of `check_for_kubernetes`, and one for a `local_hours` above the
+    retention.
     """
     check_for_kubernetes(run)
-    manifests = [dict(topic.manifest) for topic in plan(run, cluster)]
-    for manifest in manifests:
-        metadata = manifest["metadata"]
+    if local_hours is not None and local_hours > run.topics.retention_hours:
+        raise ConfigError(
+            f"--tiered {local_hours:g}: brokers cannot keep records for longer than"
+            f" topics.retention_hours ({run.topics.retention_hours:g}); raise that"
+        )
+    manifests: list[dict[str, Any]] = []
+    for topic in plan(run, cluster):
+        metadata = topic.manifest["metadata"]
         annotations = {**metadata["annotations"], **KEPT}
-        manifest["metadata"] = {**metadata, "annotations": annotations}
+        config = topic.config
+        if local_hours is not None and topic.kind.name in TIERED:
+            local_ms = round(local_hours * 3_600_000)
+            tiered = {"remote.storage.enable": "true", "local.retention.ms": str(local_ms)}
+            config = {**config, **tiered}
+        manifests.append(
+            {
+                **topic.manifest,
+                "metadata": {**metadata, "annotations": annotations},
+                "spec": {**topic.manifest["spec"], "config": config},
+            }
+        )
     return yaml.safe_dump_all(manifests, sort_keys=False, explicit_start=True)

@@ -243,3 +243,32 @@ def test_render_is_what_kubectl_takes():
         assert set(manifest["spec"]) == {"partitions", "replicas", "config"}
         assert isinstance(manifest["spec"]["partitions"], int)
         assert "$" not in str(manifest)
+
+
+def test_what_is_read_months_later_may_be_in_tiered_storage():
+    run = parse(
+        {
+            "run": "r",
+            "envs": {"a": {"sessions": {}}},
+            "topics": {"retention_hours": 2160, "config": {"local.retention.ms": "1"}},
+        }
+    )
+    manifests = list(yaml.safe_load_all(topics.render(run, local_hours=1.5)))
+    tiered = {
+        manifest["metadata"]["name"]: manifest["spec"]["config"]["local.retention.ms"]
+        for manifest in manifests
+        if manifest["spec"]["config"].get("remote.storage.enable") == "true"
+    }
+    names = ("r.rollouts.a", "r.turns.a", "r.groups.a", "r.batches")
+    assert tiered == dict.fromkeys(names, "5400000")
+    for manifest in manifests:
+        if manifest["metadata"]["name"] in tiered:
+            assert manifest["spec"]["config"]["retention.ms"] == "7776000000"
+            assert manifest["spec"]["config"]["cleanup.policy"] == "delete"
+
+
+def test_brokers_keep_no_record_for_longer_than_the_remote_storage():
+    with pytest.raises(
+        ConfigError, match=r"--tiered 2: .* topics.retention_hours \(1\); raise that"
+    ):
+        topics.render(run_file(retention_hours=1), local_hours=2)
