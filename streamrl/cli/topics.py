@@ -13,6 +13,7 @@ import click
 from streamrl.cli.group import RunName, run_argument
 from streamrl.cli.shared import (
     connect,
+    console,
     exit_with_signal,
     load_run,
     print_lines,
@@ -71,6 +72,44 @@ def _cluster(run: str, properties: Path | None) -> Iterator[tuple[RunFile, dict[
         return
     with connect(settings) as (settings, kafka):
         yield settings, kafka
+
+
+@click.command()
+@run_argument
+@kafka_option
+def doctor(run: str, properties: Path | None) -> None:
+    """Try on the run's Kafka what its parts do there, and say what is missing.
+
+    What is tried has names that begin with RUN.doctor-, and is deleted at the end. Topics of the
+    run are not touched. The exit code is 2 if anything is missing.
+    """
+    from rich.text import Text
+
+    from streamrl.run.monitoring.cells import quoted
+    from streamrl.stream.local_kafka.connect import local_directory
+    from streamrl.stream.log.kafka.doctor import CHECKS, Trial, examine
+    from streamrl.system.errors import ConfigError
+
+    width = max(map(len, CHECKS))
+    styles = {"ok": "green", "missing": "bold red", "unseen": "yellow"}
+    missing: list[str] = []
+    with (
+        stop_on_signals() as (stop, caught),
+        _cluster(run, properties) as (settings, kafka),
+        contextlib.closing(
+            examine(Trial(settings, kafka, data=None if properties else local_directory(settings)))
+        ) as findings,
+    ):
+        for finding in findings:
+            status = (f"{finding.status:7}", styles[finding.status])
+            line = Text.assemble(f"{finding.check:{width}}  ", status, "  ", quoted(finding.text))
+            console().print(line)
+            if finding.status == "missing":
+                missing.append(finding.check)
+            if stop.is_set():
+                sys.exit(128 + caught[0])
+    if missing:
+        raise ConfigError(f"{kafka['bootstrap.servers']} needs changes: {', '.join(missing)}")
 
 
 @click.group()
@@ -209,5 +248,6 @@ def delete(run: str, yes: bool, properties: Path | None) -> None:
 
 COMMANDS = (
     broker,
+    doctor,
     topics,
 )

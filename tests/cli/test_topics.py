@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from streamrl.cli.command import cli
+from streamrl.stream.log.kafka import doctor
+from streamrl.stream.log.kafka.doctor import Missing, Trial, Unseen
 
 
 def topics(*arguments: object, **environment: str) -> Result:
@@ -61,6 +65,34 @@ def test_an_administrators_credentials_go_where_his_file_says_and_not_the_run_fi
     assert f"+ {run_name}.batches" in topics("apply", run_file, "--kafka", admin).stdout
     assert topics("diff", run_file, "--kafka", admin).exit_code == 0
     assert topics("delete", run_file, "--yes", "--kafka", admin).exit_code == 0
+
+
+def test_a_doctor_states_each_finding_in_a_line(
+    run_file: Path, run_name: str, broker: str, monkeypatch: pytest.MonkeyPatch
+):
+    def look_at_clocks(trial: Trial) -> str:
+        raise Missing("they differ [by] an hour")
+
+    def look_for_room(trial: Trial) -> str:
+        raise Unseen("who knows")
+
+    def checks(*names: str) -> dict[str, Any]:
+        return {name: found[name] for name in names}
+
+    found = {**doctor.CHECKS, "clocks": look_at_clocks, "room": look_for_room}
+    monkeypatch.setattr(doctor, "CHECKS", checks("copies", "topics", "room"))
+    good = CliRunner(env={"STREAMRL_KAFKA": broker}).invoke(cli, ["doctor", str(run_file)])
+    assert (good.exit_code, good.stderr) == (0, "")
+    assert [line.split()[:2] for line in good.stdout.splitlines()] == [
+        ["copies", "ok"],
+        ["topics", "ok"],
+        ["room", "unseen"],
+        ["removal", "ok"],
+    ]
+    monkeypatch.setattr(doctor, "CHECKS", checks("clocks"))
+    bad = CliRunner(env={"STREAMRL_KAFKA": broker}).invoke(cli, ["doctor", str(run_file)])
+    assert bad.exit_code == 2 and bad.stderr == f"streamrl: {broker} needs changes: clocks\n"
+    assert bad.stdout.splitlines()[0] == "clocks  missing  they differ [by] an hour"
 
 
 def test_a_broker_needs_its_run():

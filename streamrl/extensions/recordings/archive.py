@@ -22,6 +22,7 @@ from streamrl.extensions.recordings.output_directory import new_directory
 from streamrl.extensions.recordings.progress import OnProgress, no_progress
 from streamrl.stream.log.import_plan import WriteOp, plan_writes
 from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.doctor import DOCTOR_PREFIX
 from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.kafka.offset_import import OffsetPreservingWriter
 from streamrl.stream.log.parquet import (
@@ -59,7 +60,7 @@ def _write_topics(log: Log, run: RunFile, directory: Path, progress: OnProgress)
     bounds = {where: (beginning_offset(log, *where), end) for where, end in ends(log).items()}
     total = sum(end - start for start, end in bounds.values())
     before = 0
-    written: dict[str, list[ExportedPartition]] = {topic: [] for topic in sorted(log.topics())}
+    written: dict[str, list[ExportedPartition]] = {topic: [] for topic in sorted(_topics(log))}
     for where, (start, end) in sorted(bounds.items()):
         messages = read(log, *where, start, end, whole=False)
         reported = _with_progress(messages, before - start, total, progress)
@@ -80,11 +81,20 @@ def ends(log: Log) -> dict[TopicPartition, int]:
         kind = topology.kind_of(topic)
         return kind == topology.ROLLOUTS, kind != topology.JOURNAL, topic
 
-    counts = log.topics()
+    counts = _topics(log)
     return {
         (topic, partition): end_offset(log, topic, partition)
         for topic in sorted(counts, key=order)
         for partition in range(counts[topic])
+    }
+
+
+def _topics(log: Log) -> dict[str, int]:
+    """Topics of the run, with their number of partitions. Those that `streamrl doctor` is just
+    trying are none: they are deleted in a moment.
+    """
+    return {
+        topic: count for topic, count in log.topics().items() if not topic.startswith(DOCTOR_PREFIX)
     }
 
 

@@ -56,6 +56,11 @@ def cluster_settings(run: RunFile) -> dict[str, Any]:
     return without_cleartext(resolve_references({**run.kafka, **named}, "kafka"), "kafka")
 
 
+def local_directory(run: RunFile) -> Path | None:
+    """Where the run's local broker lives, unless the run has a cluster."""
+    return None if "bootstrap.servers" in cluster_settings(run) else broker_dir(run)
+
+
 def without_cleartext(settings: dict[str, Any], where: str) -> dict[str, Any]:
     """The settings. Raises ConfigError if they would send a password in clear."""
     if problem := cleartext_problem(settings):

@@ -76,6 +76,11 @@ def test_files_hold_all_of_a_log(recording: MemoryLog, tmp_path: Path):
     assert files.manifest.run == "small" and exported_run_file(files) == RUN
 
 
+def test_topics_that_a_doctor_tries_are_not_of_the_run(tmp_path: Path):
+    log = MemoryLog({"batches": 1, "doctor-0a1b2c3d": 1, "doctor-0a1b2c3d.compacted": 1})
+    assert set(export(log, RUN, tmp_path / "x").topics()) == {"batches"}
+
+
 def test_replay_and_audit_need_the_files_only(recording: MemoryLog, tmp_path: Path):
     files = export(recording, RUN, tmp_path / "x")
     assert replays(files) == replays(recording) and replays(files)[1] >= 4

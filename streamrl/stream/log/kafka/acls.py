@@ -20,6 +20,7 @@ import yaml
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     ResourcePatternType,
@@ -157,7 +158,7 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
     wanted: list[AclBinding] = []
     for name, allowed in _by_whole_name(run).items():
         for rule in allowed:
-            wanted += _bindings(name, rule)
+            wanted += bindings(name, rule)
 
     def create() -> None:
         for future in admin.create_acls(wanted, request_timeout=CALL_TIMEOUT_S).values():
@@ -177,6 +178,36 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
     except AccessDenied:
         raise access_denied(settings, "change access rules") from None
     return in_words(run)
+
+
+def missing(run: RunFile, admin: Admin) -> list[str]:
+    """Those lines of `in_words` that the rules of the cluster do not include.
+
+    These are all lines where librdkafka lists no rules, which it reports as no error: of a cluster
+    without an authorizer, or to a user who may not list them.
+    """
+    anything: Any = None
+    everything = AclBindingFilter(
+        ResourceType.ANY,
+        anything,
+        ResourcePatternType.ANY,
+        anything,
+        anything,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+
+    def describe() -> list[AclBinding]:
+        return admin.describe_acls(everything, request_timeout=CALL_TIMEOUT_S).result()
+
+    existing = call_with_retries(describe, admin.address)
+    lacking: list[str] = []
+    for name, allowed in _by_whole_name(run).items():
+        for rule in allowed:
+            wanted = bindings(name, rule)
+            if not all(any(_includes(given, binding) for given in existing) for binding in wanted):
+                lacking.append(f"User:{name}  {rule}")
+    return lacking
 
 
 def in_words(run: RunFile) -> list[str]:
@@ -311,7 +342,25 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
             return user.role.reads(topology.kind_of(of))
 
 
-def _bindings(name: str, rule: Rule) -> Iterator[AclBinding]:
+def _includes(rule: AclBinding, wanted: AclBinding) -> bool:
+    """Whether a rule of the cluster allows what is wanted, perhaps from some hosts only."""
+    if rule.resource_pattern_type == ResourcePatternType.PREFIXED:
+        named = wanted.name.startswith(rule.name)
+    else:
+        named = rule.name in (wanted.name, "*") and (
+            rule.name == "*" or wanted.resource_pattern_type == ResourcePatternType.LITERAL
+        )
+    return (
+        named
+        and rule.permission_type == AclPermissionType.ALLOW
+        and rule.restype == wanted.restype
+        and rule.principal in (wanted.principal, "User:*")
+        and rule.operation in (wanted.operation, AclOperation.ALL)
+    )
+
+
+def bindings(name: str, rule: Rule) -> Iterator[AclBinding]:
+    """The rule as Kafka's, one for each operation. `name`: the user's on the broker."""
     kind = {
         "topic": ResourceType.TOPIC,
         "group": ResourceType.GROUP,
