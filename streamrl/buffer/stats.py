@@ -76,7 +76,7 @@ class IntakeStats(msgspec.Struct):
                 self.rewards.setdefault(name, RunningStats()).add(value)
 
     def metrics(self, env: str) -> dict[str, float]:
-        """The metrics of this env, under the names of docs/design/overview.md."""
+        """The metrics of this env, those under `replays/` in docs/metrics.md."""
         prefix = f"replays/{env}/"
         frac_truncated = self.truncated / self.rollouts if self.rollouts else 0.0
         values = {

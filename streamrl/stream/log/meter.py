@@ -2,7 +2,7 @@
 
 Metrics go to their topic outside the transactions, so they never count as outputs of a run. Their
 names carry their units. Those under `replays/` and `batches/` are made by the pure steps of buffer
-and batcher, and are listed in docs/design/overview.md.
+and batcher. `run/monitoring/metric_names.py` lists all.
 """
 
 from __future__ import annotations
