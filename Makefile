@@ -52,7 +52,7 @@ help: ## this list
 setup: $(LEARNER_READY) $(INFERENCE_READY) .streamrl/.kafka ## what is needed; DEVICE=cuda: for GPUs
 	@echo $(DEVICE) > .streamrl/.device
 
-setup-verifiers: $(VERIFIERS_ENV)/.synced ## .venv-verifiers, for env servers: docs/verifiers.md
+setup-verifiers: $(VERIFIERS_ENV)/.synced ## .venv-verifiers, for env servers: docs/env-servers.md
 
 quickstart: setup ## the whole loop, until the policy has learned to copy digits: minutes
 	@$(ENV)/bin/streamrl up --fresh deploy/runs/quickstart.yaml
