@@ -1,5 +1,5 @@
-"""What is said about a chaos run: a table for people, chaos.json for programs. The keys are
-explained in docs/reliability.md.
+"""What is said about a chaos run: a table for people, chaos.json for programs. docs/reliability.md
+describes the run.
 """
 
 from __future__ import annotations
