@@ -1,5 +1,5 @@
-"""What is said about a soak: tables for people, soak.json for programs. docs/reliability.md describes
-the run.
+"""What is said about a soak: tables for people, soak.json for programs. docs/reliability.md
+describes the run.
 """
 
 from __future__ import annotations
