@@ -66,6 +66,9 @@ def test_what_is_lacking_is_known_without_selecting():
     assert (
         shortage({"a": 20, "b": 10, "c": 10}, tokens_owed(fractions, {}, 40), 40, spill=False) == {}
     )
+    assert shortage({"a": 19, "b": 10, "c": 10}, tokens_owed(fractions, {}, 40), 40, False) == {
+        "a": 1
+    }
     # b's 15 to spare serve the rest only
     assert shortage({"a": 12, "b": 25}, tokens_owed(fractions, {}, 40), 40, spill=False) == {"a": 8}
     assert shortage({"a": 20, "b": 14}, tokens_owed(fractions, {}, 40), 40, spill=False) == {

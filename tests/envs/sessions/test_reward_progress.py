@@ -64,6 +64,17 @@ def test_a_session_without_answers_waits_for_a_reward_of_the_rollout():
     assert progress.is_complete([])
 
 
+def test_a_reward_beyond_the_most_is_refused_and_one_that_is_sent_again_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("streamrl.envs.sessions.reward_progress.MAX_REWARDS", 2)
+    progress = progress_of(reward("s", call="a"))
+    assert progress.problem(reward("s", call="b")) == ""
+    progress.add(reward("s", call="b"))
+    assert progress.problem(reward("s", call="b")) == ""
+    assert progress.problem(reward("s", call="c")) == "it has 2 rewards, which is the most"
+
+
 @pytest.mark.parametrize("wanted", [[], ["a"], ["a", "b"]])
 @pytest.mark.parametrize("seed", range(100))
 def test_a_reward_that_the_gateway_confirmed_is_in_the_rollout(seed: int, wanted: list[str]):

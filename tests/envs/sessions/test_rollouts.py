@@ -17,6 +17,7 @@ from streamrl.envs.sessions.rollouts import (
     build_rollout,
     count_tokens,
     in_order_of_turns,
+    kept_calls,
     to_turns,
 )
 from streamrl.stream.records import ModelCall, Rollout
@@ -48,6 +49,21 @@ def test_turns_stand_sequence_by_sequence():
         "said in c",
         "said in b",
     ]
+
+
+@pytest.mark.parametrize(("fork", "kept"), [("", ["a", "b"]), ("system", ["b"])])
+def test_a_call_that_is_not_trained_on_is_kept_if_one_that_is_continues_it(
+    fork: str, kept: list[str]
+):
+    calls = [call("a", [1], [2], trained=False), call("b", [3], [4], "a", fork=fork)]
+    assert [each.call for each in kept_calls(calls)] == kept
+    assert [each.trained for each in kept_calls(calls)] == [name == "b" for name in kept]
+
+
+def test_an_answer_that_was_not_received_is_trained_on_if_a_call_continues_it():
+    lost = call("a", [1], [2], lost=True)
+    assert kept_calls([lost]) == []
+    assert [each.trained for each in kept_calls([lost, call("b", [3], [4], "a")])] == [True, True]
 
 
 def test_a_vocabulary_of_more_than_65536_tokens():

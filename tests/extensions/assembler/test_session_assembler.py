@@ -394,6 +394,16 @@ def test_limits_are_checked_while_a_group_waits_for_sessions_and_none_is_open():
     assert due(fold.config, fold.state, 1.0)
 
 
+def test_a_group_waits_for_its_next_session_as_long_as_one_may_take():
+    """100 s without a call, and 50 s for the rewards."""
+    fold = Fold()
+    fold.at(0, start("s"), call("a", [1], [2]), end("s"), reward("s"))
+    fold.wait(149)
+    assert list(fold.state.envs[ENV].groups) == ["p"]
+    fold.wait(3)
+    assert not fold.state.envs[ENV].groups
+
+
 def test_limits_are_checked_while_a_session_of_a_complete_group_is_open():
     fold = Fold(rewards=[])
     fold.at(0, start("s"), start("t"))
