@@ -168,3 +168,10 @@ def test_of_an_env_that_was_taken_out_no_group_is_published_before_it_is_put_bac
     assert groups(out) == []
     _, out = reconcile(CONFIG, state, {}, 2.0)
     assert [(group.group_id, group.uids) for group in groups(out)] == [("g0", [])]
+
+
+def test_a_version_that_is_announced_again_changes_nothing():
+    """The learner that was restarted announces its newest version."""
+    state, _ = advance([version_event(1), rollout_event(0, rollout(version=1))])
+    _, out = advance([version_event(1)], state=state)
+    assert out == []
