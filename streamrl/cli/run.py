@@ -48,12 +48,18 @@ def new(name: str, template: str) -> None:
 
 @click.command()
 @run_argument
+@click.option(
+    "--memory",
+    "with_memory",
+    is_flag=True,
+    help="Compile the learner for what its devices will hold; takes minutes.",
+)
 @overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
-def check(run: str, overrides: tuple[str, ...]) -> None:
+def check(run: str, with_memory: bool, overrides: tuple[str, ...]) -> None:
     """Print what a run will do, or what is wrong with its run file. Starts nothing."""
     from streamrl.run.orchestrator.preview import preview
 
-    facts = preview(load_run(run, overrides))
+    facts = preview(load_run(run, overrides), with_memory)
     width = max(len(fact.subject) for fact in facts)
     subject = ""
     for fact in facts:
@@ -68,14 +74,38 @@ def check(run: str, overrides: tuple[str, ...]) -> None:
 @click.option(
     "--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew."
 )
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="PART",
+    help="Join a run that is started elsewhere with this part or role; may be repeated.",
+)
+@click.option(
+    "--except",
+    "excluded",
+    multiple=True,
+    metavar="PART",
+    help="Leave out this part or role, which another machine starts; may be repeated.",
+)
 @overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
 @metrics_options
-def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
+def up(
+    run: str,
+    resume: bool,
+    fresh: bool,
+    only: tuple[str, ...],
+    excluded: tuple[str, ...],
+    overrides: tuple[str, ...],
+) -> None:
     """Start all parts of a run, watch it, end it at its target."""
     from streamrl.run.orchestrator import process, whole_run
 
+    if only and excluded:
+        raise click.UsageError("--only and --except exclude each other.")
     with stop_on_signals() as (stop, caught):
-        code = whole_run.up(load_run(run, overrides), stop, resume, fresh, listen_override())
+        code = whole_run.up(
+            load_run(run, overrides), stop, resume, fresh, listen_override(), only, excluded
+        )
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
 
 

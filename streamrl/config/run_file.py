@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from streamrl.config import checks, presets
+from streamrl.config import checks, presets, topology
 from streamrl.config.choices import MULTI_TURN_ENVS, NAME
 from streamrl.config.extensions import extensions
 from streamrl.config.plugins import imports_in, plugins
@@ -98,6 +98,10 @@ class RunFile(Section):
         return self.model_copy(update={"learner": learner})
 
     @model_validator(mode="after")
+    def _with_shares(self) -> RunFile:
+        return self.with_shares()
+
+    @model_validator(mode="after")
     def _works_together(self, info: ValidationInfo) -> RunFile:
         for problem in checks.problems(self, resolved=info.context == RESOLVED):
             raise ValueError(problem)
@@ -106,6 +110,27 @@ class RunFile(Section):
     def settings_of(self, section: type[S]) -> S:
         """The section that an extension has in the run file, by its type."""
         return next(value for _, value in self if isinstance(value, section))
+
+    def with_shares(self) -> RunFile:
+        """The run in which parts that meet on a GPU have a share of its memory, also where the file
+        gives none.
+        """
+        placement = dict(self.placement)
+        pools: dict[str, float] = {}
+        shares = topology.default_shares(self)
+        for part in topology.parts(self):
+            share = shares.get(part.name)
+            if share is None:
+                continue
+            name = part.name if part.name in placement else part.role
+            if topology.is_server(part):
+                pool = topology.pool_of(part)
+                pools[pool] = min(share, pools.get(pool, share))
+            elif not self.placement[name].memory_fraction:
+                least = min(share, placement[name].memory_fraction or share)
+                placement[name] = placement[name].model_copy(update={"memory_fraction": least})
+        inference = self.inference.with_memory(pools)
+        return self.model_copy(update={"placement": placement, "inference": inference})
 
     @property
     def max_samples(self) -> int:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from streamrl.config.extensions import extensions
+from streamrl.system.errors import ConfigError
+from streamrl.system.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
@@ -109,6 +111,10 @@ POLICY_VERSIONS_PARTITION = sole_partition(POLICY_VERSIONS)
 
 JAX_MEMORY_FRACTION = 0.75  # of a GPU, that JAX reserves where it is not told otherwise
 VLLM_MEMORY_FRACTION = 0.9  # the same of vLLM's `gpu_memory_utilization`
+# Of a GPU that a learner shares with others, and what these divide. The rest is what CUDA keeps for
+# each process, and what kernels allocate besides.
+LEARNER_SHARE = 0.5
+OTHERS_SHARE = 0.35
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 # The identity of `streamrl rescore`. A second call fences the first.
 RESCORER = "rescore"
@@ -266,30 +272,76 @@ def pool_of(part: Part) -> str:
     return part.options[-1] if "--pool" in part.options else GENERATION
 
 
-def devices_of(run: RunFile, part: Part) -> tuple[int, ...]:
-    """Numbers of the GPUs that `placement` gives a part. Parts that share the devices of their role
-    get an equal stretch each; the numbers are empty where `placement` does not name the part.
+class Device(NamedTuple):
+    """A GPU."""
+
+    node: str  # name of its machine; empty where `placement` names none
+    number: int  # on that machine
+
+    def __str__(self) -> str:
+        return f"{self.number} of {self.node}" if self.node else str(self.number)
+
+
+def is_server(part: Part) -> bool:
+    """Whether the part has a vLLM."""
+    return role_of(part).devices == "vllm"
+
+
+def uses_gpu(part: Part) -> bool:
+    """Whether the part computes with a model, on GPUs where there are some."""
+    return bool(role_of(part).devices)
+
+
+def devices_of(run: RunFile, part: Part) -> tuple[Device, ...]:
+    """The GPUs that `placement` gives a part. Parts that share the devices of their role get an
+    equal stretch each; there are none where `placement` does not name the part.
     """
-    if part.name in run.placement:
-        return tuple(run.placement[part.name].devices)
-    if part.role not in run.placement:
+    name = part.name if part.name in run.placement else part.role
+    if name not in run.placement:
         return ()
-    devices = run.placement[part.role].devices
-    sharing = sharing_parts(run, part.role)
-    each = len(devices) // len(sharing)
-    first = sharing.index(part.name) * each
-    return tuple(devices[first : first + each])
+    placement = run.placement[name]
+    sharing = [part.name] if name == part.name else sharing_parts(run, part.role)
+    nodes = placement.nodes or [""]
+    own = sharing.index(part.name)
+    parts_a_node = max(1, len(sharing) // len(nodes))
+    node = nodes[min(own // parts_a_node, len(nodes) - 1)]
+    each = len(placement.devices) // parts_a_node
+    first = own % parts_a_node * each
+    return tuple(Device(node, number) for number in placement.devices[first : first + each])
+
+
+def reserved_memory(run: RunFile) -> dict[Device, dict[str, float]]:
+    """The parts on each GPU, with the share of its memory that each reserves."""
+    shares: dict[Device, dict[str, float]] = {}
+    for part in parts(run):
+        for device in devices_of(run, part):
+            shares.setdefault(device, {})[part.name] = memory_fraction(run, part)
+    return dict(sorted(shares.items()))
 
 
 def memory_fraction(run: RunFile, part: Part) -> float:
     """Share of the memory of each of its GPUs that a part reserves: what the run file gives, or
     what JAX and vLLM reserve by default.
     """
-    if role_of(part).devices == "vllm":
+    if is_server(part):
         engine = run.inference.of_pool(pool_of(part)).engine
         return float(engine.get("gpu_memory_utilization", VLLM_MEMORY_FRACTION))
     placement = run.placement.get(part.name) or run.placement.get(part.role)
     return (placement.memory_fraction if placement else 0.0) or JAX_MEMORY_FRACTION
+
+
+def default_shares(run: RunFile) -> dict[str, float]:
+    """The share of a GPU's memory that is fair for each part which meets others on a GPU, by the
+    part's name. It is the least of those on all of its GPUs.
+    """
+    shares: dict[str, float] = {}
+    learners = {part.name for part in LEARNER.parts(run)}
+    for on_device in reserved_memory(run).values():
+        others = len(on_device.keys() - learners)
+        for name in on_device if len(on_device) > 1 else ():
+            fair = LEARNER_SHARE if name in learners else OTHERS_SHARE / others
+            shares[name] = min(fair, shares.get(name, fair))
+    return shares
 
 
 def _index(index: int) -> tuple[str, str]:
@@ -396,6 +448,35 @@ def parts(run: RunFile) -> tuple[Part, ...]:
     return tuple(
         part for role in started_roles() if role.is_needed(run) for part in role.parts(run)
     )
+
+
+def chosen_parts(
+    run: RunFile, only: Collection[str] = (), excluded: Collection[str] = ()
+) -> tuple[Part, ...]:
+    """The parts of a run that `only` names, by role or by part, or all but those that `excluded`
+    names. Raises ConfigError for a name that is neither, and for some of the processes of a learner
+    without the others, because they start together.
+    """
+    every = parts(run)
+    names = {part.name: None for part in every} | {part.role: None for part in every}
+    for name in (*only, *excluded):
+        if name not in names:
+            raise ConfigError(f"{name}: no role or part of this run; {nearest_or_all(name, names)}")
+
+    def named(part: Part, among: Collection[str]) -> bool:
+        return part.name in among or part.role in among
+
+    chosen = tuple(
+        part for part in every if not named(part, excluded) and (not only or named(part, only))
+    )
+    gang = [part.name for part in chosen if part.processes > 1]
+    if gang and len(gang) < run.learner.processes:
+        raise ConfigError(
+            f"{', '.join(gang)}: of the {run.learner.processes} processes of the learner, which"
+            " start together; on several machines start each by hand, with `streamrl learner"
+            " --coordinator`"
+        )
+    return chosen
 
 
 def sharing_parts(run: RunFile, role: str) -> list[str]:

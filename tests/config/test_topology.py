@@ -19,6 +19,7 @@ from streamrl.extensions.assembler.extension import ASSEMBLER
 from streamrl.run.monitoring.run_view import BATCHES, TOPICS
 from streamrl.stream.log import topics
 from streamrl.stream.processor.definition import Processor
+from streamrl.system.errors import ConfigError
 from tests.support.rooms import ROOMS
 
 PACKAGE = Path(topology.__file__).parents[1]
@@ -179,3 +180,23 @@ def test_every_topic_is_written_by_somebody():
         " rules let nobody write there"
     )
     assert produced <= set(topics.kinds())
+
+
+def test_parts_are_chosen_by_role_or_by_name():
+    run = parse({"run": "r", "envs": {"copy": {}}, "inference": {"replicas": 2}})
+
+    def names(**choice: list[str]) -> list[str]:
+        return [part.name for part in topology.chosen_parts(run, **choice)]
+
+    assert names() == [part.name for part in parts(run)]
+    assert names(only=["inference-1", "env"]) == ["inference-1", "env-copy-0"]
+    assert names(excluded=["inference", "learner"]) == ["buffer", "batcher", "env-copy-0"]
+    with pytest.raises(ConfigError, match="inference-2: no role or part of this run"):
+        names(only=["inference-2"])
+
+
+def test_the_processes_of_a_learner_are_chosen_together():
+    run = parse({"run": "r", "envs": {"copy": {}}, "learner": {"processes": 2}})
+    assert len(topology.chosen_parts(run, only=["learner"])) == 2
+    with pytest.raises(ConfigError, match="learner-1: of the 2 processes .* start each by hand"):
+        topology.chosen_parts(run, only=["learner-1"])

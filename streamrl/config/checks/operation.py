@@ -44,11 +44,19 @@ def placement_problems(run: RunFile) -> Iterator[str]:
             continue
         if len(set(placement.devices)) != len(placement.devices):
             yield f"placement.{name}.devices: {placement.devices} has a device twice"
-        sharing = topology.sharing_parts(run, name)
-        if sharing and len(placement.devices) % len(sharing):
+        sharing = topology.sharing_parts(run, name) or [name]
+        nodes = len(placement.nodes) or 1
+        if len(sharing) % nodes:
+            yield (
+                f"placement.{name}.nodes: {', '.join(sharing)} cannot be divided among {nodes}"
+                " machines; name the parts"
+            )
+            continue
+        on_node = sharing[: len(sharing) // nodes]
+        if len(placement.devices) % len(on_node):
             yield (
                 f"placement.{name}.devices: {len(placement.devices)} devices cannot be divided"
-                f" among {', '.join(sharing)}; give a multiple of {len(sharing)}, or name the parts"
+                f" among {', '.join(on_node)}; give a multiple of {len(on_node)}, or name the parts"
             )
     yield from _division_problems(run)
     yield from _memory_problems(run)
@@ -56,11 +64,7 @@ def placement_problems(run: RunFile) -> Iterator[str]:
 
 def _memory_problems(run: RunFile) -> Iterator[str]:
     """GPUs of which several parts reserve more memory than there is."""
-    shares: dict[int, dict[str, float]] = {}
-    for part in topology.parts(run):
-        for device in topology.devices_of(run, part):
-            shares.setdefault(device, {})[part.name] = topology.memory_fraction(run, part)
-    for device, parts in sorted(shares.items()):
+    for device, parts in topology.reserved_memory(run).items():
         total = sum(parts.values())
         if len(parts) > 1 and total > 1 + 1e-9:
             reserved = ", ".join(f"{name} {share:g}" for name, share in parts.items())
@@ -77,14 +81,10 @@ def _memory_problems(run: RunFile) -> Iterator[str]:
 def _division_problems(run: RunFile) -> Iterator[str]:
     """Servers that have fewer devices than their model is divided over."""
     for part in topology.parts(run):
-        named = run.placement.get(part.name)
-        placement = named or run.placement.get(part.role)
-        if topology.role_of(part).devices != "vllm" or not placement:
+        if not topology.is_server(part):
             continue
-        sharing = 1 if named else len(topology.sharing_parts(run, part.role))
-        devices = len(placement.devices) // sharing
-        pool = topology.pool_of(part)
-        wanted = run.inference.of_pool(pool).tensor_parallel
+        devices = len(topology.devices_of(run, part))
+        wanted = run.inference.of_pool(topology.pool_of(part)).tensor_parallel
         if 0 < devices < wanted:
             yield (
                 f"placement: {part.name} has {devices} devices, and tensor_parallel of its pool is"

@@ -145,3 +145,8 @@ class Batcher(Section):
         """Rows of every batch of the run."""
         enough = -(-self.total_token_budget * 11 // (10 * self.max_seq_len)) + 1
         return self.row_count or -(-enough // self.processes) * self.processes
+
+    @property
+    def all_row_lengths(self) -> tuple[int, ...]:
+        """The lengths that rows of the run's batches can have."""
+        return (*self.row_lengths, self.max_seq_len)

@@ -243,6 +243,9 @@ class Learner(Section):
     # What computes attention: cudnn, pallas, reference (plain JAX), or auto: on a GPU the first of
     # them that passes a check at the start, elsewhere reference (docs/batches.md).
     attention: Literal["auto", "cudnn", "pallas", "reference"] = "auto"
+    # Whether GPUs compute the same bits every time, with kernels that may be slower. Otherwise a
+    # version that is trained again after a crash differs, and is announced as a new lineage.
+    deterministic: bool = True
     # Tokens of a row whose logits are in memory at a time. 0: all of them.
     logprob_chunk: int = Field(default=0, ge=0)
     # adamw, lion, adopt, cautious (AdamW that leaves out what goes against the gradient), or muon:

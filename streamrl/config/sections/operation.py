@@ -58,8 +58,12 @@ class Placement(Section):
 
     # Numbers of the GPUs, from 0, among those that `streamrl up` sees.
     devices: list[Annotated[int, Field(ge=0)]] = []
-    # Share of each GPU's memory that a learner or scorer reserves. 0: three quarters, as JAX does.
-    # Servers: `gpu_memory_utilization` in inference.engine.
+    # Names of the machines that have such GPUs, where a run is on several; the parts are divided
+    # evenly among them. Empty: one machine.
+    nodes: list[str] = []
+    # Share of each GPU's memory that a learner or scorer reserves. 0: three quarters, as JAX does,
+    # or 0.5 of a GPU that it shares with other parts. Servers: `gpu_memory_utilization` in
+    # inference.engine, by default 0.9, or their part of 0.35 of a shared GPU.
     memory_fraction: float = Field(default=0.0, ge=0, le=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from pydantic import (
 from streamrl.config import engine_settings
 from streamrl.config.ownership import is_ours
 from streamrl.config.sections.section import Section
-from streamrl.config.topology import GENERATION
+from streamrl.config.topology import GENERATION, VLLM_MEMORY_FRACTION
 from streamrl.system.errors import ConfigError
 from streamrl.system.text import nearest_or_all
 
@@ -132,6 +133,22 @@ class Inference(Section):
             return self
         replaced = own.model_dump(exclude_none=True, exclude={"replicas", "model", "engine"})
         return self.model_copy(update={**replaced, "engine": {**self.engine, **own.engine}})
+
+    def with_memory(self, shares: Mapping[str, float]) -> Inference:
+        """The settings with the share of a GPU's memory of each of these pools, where neither it
+        nor `engine` gives one. What one pool gets is not inherited by the others.
+        """
+        name = "gpu_memory_utilization"
+        if name in self.engine or not shares:
+            return self
+        pools = dict(self.pools)
+        for pool, own in self.pools.items():
+            share = shares.get(pool, VLLM_MEMORY_FRACTION)
+            pools[pool] = own.model_copy(update={"engine": {name: share, **own.engine}})
+        engine = dict(self.engine)
+        if GENERATION in shares:
+            engine[name] = shares[GENERATION]
+        return self.model_copy(update={"engine": engine, "pools": pools})
 
     def own_model(self, pool: str) -> str:
         """The directory of the model that a pool serves; empty: it serves the policy."""

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterable
 
 from streamrl.config import topology
 from streamrl.config.run_file import RUN_FILE, RunFile
@@ -42,12 +43,14 @@ class SupervisedParts:
         supervisor: Supervisor,
         liveness: Liveness,
         broker_watch: BrokerWatch,
+        started: Iterable[Part],
     ) -> None:
+        """`started`: the parts that are started here."""
         self._run = run
         self._supervisor = supervisor
         self._liveness = liveness
         self._broker_watch = broker_watch
-        self._planned = {part.name: part for part in topology.parts(run)}
+        self._planned = {part.name: part for part in started}
         self._gang = [part.name for part in self._planned.values() if part.processes > 1]
         self._coordinator = ""  # the gang's, HOST:PORT
         visible = visible_devices(os.environ.get(VISIBLE))

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.operation import Placement
 from streamrl.config.topology import Part
+from streamrl.run.orchestrator.gpus import check_driver, installed_gpus
 from streamrl.system.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 JAX_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+CUDA_PLUGIN = "jax_cuda13_plugin"  # of JAX; without it learner and servers are those of a CPU
+
+
+def placed_here(run: RunFile, parts: Sequence[Part]) -> RunFile:
+    """The run with a place on this machine's GPUs for each of the `parts` that are started here.
+
+    A run without `placement` is placed on the only GPU, which its parts share. Raises ConfigError
+    for several GPUs, for parts of several machines, and for a driver that is too old.
+    """
+    nodes = {device.node for part in parts for device in topology.devices_of(run, part)}
+    if len(nodes) > 1:
+        raise ConfigError(
+            f"placement names the machines {', '.join(sorted(nodes))}: start on each what is its"
+            " own, with --only or --except"
+        )
+    if not importlib.util.find_spec(CUDA_PLUGIN):
+        return run
+    gpus = installed_gpus()
+    check_driver(gpus)
+    visible = visible_devices(os.environ.get(VISIBLE))
+    count = len(gpus) if visible is None else len(visible)
+    users = [part for part in parts if topology.uses_gpu(part)]
+    if run.placement or not count or len(users) < 2:
+        return run
+    if count > 1:
+        raise ConfigError(
+            f"this machine has {count} GPUs, and {', '.join(part.name for part in users)} would"
+            " all begin with the first: write placement, such as {learner: {devices: [0]},"
+            f" inference: {{devices: [1]}}}}, or set {VISIBLE}=0 and they share that one"
+        )
+    shared = {part.role: Placement(devices=[0]) for part in users}
+    return run.model_copy(update={"placement": shared}).with_shares()
 
 
 def visible_devices(environment: str | None) -> list[str] | None:
@@ -35,7 +70,7 @@ def device_variables(
     if not run.placement:
         return {}
     placement = run.placement.get(part.name) or run.placement.get(part.role) or Placement()
-    devices = topology.devices_of(run, part)
+    devices = [device.number for device in topology.devices_of(run, part)]
     if visible is not None and devices and max(devices) >= len(visible):
         raise ConfigError(
             f"placement of {part.name}: there is no device {max(devices)}, as {VISIBLE} has"

@@ -85,6 +85,22 @@ def prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> No
     publish_config(run, log)
 
 
+def wait_for_topics(log: Log, display: Display, stop: threading.Event) -> bool:
+    """Wait until the machine that leads the run has made its topics. False if `stop` is set
+    first.
+    """
+    started_s = time.monotonic()
+    said_s = 0.0
+    while not has_data(log):
+        waited_s = time.monotonic() - started_s
+        if waited_s - said_s >= WAITING_LINE_S:
+            said_s = waited_s
+            display.say(f"waiting {waited_s:.0f} s for the topics of the run")
+        if stop.wait(POLL_S):
+            return False
+    return True
+
+
 def has_data(log: Log) -> bool:
     """Whether a run of this name has begun before."""
     existing = log.topics()

@@ -5,13 +5,16 @@ is downloaded, and no broker is asked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
+from streamrl.run.orchestrator.gpus import installed_gpus
+from streamrl.run.orchestrator.memory import learner_gib
 from streamrl.stream.log import topics
 from streamrl.system import hub
 from streamrl.system.errors import ModelError
@@ -19,7 +22,8 @@ from streamrl.system.errors import ModelError
 WEIGHT_BYTES = 4  # a parameter, and a gradient, in float32
 MOMENTS = 2  # that AdamW keeps of each parameter, in float32
 SERVED_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2, "half": 2}
-GB = 1e9
+CACHE_BYTES = 2  # a value of the KV cache, unless `kv_cache_dtype` is one of FP8
+GIB = 1 << 30
 
 
 class Fact(NamedTuple):
@@ -29,8 +33,11 @@ class Fact(NamedTuple):
     text: str
 
 
-def preview(run: RunFile) -> list[Fact]:
+def preview(run: RunFile, with_memory: bool = False) -> list[Fact]:
     """Facts about what the run consists of, in the order in which a reader asks for it.
+
+    `with_memory`: the learner's programs are compiled for what its devices will hold, which takes
+    up to minutes.
 
     Raises ModelError for a model directory that does not exist or has no usable config.json.
     """
@@ -39,8 +46,9 @@ def preview(run: RunFile) -> list[Fact]:
         Fact("model", _model(run)),
         *(Fact("env", _env(run, name)) for name in run.envs),
         Fact("batch", _batch(run)),
+        Fact("age", _age(run)),
         Fact("parts", ", ".join(part.name for part in topology.parts(run))),
-        *(Fact("memory", text) for text in _memory(run)),
+        *(Fact("memory", text) for text in _memory(run, with_memory)),
         *(Fact("device", text) for text in _devices(run)),
         *(Fact("sharing", text) for text in _sharing(run)),
         Fact("kafka", _kafka(run)),
@@ -50,7 +58,7 @@ def preview(run: RunFile) -> list[Fact]:
     ]
 
 
-def parameter_count(config: dict[str, int]) -> int:
+def parameter_count(config: Mapping[str, Any]) -> int:
     """Parameters of a decoder of the Llama family, by the fields of its config.json: embeddings,
     and of each layer the attention's projections and the gated MLPs. Norms and biases, less than a
     thousandth of them, are left out.
@@ -69,7 +77,7 @@ def parameter_count(config: dict[str, int]) -> int:
     return config["num_hidden_layers"] * (attention + mlp) + embeddings
 
 
-def _config(run: RunFile) -> dict[str, int] | None:
+def _config(run: RunFile) -> dict[str, Any] | None:
     """The model's config.json, or None if the model is not on this machine."""
     directory = hub.local_directory(run.model.path)
     if directory is None:
@@ -122,26 +130,77 @@ def _batch(run: RunFile) -> str:
     batcher = run.batcher
     return (
         f"up to {batcher.total_token_budget:,} tokens in {batcher.rows:,} rows of"
-        f" {batcher.max_seq_len:,}; the oldest token is at most {run.buffer.max_age} versions old"
+        f" {batcher.max_seq_len:,}, {padding(run):.0%} of them padding"
     )
 
 
-def _memory(run: RunFile) -> Iterator[str]:
-    """What weights take. Activations and the KV cache come on top."""
+def _age(run: RunFile) -> str:
+    limit = run.buffer.max_age
+    needed = age_of_longest(run)
+    text = (
+        f"the oldest token is at most {limit} versions old; that of the longest answer is"
+        f" {needed} when all servers are busy"
+    )
+    return text if needed <= limit else f"{text}: long answers expire; raise buffer.max_age"
+
+
+def padding(run: RunFile) -> float:
+    """Share of a full batch's positions that no token fills."""
+    batcher = run.batcher
+    return 1 - batcher.total_token_budget / (batcher.rows * batcher.max_seq_len)
+
+
+def age_of_longest(run: RunFile) -> int:
+    """Versions by which the first token of the longest answer is old when its batch trains.
+
+    While an answer of n tokens is sampled, each sequence of the servers samples about n, and every
+    `batcher.total_token_budget` of them are a version. `batcher.lookahead` comes on top.
+    """
+    longest = max((env.max_tokens for env in run.envs.values()), default=0)
+    together = run.inference.replicas * run.inference.max_num_seqs
+    return math.ceil(longest * together / run.batcher.total_token_budget) + run.batcher.lookahead
+
+
+def _memory(run: RunFile, with_memory: bool) -> Iterator[str]:
+    """What the learner and a server hold on each of their devices."""
     config = _config(run) if run.model.path else None
     if config is None:
         return
     parameters = parameter_count(config)
-    copies = 1 if run.learner.lora else 2 + MOMENTS
-    learner = parameters * WEIGHT_BYTES * copies / GB
-    what = "weights" if run.learner.lora else "weights, gradients and AdamW's moments"
-    devices = max(1, sum(len(topology.devices_of(run, part)) for part in _of(run, "learner")))
-    each = "" if devices == 1 else f", {learner / devices:.1f} GB on each of {devices} devices"
-    yield f"learner: {learner:.1f} GB of {what}{each}; activations come on top"
-    served = parameters * SERVED_BYTES.get(run.inference.dtype, WEIGHT_BYTES) / GB
+    learners = _of(run, "learner")
+    devices = [device for part in learners for device in topology.devices_of(run, part)]
+    if run.learner.mesh.nodes == "copy":  # each machine has a copy of the parameters
+        devices = [device for device in devices if device.node == devices[0].node]
+    count = max(1, len(devices))
+    if with_memory:
+        held = learner_gib(run, config, count)
+        share = topology.memory_fraction(run, learners[0])
+        what = f"a step; it reserves {share:.0%} of a GPU, which needs {held / share:.0f} GiB"
+    else:
+        copies = 1 if run.learner.lora else 2 + MOMENTS
+        held = parameters * WEIGHT_BYTES * copies / GIB / count
+        state = "weights" if run.learner.lora else "weights, gradients and AdamW's moments"
+        what = f"{state}; activations come on top (--memory)"
+    each = "" if count == 1 else f" on each of {count} devices"
+    yield f"learner: {held:.1f} GiB{each} of {what}"
     split = run.inference.tensor_parallel
-    each = "" if split == 1 else f", {served / split:.1f} GB on each of {split} devices"
-    yield f"each server: {served:.1f} GB of weights{each}; the KV cache comes on top"
+    served = parameters * SERVED_BYTES.get(run.inference.dtype, WEIGHT_BYTES) / GIB / split
+    cached = cache_bytes(config, str(run.inference.engine.get("kv_cache_dtype", ""))) / split
+    longest = run.inference.max_num_seqs * run.inference.max_model_len
+    each = "" if split == 1 else f" on each of {split} devices"
+    yield (
+        f"each server: {served:.1f} GiB of weights{each}; the rest of what it reserves is the KV"
+        f" cache, {GIB / cached:,.0f} tokens in a GiB ({longest * cached / GIB:.1f} GiB for"
+        f" {run.inference.max_num_seqs} sequences of full length)"
+    )
+
+
+def cache_bytes(config: Mapping[str, Any], dtype: str = "") -> int:
+    """Bytes of a token in a server's KV cache: a key and a value of each key-value head."""
+    heads = config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    values = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size
+    return values * (1 if dtype.startswith("fp8") else CACHE_BYTES)
 
 
 def _of(run: RunFile, role: str) -> list[Part]:
@@ -150,15 +209,16 @@ def _of(run: RunFile, role: str) -> list[Part]:
 
 def _devices(run: RunFile) -> Iterator[str]:
     """The parts on each GPU, with the share of its memory that each reserves."""
-    held: dict[int, list[str]] = {}
-    for part in topology.parts(run):
-        for device in topology.devices_of(run, part):
-            share = topology.memory_fraction(run, part)
-            held.setdefault(device, []).append(f"{part.name} reserves {share:.0%}")
-    for device, parts in sorted(held.items()):
-        yield f"{device}: {', '.join(parts)}"
+    here = installed_gpus()
+    for device, parts in topology.reserved_memory(run).items():
+        gib = here[device.number].memory_gib if device.number < len(here) else 0.0
+        reserved = [
+            f"{name} reserves {share:.0%}" + (f" ({share * gib:.1f} GiB)" if gib else "")
+            for name, share in parts.items()
+        ]
+        yield f"{device}: {', '.join(reserved)}"
     if not run.placement:
-        yield "no placement: every part sees all GPUs of the machine, if it has some"
+        yield "no placement: the parts share the GPU of the machine, if it has one"
 
 
 def _sharing(run: RunFile) -> Iterator[str]:

@@ -263,7 +263,9 @@ def test_up_starts_both_again_when_one_is_killed(
 
     try:
         with Liveness(run, topology.identities(run)) as lives:
-            supervised = SupervisedParts(run, supervisor, lives, BrokerWatch(log))
+            supervised = SupervisedParts(
+                run, supervisor, lives, BrokerWatch(log), topology.parts(run)
+            )
             for number in range(3):
                 publish(log, number)
             until(lambda: trained(3), PATIENCE_S)

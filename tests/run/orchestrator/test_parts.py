@@ -68,7 +68,9 @@ def test_a_part_that_hangs_is_ended_and_started_again(
     supervisor = Supervisor(tmp_path / "logs")
     try:
         with Liveness(run, topology.identities(run)) as asked:
-            supervised = SupervisedParts(run, supervisor, asked, BrokerWatch(MemoryLog({})))
+            supervised = SupervisedParts(
+                run, supervisor, asked, BrokerWatch(MemoryLog({})), topology.parts(run)
+            )
             until(
                 lambda: (
                     supervised.keep_running(said) is None
@@ -119,7 +121,11 @@ def test_parts_are_started_with_the_gpus_of_their_placement(
     started = Started()
     with Liveness(run, topology.identities(run)) as asked:
         supervised = SupervisedParts(
-            run, cast(Supervisor, started), asked, BrokerWatch(MemoryLog({}))
+            run,
+            cast(Supervisor, started),
+            asked,
+            BrokerWatch(MemoryLog({})),
+            topology.parts(run),
         )
         assert supervised.keep_running(Said()) is None
     seen = {name: own["CUDA_VISIBLE_DEVICES"] for name, own in started.variables.items()}
@@ -176,7 +182,9 @@ def test_a_gang_meets_at_a_new_place_whenever_it_is_started(
     supervisor = Supervisor(tmp_path / "logs")
     try:
         with Liveness(run, topology.identities(run)) as lives:
-            supervised = SupervisedParts(run, supervisor, lives, BrokerWatch(MemoryLog({})))
+            supervised = SupervisedParts(
+                run, supervisor, lives, BrokerWatch(MemoryLog({})), topology.parts(run)
+            )
             supervised.keep_running(said)
             first = {name: supervisor.pid(name) for name in ("learner-0", "learner-1", "buffer")}
             supervisor.kill("learner-1", "the test ends it")

@@ -16,6 +16,7 @@ from streamrl.run.orchestrator.preparation import (
     has_data,
     prepare_topics,
     publish_config,
+    wait_for_topics,
     warn_of_end_of_turn,
 )
 from streamrl.run.orchestrator.supervisor import Supervisor
@@ -25,6 +26,7 @@ from streamrl.stream.records import RunConfig
 from streamrl.system.errors import StreamrlError
 from tests.run.orchestrator.test_parts import Said
 from tests.support.data_path import announce, published
+from tests.support.waiting import until
 
 STAYS = "import signal; signal.pause()"
 
@@ -118,3 +120,22 @@ def test_a_template_that_ends_with_a_token_that_servers_ignore_is_shown(tmp_path
         " and servers stop at 2 alone, so answers may run on to max_tokens; add 1 to eos_token_id"
         " in generation_config.json"
     ]
+
+
+def test_a_further_machine_waits_for_the_topics_of_the_run(
+    run: RunFile, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preparation, "POLL_S", 0.01)
+    monkeypatch.setattr(preparation, "WAITING_LINE_S", 0.0)
+    log = MemoryLog({"config": 1})
+    said = Said()
+    stop = threading.Event()
+    answers = list[bool]()
+    waiting = threading.Thread(target=lambda: answers.append(wait_for_topics(log, said, stop)))
+    waiting.start()
+    until(lambda: any("for the topics of the run" in line for line in said.lines))
+    assert answers == []
+    publish_config(run, log)
+    waiting.join()
+    stop.set()
+    assert answers == [True] and not wait_for_topics(MemoryLog({}), said, stop)

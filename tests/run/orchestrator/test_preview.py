@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from streamrl.config.run_file import RunFile, parse
-from streamrl.run.orchestrator.preview import parameter_count, preview
+from streamrl.run.orchestrator import preview as module
+from streamrl.run.orchestrator.preview import (
+    age_of_longest,
+    cache_bytes,
+    padding,
+    parameter_count,
+    preview,
+)
 from streamrl.system.errors import ModelError
 
 QWEN3_06B = {
@@ -73,11 +80,56 @@ def test_a_run_on_this_machine_is_told_in_full():
 
 
 def test_memory_is_that_of_weights_gradients_and_moments(model: Path):
-    """596 million parameters: 16 bytes each for the learner, 2 in bfloat16 for a server."""
-    facts = told(run_of(model={"path": str(model)}, inference={"dtype": "bfloat16"}))
+    """596 million parameters: 16 bytes each for the learner, 2 in bfloat16 for a server. A token of
+    its cache is 2 x 28 layers x 8 heads x 128 values of 2 bytes: 9,362 in a GiB.
+    """
+    sequences = {"max_num_seqs": 64, "max_model_len": 1_024}
+    facts = told(run_of(model={"path": str(model)}, inference={"dtype": "bfloat16", **sequences}))
     learner, server = facts["memory"]
-    assert learner.startswith("learner: 9.5 GB of weights, gradients and AdamW's moments")
-    assert server.startswith("each server: 1.2 GB of weights")
+    assert learner.startswith("learner: 8.9 GiB of weights, gradients and AdamW's moments")
+    assert server.startswith("each server: 1.1 GiB of weights")
+    assert server.endswith("9,362 tokens in a GiB (7.0 GiB for 64 sequences of full length)")
+    assert cache_bytes(QWEN3_06B, "fp8") * 2 == cache_bytes(QWEN3_06B) == 114_688
+
+
+def test_the_memory_of_a_step_is_computed_for_the_devices_of_the_learner(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without the compilation, which tests/learner/test_memory.py has."""
+    asked = list[int]()
+
+    def compiled(run: RunFile, config: Any, devices: int) -> float:
+        asked.append(devices)
+        return 12.0
+
+    monkeypatch.setattr(module, "learner_gib", compiled)
+    eight = {"nodes": ["a", "b"], "devices": [0, 1, 2, 3]}
+    sections: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "placement": {"learner": {**eight, "memory_fraction": 0.8}, "inference": {}},
+    }
+    run = run_of(**sections, learner={"processes": 2})
+    facts = [fact.text for fact in preview(run, with_memory=True)]
+    said = "12.0 GiB on each of 4 devices of a step; it reserves 80% of a GPU, which needs 15 GiB"
+    assert f"learner: {said}" in facts
+    preview(run_of(**sections, learner={"processes": 2, "mesh": {"nodes": "divide"}}), True)
+    assert asked == [4, 8]
+
+
+def test_long_answers_are_old_when_they_train():
+    """4 servers of 100 sequences sample 100 tokens each while 10 batches of 4,000 are trained."""
+    sections: dict[str, Any] = {
+        "envs": {"copy-digits": {"fraction": 1.0, "max_tokens": 100}},
+        "inference": {"replicas": 4, "max_num_seqs": 100},
+        "batcher": {"total_token_budget": 4_000, "max_seq_len": 400, "row_count": 10},
+    }
+    run = run_of(**sections, buffer={"max_age": 10})
+    assert age_of_longest(run) == 10 and padding(run) == 0
+    assert told(run)["age"][0].endswith(
+        "that of the longest answer is 10 when all servers are busy"
+    )
+    short = run_of(**sections, buffer={"max_age": 9})
+    assert told(short)["age"][0].endswith("long answers expire; raise buffer.max_age")
 
 
 def test_each_device_has_the_parts_that_reserve_it(model: Path):
@@ -95,7 +147,7 @@ def test_each_device_has_the_parts_that_reserve_it(model: Path):
         "0: learner reserves 50%",
         "1: learner reserves 50%, inference-0 reserves 40%",
     ]
-    assert "4.8 GB on each of 2 devices" in facts["memory"][0]
+    assert "4.4 GiB on each of 2 devices" in facts["memory"][0]
 
 
 def test_a_model_of_the_hub_that_is_not_here_yet_is_named():

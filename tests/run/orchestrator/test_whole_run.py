@@ -145,6 +145,41 @@ def test_a_run_of_a_model_on_the_hub_names_its_commit_in_both_lives(
     assert left_after(mark) == []
 
 
+def test_a_run_on_two_machines(run_file: Path, mark: str, broker: str, run_name: str):
+    """The second joins while the first has not begun, starts its server and ends with the run."""
+    environment = {**os.environ, MARK: mark, "STREAMRL_KAFKA": broker}
+    named = [str(run_file), "--set", f"run={run_name}"]
+    second = [*named, "--only", "inference", "--set", f"runs_dir={run_file.parent / 'second'}"]
+    joined = subprocess.Popen(
+        [*STAGE, "up", *second], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    first = subprocess.run(
+        [*STAGE, "up", *named, "--except", "inference"],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+    )
+    assert first.returncode == 0, first.stdout + first.stderr
+    said, _ = joined.communicate(timeout=patience(60))
+    assert joined.returncode == 0 and "target reached: copy-digits earned" in said, said
+    homes = run_file.parent / "runs" / run_name, run_file.parent / "second" / run_name
+    logs = [{path.stem for path in (home / "logs").iterdir()} for home in homes]
+    assert logs[0] == {*PARTS, "orchestrator"} - {"inference-0"}
+    assert logs[1] == {"inference-0", "orchestrator"}
+    assert [(home / "report.json").exists() for home in homes] == [True, False]
+    assert [(home / "metrics.jsonl").exists() for home in homes] == [True, False]
+    assert left_after(mark) == []
+
+
+def test_a_machine_joins_a_run_whose_kafka_is_named(run_file: Path, mark: str):
+    failed = streamrl(mark, "up", run_file, "--only", "inference")
+    assert "--only joins a run whose Kafka others reach" in failed.stderr
+    wrong = streamrl(mark, "up", run_file, "--only", "inferences")
+    assert "inferences: no role or part of this run; did you mean 'inference'" in wrong.stderr
+
+
 def check_curves(home: Path) -> tuple[list[int], dict[str, dict[int, float]]]:
     """Every record of the topic is there once, and no step of a curve is missing. The actor that is
     the loop plays the same steps in its second life.
