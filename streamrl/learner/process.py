@@ -54,7 +54,7 @@ def main(
     """
     learner = name or run.learner.name
     own = learner_settings(run, learner, at, overrides)
-    prepare_process(run.directory)
+    prepare_process(run.directory, own.learner.deterministic)
     if rank is not None:
         distributed.initialize(rank)
     check_division(own.learner, own.batcher.processes)

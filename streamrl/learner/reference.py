@@ -87,7 +87,13 @@ class ReferenceModel:
         # so that there are never two in memory
         self.version = None
         self.model = None
-        loaded = model.load(directory, self.run.model.max_seq_len, self.run.learner, frozen=True)
+        loaded = model.load(
+            directory,
+            self.run.model.max_seq_len,
+            self.run.learner,
+            frozen=True,
+            row_lengths=self.run.batcher.all_row_lengths,
+        )
         if loaded.Vocab.size < self.tokenizer_ids:
             known = (
                 f"knows token ids below {loaded.Vocab.size}, the policy's tokenizer those below"

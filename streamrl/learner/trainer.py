@@ -119,12 +119,14 @@ def open_trainer(
 
     Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
     """
-    make_deterministic()
+    if run.learner.deterministic:
+        make_deterministic()
     directory = rank_zero_first(lambda: initial_model_dir(run))
     updater = Updater(run.learner, run.batcher.rows, run.batcher.max_seq_len)
     lora = run.learner.lora
     with updater.training():
-        initial = model.load(directory, run.model.max_seq_len, run.learner)
+        lengths = run.batcher.all_row_lengths
+        initial = model.load(directory, run.model.max_seq_len, run.learner, row_lengths=lengths)
         if lora is not None:
             initial = adapters.attach(initial, lora, ADAPTER_SEED)
         policy = PolicyTrainer(

@@ -10,7 +10,7 @@ attends to those of its own segment up to itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -197,19 +197,22 @@ def heads_of(config: Any, dtype: str) -> Heads:
     return Heads(config.num_kv_heads, config.q_heads_per_group, config.head_size, dtype, scale)
 
 
-def choose(compute: Learner, config: Any) -> str:
-    """The kernel for `learner.attention`, checked. `config`: Levanter's config of the model. Raises
-    ConfigError.
+def choose(compute: Learner, config: Any, row_lengths: Sequence[int] = ()) -> str:
+    """The kernel for `learner.attention`, checked for rows of these lengths. `config`: Levanter's
+    config of the model. Raises ConfigError.
     """
     layer = config.attention_config()
     dtype = {"float32": "float32", "bf16": "bfloat16"}[compute.precision]
     bounded = layer.logits_soft_cap is not None
     divided = compute.mesh.context > 1
-    return _choose(compute.attention, heads_of(layer, dtype), bounded, divided)
+    heads = heads_of(layer, dtype)
+    return _choose(compute.attention, heads, bounded, divided, tuple(row_lengths))
 
 
 @cache
-def _choose(wanted: str, heads: Heads, bounded: bool, divided: bool) -> str:
+def _choose(
+    wanted: str, heads: Heads, bounded: bool, divided: bool, row_lengths: tuple[int, ...] = ()
+) -> str:
     """`bounded`: the model has a soft cap on the logits of attention. `divided`: several devices
     divide the tokens of a row.
     """
@@ -225,7 +228,7 @@ def _choose(wanted: str, heads: Heads, bounded: bool, divided: bool) -> str:
         )
     for kernel in candidates:
         try:
-            check(kernel, heads)
+            check(kernel, heads, row_lengths)
         except ConfigError as error:
             if kernel == candidates[-1]:
                 raise
@@ -244,9 +247,9 @@ def _choose(wanted: str, heads: Heads, bounded: bool, divided: bool) -> str:
     raise AssertionError("the last candidate is chosen or refused")
 
 
-def check(name: str, heads: Heads) -> None:
+def check(name: str, heads: Heads, row_lengths: Sequence[int] = ()) -> None:
     """Check that a kernel keeps the segments of a row apart and computes what the reference does,
-    in values and gradients. Raises ConfigError.
+    in values and gradients, and that it compiles for rows of these lengths. Raises ConfigError.
     """
     if name == "reference":
         return  # tests/learner/model/test_model.py checks it.
@@ -254,6 +257,8 @@ def check(name: str, heads: Heads) -> None:
     instead = "set learner.attention: reference, which is slower"
     try:
         difference, seen = compare(KERNELS[name], heads)
+        for tokens in row_lengths:
+            traced(KERNELS[name], heads, tokens).lower().compile()
     except Exception as error:
         # whatever JAX, Triton or cuDNN make of a device that they do not support
         raise ConfigError(
@@ -269,6 +274,19 @@ def check(name: str, heads: Heads) -> None:
             f"{where} is off by {difference:.3g} from the reference in {heads.dtype}"
             f" ({TOLERANCES[heads.dtype]:g} is allowed); {instead}"
         )
+
+
+def traced(kernel: Kernel, heads: Heads, tokens: int) -> Any:
+    """A kernel's values and gradients for one row of so many tokens, traced by JAX."""
+
+    def total(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        return kernel(q, k, v, segment_ids, heads.scale).astype(jnp.float32).sum()
+
+    narrow = (1, tokens, heads.kv_heads, heads.head_size)
+    wide = (*narrow[:3], heads.queries, heads.head_size)
+    shapes = [jax.ShapeDtypeStruct(shape, heads.dtype) for shape in (wide, narrow, narrow)]
+    segment_ids = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2))).trace(*shapes, segment_ids)
 
 
 def compare(kernel: Kernel, heads: Heads) -> tuple[float, float]:

@@ -5,7 +5,7 @@ file knows nothing of rewards.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -188,14 +188,19 @@ def hf_config(directory: Path) -> PretrainedConfig:
 
 
 def load(
-    directory: Path, max_seq_len: int, compute: Learner | None = None, frozen: bool = False
+    directory: Path,
+    max_seq_len: int,
+    compute: Learner | None = None,
+    frozen: bool = False,
+    row_lengths: Sequence[int] = (),
 ) -> Model:
     """The model in a Hugging Face directory, for `max_seq_len` positions. This must be called
     inside the trainer's mesh. Raises ModelError, and ConfigError for a `learner.attention` that the
     device cannot compute.
 
     `compute`: how the learner computes. `frozen`: the model is never trained, so its parameters are
-    kept in the format that it computes in. Those of a model in training are float32.
+    kept in the format that it computes in. Those of a model in training are float32. `row_lengths`:
+    lengths of the rows that attention is computed for.
     """
     compute = compute or Learner(attention="reference")
     settings = hf_config(directory)
@@ -203,7 +208,7 @@ def load(
     with _reading(directory, "its weights cannot be loaded"):
         check_heads(settings, compute.mesh.model)
         config = levanter_config(settings, max_seq_len, **compute_options(compute))
-        kernel = attention.choose(compute, config)
+        kernel = attention.choose(compute, config, row_lengths)
         check_tensors(directory, config, settings.vocab_size, stored_tensors(directory))
         family = FAMILIES[settings.model_type]
         converter: Any = HFCheckpointConverter(

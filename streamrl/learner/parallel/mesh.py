@@ -142,12 +142,15 @@ def shard_rows(array: np.ndarray, trainer: Trainer) -> NamedArray:
     )
 
 
-def prepare_process(run_directory: Path) -> None:
+def prepare_process(run_directory: Path, deterministic: bool) -> None:
     """Settings of a process that computes with a model of the run. Call this before JAX computes
     anything, and before it compiles anything: it looks for its cache only once.
+
+    `deterministic`: as `learner.deterministic`.
     """
     return_freed_arrays()
-    make_deterministic()
+    if deterministic:
+        make_deterministic()
     enable_compilation_cache(run_directory / "compiled")
 
 

@@ -1,8 +1,10 @@
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from streamrl.config import run_file
 from streamrl.config.sections.learner import Learner
 from streamrl.learner.files import export
 from streamrl.learner.model import attention, model
@@ -21,6 +24,7 @@ from streamrl.system.errors import ConfigError
 from tests.learner.conftest import CONTEXT
 from tests.learner.examples import Segment, example
 
+ROOT = Path(__file__).parents[3]
 HEADS = Heads(kv_heads=2, queries=2, head_size=16, dtype="float32", scale=0.25)
 ONE = Segment([1, 8, 11, 15, 8, 11, 2], 1)
 TWO = Segment([1, 4, 5, 6, 7, 8, 9, 10, 11, 15, 4, 2], 1)
@@ -84,6 +88,57 @@ def test_a_kernel_is_refused_that_computes_something_else(monkeypatch: pytest.Mo
 def test_a_kernel_is_refused_where_it_cannot_be_computed() -> None:
     with pytest.raises(ConfigError, match="cudnn on cpu cannot be computed .*reference, which is"):
         attention.check("cudnn", HEADS)
+
+
+def by_blocks(q: Any, k: Any, v: Any, segment_ids: Any, scale: float) -> jax.Array:
+    """A kernel that takes rows of whole blocks alone."""
+    if q.shape[1] % 128:
+        raise ValueError(f"q_seq_len={q.shape[1]} must be a multiple of block_q=128")
+    return attention.reference(q, k, v, segment_ids, scale)
+
+
+def test_a_kernel_is_refused_that_does_not_take_the_rows_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(attention.KERNELS, "pallas", by_blocks)
+    attention.check("pallas", HEADS, (256, 384))
+    with pytest.raises(ConfigError, match="cannot be computed .*q_seq_len=200 must be a multiple"):
+        attention.check("pallas", HEADS, (256, 200))
+
+
+def test_auto_takes_the_first_kernel_that_computes_the_rows_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuDNN cannot be computed here."""
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(attention.jax, "devices", lambda: [gpu])
+    monkeypatch.setitem(attention.KERNELS, "pallas", by_blocks)
+
+    def chosen(*row_lengths: int) -> str:
+        return attention._choose("auto", HEADS, False, False, row_lengths)
+
+    assert (chosen(128, 512), chosen(128, 200)) == ("pallas", "reference")
+
+
+GPU_RUNS = ("gsm8k-1gpu", "qwen3-8b-8xh100", "qwen3-8b-2x8xh100", "qwen3-30b-a3b")
+CUDA_CALLS = {"cudnn": "cudnn$fmha", "pallas": "xla.gpu.triton"}
+HEADS_OF = {"qwen3-30b-a3b": (4, 8), "gsm8k-1gpu": (8, 2)}
+
+
+@pytest.mark.parametrize("name", GPU_RUNS)
+@pytest.mark.parametrize("kernel", CUDA_CALLS)
+def test_the_kernels_lower_for_cuda_at_the_rows_of_the_run_files(
+    kernel: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients, as for a Hopper with cuDNN 9.10, whose own checks need the device."""
+    monkeypatch.setattr(attention.jax_cudnn, "check_cudnn_version", lambda: 91_000)
+    monkeypatch.setattr(attention.jax_cudnn, "check_compute_capability", lambda _: True)
+    monkeypatch.setattr(attention.jax, "default_backend", lambda: "gpu")
+    heads = Heads(*HEADS_OF.get(name, (8, 4)), 128, "bfloat16", 128**-0.5)
+    for tokens in run_file.load(ROOT / f"deploy/runs/{name}.yaml").batcher.all_row_lengths:
+        traced = attention.traced(attention.KERNELS[kernel], heads, tokens)
+        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert CUDA_CALLS[kernel] in lowered
 
 
 def test_segments_are_told_to_cudnn_by_offset_and_length() -> None:
@@ -185,7 +240,9 @@ def test_a_model_computes_the_same_through_a_kernel(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked = list[tuple[str, Heads]]()
-    monkeypatch.setattr(attention, "check", lambda name, heads: checked.append((name, heads)))
+    monkeypatch.setattr(
+        attention, "check", lambda name, heads, lengths: checked.append((name, heads))
+    )
     packed = example([[ONE, TWO], [TWO, ONE, ONE]], 128)
     real = packed.segment_ids > 0
     plain = model.load(tiny, CONTEXT)

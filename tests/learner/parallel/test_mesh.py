@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """How the devices of a learner divide its work changes no gradient."""
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from streamrl.learner.parallel.mesh import (
     enable_compilation_cache,
     make_deterministic,
     mesh_config,
+    prepare_process,
     trainer_config,
     use_mesh,
 )
@@ -128,7 +130,7 @@ def test_nodes_have_copies_of_the_parameters_or_divide_them():
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"model": 2}, {"data": 2, "replica": 4}])
 def test_a_mesh_for_other_devices_is_refused(mesh: dict[str, int]):
     with pytest.raises(ConfigError, match=r"^learner.mesh is for \d devices, and there are 1; "):
-        mesh_config(Mesh(**mesh))
+        mesh_config(Mesh.model_validate(mesh))
 
 
 def test_heads_that_cannot_be_divided_are_refused(small: Path):
@@ -153,6 +155,18 @@ def test_gpus_compute_the_same_bits_unless_somebody_has_said_otherwise(
     monkeypatch.setenv("XLA_FLAGS", before)
     make_deterministic()
     assert os.environ["XLA_FLAGS"] == after
+
+
+def test_deterministic_kernels_are_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("XLA_FLAGS", "")
+    try:
+        prepare_process(tmp_path, deterministic=False)
+        assert os.environ["XLA_FLAGS"] == ""
+        prepare_process(tmp_path, deterministic=True)
+        assert os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=true"
+    finally:
+        enable_compilation_cache(Path(kept))
 
 
 def test_compiled_programs_are_kept_whatever_they_cost(tmp_path: Path):
