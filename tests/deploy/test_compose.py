@@ -166,6 +166,25 @@ def test_only_who_asks_or_is_a_server_has_the_key_and_only_a_gpu_service_wants_a
     with_gpu = {name for name, service in everything.items() if "deploy" in service}
     assert with_gpu == {"learner-gpu", "inference-gpu"}
     assert {everything[name]["build"]["args"]["ACCELERATOR"] for name in with_gpu} == {"gpu"}
+    devices = {
+        name: everything[name]["deploy"]["resources"]["reservations"]["devices"]
+        for name in with_gpu
+    }
+    assert [one["device_ids"] for one in devices["learner-gpu"]] == [["0"]]
+    assert [one["device_ids"] for one in devices["inference-gpu"]] == [["1"]]
+
+
+def test_learner_and_server_can_share_one_gpu_in_containers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STREAMRL_INFERENCE_GPU", "0")
+    monkeypatch.setenv("STREAMRL_LEARNER_MEMORY", "0.5")
+    services = resolved("gpu")["services"]
+    devices = [
+        services[name]["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name in ("learner-gpu", "inference-gpu")
+    ]
+    assert devices == [["0"], ["0"]]
+    memory = services["learner-gpu"]["environment"]["XLA_PYTHON_CLIENT_MEM_FRACTION"]
+    assert memory == "0.5"
 
 
 def test_the_images_are_targets_of_the_dockerfile_and_have_a_user_without_rights(

@@ -749,7 +749,7 @@ def test_gpus_are_asked_for_where_the_images_are_for_them_and_only_there():
         asking = {
             name
             for name, workload in workloads.items()
-            if part(workload)["resources"]["limits"].get("nvidia.com/gpu") == 1
+            if "nvidia.com/gpu" in part(workload)["resources"]["limits"]
         }
         assert (
             asking
@@ -760,6 +760,20 @@ def test_gpus_are_asked_for_where_the_images_are_for_them_and_only_there():
             }
             == with_gpu
         )
+
+
+def test_the_learner_of_production_has_a_gpu_for_each_process_of_the_batches():
+    """Also a place for a version of 33 GB on its way to the object store: its claim, not /tmp."""
+    learner = of("production", "StatefulSet")["learner"]
+    run = run_file.load(KUBERNETES / "overlays" / "production" / "run.yaml")
+    resources = part(learner)["resources"]
+    for kind in ("requests", "limits"):
+        assert resources[kind]["nvidia.com/gpu"] == run.batcher.processes == 8
+    variables = {one["name"]: one.get("value") for one in part(learner)["env"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in part(learner)["volumeMounts"]}
+    assert mounts[str(variables["TMPDIR"])] == "runs"
+    [claim] = learner["spec"]["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == "runs"
 
 
 def test_kafka_has_the_settings_of_the_local_one_and_copies_where_there_are_nodes():
