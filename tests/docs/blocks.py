@@ -46,7 +46,7 @@ TAGS = {
     "torch": "PyTorch beside them, which only the environment of vLLM has: run there too",
     "cluster": "several machines, or a Kafka that asks for passwords",
     "minutes": "a whole test or bench of its own",
-    "network": "something from the internet",
+    "gpu": "NVIDIA's GPUs, and packages and models from the internet",
 }
 SAYS = re.compile(r"<!--\s*(needs|file|exit):\s*(.+?)\s*-->")
 LIMIT_S = patience(120.0)
