@@ -133,12 +133,11 @@ def orchestrator(run: str) -> None:
     """Watch a run whose parts were started by hand; end with its report."""
     from streamrl.run.orchestrator import process
 
-    with (
-        stop_on_signals() as (stop, caught),
-        open_log(load_part_run(run)) as (settings, log),
-        serving(settings, log, topology.ORCHESTRATOR.name) as watched,
-    ):
-        code = process.main(settings, watched, stop)
+    name = topology.ORCHESTRATOR.name
+    with stop_on_signals() as (stop, caught):
+        settings = load_part_run(run)
+        with open_log(settings, name) as log, serving(settings, log, name) as watched:
+            code = process.main(settings, watched, stop)
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
 
 

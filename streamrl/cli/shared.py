@@ -36,12 +36,11 @@ def run_part(
     from streamrl.system.tuning import tune_process
 
     tune_process()
-    with (
-        stop_on_signals() as (stop, caught),
-        open_log(load_part_run(run)) as (settings, log),
-        serving(settings, log, part(settings)) as watched,
-    ):
-        main(settings, watched, stop, *arguments)
+    with stop_on_signals() as (stop, caught):
+        settings = load_part_run(run)
+        name = part(settings)
+        with open_log(settings, name) as log, serving(settings, log, name) as watched:
+            main(settings, watched, stop, *arguments)
     exit_with_signal(caught)
 
 
@@ -108,19 +107,22 @@ def connect(settings: RunFile) -> Iterator[tuple[RunFile, dict[str, Any]]]:
 
 
 @contextlib.contextmanager
-def open_log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
-    """The run's log on a Kafka that is running and has its topics."""
+def open_log(settings: RunFile, part: str) -> Iterator[Log]:
+    """The run's log on a Kafka that is running and has its topics. The broker knows the part by
+    its `client.id`, which is its transactional id, too.
+    """
     from streamrl.stream.local_kafka.connect import client_settings
     from streamrl.stream.log.kafka.log import KafkaLog
 
-    log = KafkaLog(client_settings(settings), settings.run)
+    own = {"client.id": f"{settings.run}.{part}"}
+    log = KafkaLog({**own, **client_settings(settings)}, settings.run)
     if not log.topics():
         raise TopicMissing(
             f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl"
             " topics apply RUN.yaml`"
         )
     try:
-        yield settings, log
+        yield log
     finally:
         log.close()
 

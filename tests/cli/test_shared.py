@@ -10,6 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from streamrl.cli.command import cli
+from streamrl.cli.shared import open_log
+from streamrl.config.run_file import parse
+from streamrl.stream.log.kafka import topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
 from tests.support.command import streamrl
 from tests.support.waiting import patience
 
@@ -30,6 +34,16 @@ def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_missing_topics_are_one_line(run_file: Path, broker: str):
     failed = streamrl("batcher", run_file, STREAMRL_KAFKA=broker)
     assert failed.returncode == 4 and "streamrl topics apply" in failed.stderr
+
+
+def test_a_broker_knows_each_part_by_its_client_id(run_name: str, broker: str):
+    run = parse({"run": run_name, "envs": {"a": {}}, "kafka": {"bootstrap.servers": broker}})
+    topic_changes.apply(run, dict(run.kafka))
+    with open_log(run, "batcher") as log:
+        assert isinstance(log, KafkaLog) and log.settings["client.id"] == f"{run_name}.batcher"
+    named = run.model_copy(update={"kafka": {**run.kafka, "client.id": "mine"}})
+    with open_log(named, "batcher") as log:
+        assert isinstance(log, KafkaLog) and log.settings["client.id"] == "mine"
 
 
 def test_a_part_leaves_when_asked(run_file: Path, broker: str):
