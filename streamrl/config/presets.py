@@ -136,6 +136,9 @@ that the tolerance follows from are in docs/models.md.
 ROW_TOKENS = 2_048
 """Tokens of a row where `batcher.max_seq_len` is not given and no rollout is longer."""
 
+ROW_BLOCK = 1_024
+"""Tokens that the reference's attention computes at once: longer rows are a multiple of it."""
+
 
 def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
     """The run file with the settings of its preset, of a pretrained model if it names one, of its
@@ -153,7 +156,7 @@ def resolve(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(length, int):
         _fill(filled, "inference.max_model_len", length)
         if length > ROW_TOKENS:
-            _fill(filled, "batcher.max_seq_len", length)
+            _fill(filled, "batcher.max_seq_len", -(-length // ROW_BLOCK) * ROW_BLOCK)
     precisions = (_at(filled, "learner", "precision"), _at(filled, "inference", "dtype"))
     if any(precision not in ("", "float32") for precision in precisions):
         for name, value in LOW_PRECISION.items():

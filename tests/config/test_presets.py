@@ -179,6 +179,7 @@ def test_adapters_of_a_pretrained_model_have_a_higher_learning_rate():
         ({}, 2_048, 128),
         ({"model": {"max_seq_len": 64}}, 2_048, 64),
         ({"model": {"max_seq_len": 4_096}}, 4_096, 4_096),
+        ({"model": {"max_seq_len": 3_000}}, 3_072, 3_000),
         ({"model": {"max_seq_len": 64}, "inference": {"max_model_len": 32}}, 2_048, 32),
     ],
 )

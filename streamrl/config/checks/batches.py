@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from streamrl.config.choices import NORMALIZED_ADVANTAGES, RELATIVE_ADVANTAGES
+from streamrl.config.presets import ROW_BLOCK
 from streamrl.config.sections.batches import Learnability, Stages
 from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
 from streamrl.system.text import nearest_or_all
@@ -131,7 +132,6 @@ def _row_problems(run: RunFile) -> Iterator[str]:
     batcher = run.batcher
     context = run.learner.mesh.context
     chosen = run.learner.attention
-    block = 1024  # of the reference, which computes what a kernel refuses
     for length in batcher.row_lengths:
         if length >= batcher.max_seq_len:
             yield (
@@ -147,10 +147,10 @@ def _row_problems(run: RunFile) -> Iterator[str]:
                 f"batcher.{where} {length} cannot be divided among learner.mesh.context"
                 f" {context} devices; give a multiple of it"
             )
-        if length > block and length % block:
+        if length > ROW_BLOCK and length % ROW_BLOCK:
             yield (
-                f"batcher.{where} {length}: attention is computed in blocks of {block}"
-                f" tokens; give a multiple of it, such as {-(-length // block) * block}"
+                f"batcher.{where} {length}: attention is computed in blocks of {ROW_BLOCK}"
+                f" tokens; give a multiple of it, such as {-(-length // ROW_BLOCK) * ROW_BLOCK}"
             )
     if chosen in ("cudnn", "pallas") and context > 1:
         yield (

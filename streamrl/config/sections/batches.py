@@ -114,7 +114,8 @@ class Batcher(Section):
 
     # Tokens of a batch without padding, prompts included.
     total_token_budget: int = Field(default=16_384, ge=1)
-    # Tokens of a row. Where model.max_seq_len is given and is more, it is that.
+    # Tokens of a row. Where model.max_seq_len is given and is more, it is that, rounded up to a
+    # multiple of 1,024.
     max_seq_len: int = Field(default=ROW_TOKENS, ge=2)
     # Lengths of rows below max_seq_len. A batch gets the shortest rows that hold it, and as many of
     # them as hold as many tokens. The learner compiles a step for each length.
