@@ -17,6 +17,9 @@ finds a chunk without the ones before it. It reads back from there, finds 70 and
 same record.
 
 Whether chunks make a record depends on the partition alone, and not on where a reader has begun.
+There is one exception: if retention has deleted the first chunk of a record, a reader that begins
+at the first message that is left skips the other chunks, the last one included.
+
 From the first chunk to the last there are at most SPAN_RECORDS offsets, and the chunks among them,
 of this record and of others, have at most twice the bytes of the largest record. So a reader never
 holds more than that. A last chunk that makes no record is returned as it is, and is dead-lettered.
@@ -29,7 +32,6 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.topology import LARGE_RECORD_BYTES, RECORD_BYTES
@@ -115,9 +117,9 @@ def _chunks(message: Message) -> Iterator[Message]:
     # Without a key Kafka would choose a partition for each chunk.
     partition = message.partition if message.key or message.partition >= 0 else 0
     pieces = [value[start : start + size] for start in range(0, len(value), size)] or [b""]
-    name = os.urandom(8).hex()
+    record_id = os.urandom(8).hex()
     for index, piece in enumerate(pieces):
-        place = f"{name} {index} {len(pieces)}"
+        place = f"{record_id} {index} {len(pieces)}"
         headers: tuple[tuple[str, bytes], ...] = ()
         if index == len(pieces) - 1:
             place += f" {hashlib.sha256(value).hexdigest()}"
@@ -138,41 +140,42 @@ def is_chunk(message: Message) -> bool:
     )
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """A chunk: its piece of a record, and its place in the record by its headers."""
 
     message: Message
-    name: bytes  # of its record
-    number: int  # of this chunk, from 0
-    total: int  # chunks of the record
+    record_id: bytes
+    index: int  # of this chunk, from 0
+    count: int  # chunks of the record
     sha256: str  # of the whole; empty but in the last chunk
-    data: bytes
+    piece: bytes
     headers: tuple[tuple[str, bytes], ...]  # of the record, in the last chunk
 
     @property
     def is_last(self) -> bool:
-        return self.number == self.total - 1
+        return self.index == self.count - 1
 
     @property
     def is_consistent(self) -> bool:
-        return 0 <= self.number < self.total and self.is_last == bool(self.sha256)
+        return 0 <= self.index < self.count and self.is_last == bool(self.sha256)
 
 
 def chunk_of(message: Message) -> Chunk | None:
     """The message as a chunk. None if it is no chunk, or if its header is malformed."""
     if not is_chunk(message):
         return None
-    name, *rest = message.headers[1][1][:200].split(b" ")
+    record_id, *rest = message.headers[1][1][:200].split(b" ")
     sha256 = rest.pop() if len(rest) == 3 else b""
     if len(rest) != 2 or not all(number.isdigit() and len(number) < 7 for number in rest):
         return None
     chunk = Chunk(
         message=message,
-        name=name,
-        number=int(rest[0]),
-        total=int(rest[1]),
+        record_id=record_id,
+        index=int(rest[0]),
+        count=int(rest[1]),
         sha256=sha256.decode("ascii", "replace"),
-        data=message.value or b"",
+        piece=message.value or b"",
         headers=message.headers[2:],
     )
     return chunk if chunk.is_consistent else None
@@ -183,8 +186,8 @@ class _PartialRecord:
     """A record of which the first chunks have come."""
 
     offset: int  # of its first chunk
-    total_bytes: int  # chunks of this partition before it
-    count: int
+    bytes_before: int  # of the chunks of this partition before it
+    count: int  # its chunks
     pieces: list[bytes] = field(default_factory=list[bytes])
 
 
@@ -194,34 +197,34 @@ class ChunkAssembler:
     last SPAN_RECORDS offsets.
     """
 
-    # by name, in the order of their first chunks
+    # by id, in the order of their first chunks
     begun: dict[bytes, _PartialRecord] = field(default_factory=dict[bytes, _PartialRecord])
-    total_bytes: int = 0
+    total_bytes: int = 0  # of all chunks that were added
 
     def is_expected(self, chunk: Chunk) -> bool:
         """Whether the chunk is the first one of its record, or the one after those that came."""
-        record = self.begun.get(chunk.name)
-        return chunk.number == 0 or (record is not None and chunk.number == len(record.pieces))
+        record = self.begun.get(chunk.record_id)
+        return chunk.index == 0 or (record is not None and chunk.index == len(record.pieces))
 
     def add(self, chunk: Chunk) -> Message | None:
         """The whole record if this is its last chunk, or the message of this chunk if the chunks
         make no record. None for all other chunks.
         """
         message = chunk.message
-        self.total_bytes += len(chunk.data)
+        self.total_bytes += len(chunk.piece)
         self._forget_distant(message)
-        if chunk.number == 0:
-            self.begun.pop(chunk.name, None)  # the record begins again, after all others
-            before_bytes = self.total_bytes - len(chunk.data)
-            self.begun[chunk.name] = _PartialRecord(message.offset, before_bytes, chunk.total)
-        record = self.begun.get(chunk.name)
-        if record is None or (chunk.number, chunk.total) != (len(record.pieces), record.count):
-            self.begun.pop(chunk.name, None)
+        if chunk.index == 0:
+            self.begun.pop(chunk.record_id, None)  # the record begins again, after all others
+            bytes_before = self.total_bytes - len(chunk.piece)
+            self.begun[chunk.record_id] = _PartialRecord(message.offset, bytes_before, chunk.count)
+        record = self.begun.get(chunk.record_id)
+        if record is None or (chunk.index, chunk.count) != (len(record.pieces), record.count):
+            self.begun.pop(chunk.record_id, None)
             return message if chunk.is_last else None
-        record.pieces.append(chunk.data)
+        record.pieces.append(chunk.piece)
         if not chunk.is_last:
             return None
-        del self.begun[chunk.name]
+        del self.begun[chunk.record_id]
         whole = b"".join(record.pieces)
         if hashlib.sha256(whole).hexdigest() != chunk.sha256:
             return message
@@ -230,11 +233,11 @@ class ChunkAssembler:
     def _forget_distant(self, message: Message) -> None:
         """Drop the records that began so far before this message that it cannot belong to them."""
         span_bytes = 2 * record_limit(message.topic)  # several producers may write at the same time
-        for name, record in list(self.begun.items()):
+        for record_id, record in list(self.begun.items()):
             span = message.offset - record.offset
-            if span <= SPAN_RECORDS and self.total_bytes - record.total_bytes <= span_bytes:
+            if span <= SPAN_RECORDS and self.total_bytes - record.bytes_before <= span_bytes:
                 break
-            del self.begun[name]
+            del self.begun[record_id]
 
 
 def joined(messages: Iterable[Message]) -> Iterator[Message]:
@@ -248,8 +251,8 @@ def joined(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 class JoiningReader:
-    """A reader of whole records over a reader of messages. It skips claims. If it begins between
-    the chunks of a record, it reads back to find those before.
+    """A reader of whole records over a reader of messages. It skips claims (`claims.py`).
+    If it begins between the chunks of a record, it reads back to find those before.
     """
 
     def __init__(self, reader: Reader, offsets: Offsets, log: Log) -> None:
@@ -306,9 +309,9 @@ class JoiningReader:
         assembler = self._assemblers.setdefault(tp, ChunkAssembler())
         oldest = message.offset - SPAN_RECORDS  # the record of this chunk begins here or later
         begun = self._begun.setdefault(tp, {})
-        if chunk.number == 0:
-            begun.pop(chunk.name, None)
-            begun[chunk.name] = message.offset
+        if chunk.index == 0:
+            begun.pop(chunk.record_id, None)
+            begun[chunk.record_id] = message.offset
             while begun[first := next(iter(begun))] < oldest:
                 del begun[first]
         if not assembler.is_expected(chunk) and oldest < self._assembled_from[tp]:
@@ -317,7 +320,7 @@ class JoiningReader:
         if (
             not assembler.is_expected(chunk)
             and oldest < self._start_offsets[tp]
-            and chunk.name not in begun
+            and chunk.record_id not in begun
             and self._begins_with_retention(tp)
         ):
             # Retention has deleted the first chunk, so this record is skipped.
@@ -341,7 +344,7 @@ class JoiningReader:
         message = chunk.message
         tp = message.topic, message.partition
         oldest = max(beginning_offset(self._log, *tp), message.offset - SPAN_RECORDS, 0)
-        distance = 4 * chunk.number
+        distance = 4 * chunk.index
         while True:
             begin = max(oldest, message.offset - distance)
             assembler = ChunkAssembler()
