@@ -58,8 +58,9 @@ def grants(granted: Mapping[str, int], closed: Mapping[str, int], groups: int) -
     a time, for the producer with the fewest open groups.
 
     No more are granted once the open groups of all producers (granted less `closed`) are as many as
-    `groups`, and nothing is taken back. So what all producers have begun and not seen closed is
-    within the capacity, although none knows of the others.
+    `groups`. Nothing is taken back here; `demand.update_grants` does so for absent producers. So
+    what all producers have begun and not seen closed is within the capacity, although none knows of
+    the others.
     """
     new_grants = {
         producer: max(count, closed.get(producer, 0)) for producer, count in granted.items()

@@ -1,7 +1,7 @@
 """How many tokens the batcher asks each env for, and how many groups each producer may begin.
 
 Batches are trained in order, so work that begins now is for one of the next batches. The run's
-admission rule gives the number of the last one (`admission.py`). An env is asked for
+admission rule gives the number of the furthest one (`admission.py`). An env is asked for
 
     its shares of those batches + what earlier batches owe it - what the batcher holds of it
 
@@ -15,7 +15,8 @@ now is for the next batch only, and no env is owed anything. The batcher holds 2
 
 The replicas of an env divide `wanted_tokens` among themselves. The producers of some envs are
 granted single groups instead (`update_grants`): `a` whose groups cost 10 tokens on average may then
-have 4 groups open, in all its producers together.
+have 4 groups open, in all its producers together. The groups granted to a producer and those of it
+that have closed are counts since the run began, so the difference is what it may have open.
 """
 
 from __future__ import annotations
@@ -76,20 +77,20 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
         return dict.fromkeys(config.fractions, 0)
     owed = deficit_under(config, state, fractions_at(config, state, state.next_batch))
     from_any_env = tokens_from_any_env(config, state)
-    shares_up_to = dict[int, dict[str, float]]()  # by the number of the last batch
+    shares_up_to = dict[int, dict[str, float]]()  # by the number of the furthest batch
     wanted = dict[str, int]()
     for env in config.fractions:
-        last = last_batch(config, state, env)
-        if last not in shares_up_to:
-            shares_up_to[last] = added_shares(config, state, last)
+        furthest = furthest_batch(config, state, env)
+        if furthest not in shares_up_to:
+            shares_up_to[furthest] = added_shares(config, state, furthest)
         queue = state.queues.get(env)
         tokens = capacity(
-            batches=shares_up_to[last][env],
+            batches=shares_up_to[furthest][env],
             batch_tokens=config.total_token_budget,
             owed_tokens=owed.get(env, 0.0),
             held_tokens=queue.tokens if queue else 0,
         )
-        if last >= state.next_batch:  # work that begins now may still be for the next batch
+        if furthest >= state.next_batch:  # work that begins now may still be for the next batch
             tokens = max(tokens, state.short.get(env, 0))
             if not tokens:
                 tokens = from_any_env
@@ -97,20 +98,20 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
     return wanted
 
 
-def last_batch(config: BatcherConfig, state: BatcherState, env: str) -> int:
-    """The number of the last batch that work of the env may be for if it begins now."""
+def furthest_batch(config: BatcherConfig, state: BatcherState, env: str) -> int:
+    """The number of the furthest batch that work of the env may be for if it begins now."""
     # An env's rollouts expire by the age limit of the env, so working further ahead is in vain.
     max_age = config.max_age_of(env)
     admission = admission_named(config.admission)
     return admission(state.version, config.lookahead, max_age)
 
 
-def added_shares(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:
-    """By env, its shares of the batches from the next one up to number `last`, added up: 1.0 is as
-    much as a whole batch. A share is the env's fraction and an even part of what the fractions
+def added_shares(config: BatcherConfig, state: BatcherState, furthest: int) -> dict[str, float]:
+    """By env, its shares of the batches from the next one up to number `furthest`, added up: 1.0 is
+    as much as a whole batch. A share is the env's fraction and an even part of what the fractions
     leave.
     """
-    numbers = range(state.next_batch, last + 1)
+    numbers = range(state.next_batch, furthest + 1)
     if config.curriculum.kind == "none":  # the batches are all alike
         counted_quotas = [(len(numbers), quotas(config.fractions))]
     else:
@@ -129,19 +130,19 @@ def tokens_from_any_env(config: BatcherConfig, state: BatcherState) -> int:
     """Tokens that each env is asked for of those that the next batch lacks and any env may supply:
     an even part among the envs that seem to work, at least 1. 0 if the batch lacks no such tokens.
 
-    An env seems to work if the batcher holds tokens of it. Until the next batch has lacked tokens
-    for SHORTAGE_AFTER_S, the envs in the last batch count as well, or all envs if there is no
-    last batch. What an env holds is not subtracted, so a single env completes the batch if all
-    others have stopped.
+    As many envs seem to work as the batcher holds tokens of. Until the next batch has lacked tokens
+    for SHORTAGE_AFTER_S, they are at least as many as had groups in the batch before, or all envs
+    if there is none. What is held of an env is not subtracted, so a single env completes the batch
+    if all others have stopped.
     """
     if REMAINDER not in state.short:
         return 0
     queues = state.queues.values()
     working = sum(queue.tokens > 0 for queue in queues)
     if state.clock.awake_s - state.short_since_s < SHORTAGE_AFTER_S:
-        last = state.next_batch - 1
-        in_last = sum(queue.last_batch == last for queue in queues)
-        working = max(working, in_last if last >= 0 else len(config.fractions))
+        newest = state.next_batch - 1  # the batch that was built last; -1: none
+        in_newest = sum(queue.last_batch == newest for queue in queues)
+        working = max(working, in_newest if newest >= 0 else len(config.fractions))
     return math.ceil(max(state.short[REMAINDER], 1) / max(working, 1))
 
 

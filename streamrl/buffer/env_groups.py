@@ -1,19 +1,26 @@
 """EnvGroups: the rollouts of one env become groups, and every group closes.
 
 A rollout that arrives is judged (`arrival.py`). If it can be trained on, its group holds it.
-Otherwise its fate is published at once, and its group counts it as lost. So a group is complete
-when `group_size` rollouts have come, whatever became of them. It then closes (`closing.py`): its
-members are scored against each other and published as one record. If fewer than `min_group_size`
-members are left, they are filtered, and the published record is empty. Either record lets the env
-begin another group.
+Otherwise its fate is published at once, with a dead letter if it is refused, and its group counts
+it as lost, unless it is a duplicate or the group has closed. So a group is complete when
+`group_size` rollouts have come, whatever became of them, and all versions of its members are
+announced. It then closes (`closing.py`): its members are scored
+against each other and published as one record. They are filtered, and the published record is
+empty, if fewer than `min_group_size` are left, if they cannot be scored, if the record would be too
+large, or, with `zero_advantage: filter`, if nothing can be learned from them. Either record lets
+the env begin another group.
 
 A group that does not become complete closes with the members that it has,
 
-- when the next policy version would make some of them too old (`on_policy_version`),
-- when no rollout of it has come for `group_wait_s` (`close_idle`),
-- when the window is full and the group is the oldest one (`evict_oldest`).
+- when it has been open for longer than ids are remembered (`OpenGroup.is_complete`),
+- when the next policy version would make some of them too old, and they are `min_group_size` at
+  least, of announced versions (`on_policy_version`),
+- when no rollout of it has come for `group_wait_s`, or longer while it waits for sessions; below
+  `min_group_size` for ten times `group_wait_s` at least (`close_idle`),
+- when the window is full: the oldest groups of the minimum size first, then the oldest ones below
+  it (`evict_oldest`).
 
-An example with group_size 4, min_group_size 2, max_age 1, and version 5 as the newest version.
+An example with group_size 4, min_group_size 2, max_age 1, lookahead 0, and version 5 as the newest.
 Rollouts A and B were sampled by version 5: the group holds them. C has failed: its fate is
 `failed`, and the group has 2 members and 1 lost rollout. Then version 6 is announced. A and B may
 still be in batch 6 and would be too old for batch 7, so the group closes with A and B. If D comes
@@ -91,10 +98,11 @@ class EnvGroups:
 
     # ---- a group closes ----------------------------------------------------------------------
 
-    def on_policy_version(self, version: int) -> None:
-        """Expire the members that are too old now, and close the groups that cannot wait for
-        another version.
+    def on_policy_version(self) -> None:
+        """A version was announced, `state.version`: expire the members that are too old now, and
+        close the groups that cannot wait for another version.
         """
+        version = self.state.version
         for group_id, group in list(self.window.open.items()):
             if group.next_check_version > version:
                 continue

@@ -46,7 +46,7 @@ class GroupBuffer:
         self.forget_ids(version - self.config.remember_versions)
         values = dict[str, float]()
         for env, window in state.windows.items():
-            self.groups_of(env).on_policy_version(version)
+            self.groups_of(env).on_policy_version()
             values |= window.intake.metrics(env)
             window.intake = IntakeStats()
         if values:

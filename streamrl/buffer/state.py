@@ -129,9 +129,7 @@ class OpenGroup(msgspec.Struct):
         return rules.session_wait_s > 0 and self.open_sessions != 0
 
     def wait_s(self, rules: BufferConfig) -> float:
-        """How long it waits after a rollout for the next one. Where fewer than `min_group_size`
-        rollouts can be trained on, it is PATIENCE times `group_wait_s` at least.
-        """
+        """How long it waits after a rollout for the next one if it has its minimum size."""
         if self.waits_for_sessions(rules):
             return max(rules.session_wait_s, rules.group_wait_s)
         return rules.group_wait_s
@@ -264,7 +262,10 @@ class Window(msgspec.Struct):
         return self.bytes >= config.max_window_tokens * BYTES_PER_TOKEN
 
     def idle_groups(self, rules: BufferConfig, version: int, clock: AwakeClock) -> list[str]:
-        """The open groups to which nothing has been added for as long as they wait."""
+        """The open groups to which nothing has been added for as long as they wait. Where fewer
+        than `min_group_size` rollouts can be trained on, that is PATIENCE times `group_wait_s` at
+        least.
+        """
         idle = list[str]()
         for group_id, group in self.open.items():
             wait_s = group.wait_s(rules)
