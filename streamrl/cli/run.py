@@ -44,6 +44,8 @@ def new(name: str, template: str) -> None:
     run_file, *others = new_run.write(template, name, Path())
     print_lines([run_file, *others], "")
     click.echo(f"next: streamrl check {run_file}; streamrl up {run_file}")
+    other_templates = [name for name in TEMPLATE_NAMES if name != template]
+    click.echo(f"other templates (--template): {', '.join(other_templates)}")
 
 
 @click.command()

@@ -61,6 +61,7 @@ def test_a_new_run_file_is_checked_without_starting_anything(
         "demo.yaml",
         "demo_env.py",
         "next: streamrl check demo.yaml; streamrl up demo.yaml",
+        "other templates (--template): quickstart, dataset, agent, gsm8k",
     ]
     told = CliRunner().invoke(cli, ["check", "demo.yaml"], catch_exceptions=False)
     assert told.exit_code == 0 and "learner, inference-0, buffer, batcher" in told.stdout
