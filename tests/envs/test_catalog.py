@@ -83,7 +83,10 @@ class OwnMethods(Adding):
 
 def test_a_run_file_knows_which_shipped_envs_have_several_turns():
     several = [kind for kind in ENVS if issubclass(env_class(kind, ""), MultiTurnEnv)]
-    assert several == [*choices.MULTI_TURN_ENVS]
+    assert several == [*choices.MULTI_TURN_ENVS], (
+        "MULTI_TURN_ENVS of streamrl/config/choices.py differs from the MultiTurnEnvs in ENVS, or"
+        " is in another order"
+    )
     loops = [kind for kind in ENVS if issubclass(env_class(kind, ""), AgentLoopEnv)]
     assert loops == ["demonstrations"]  # in which nothing is sampled that could be lost
 
