@@ -74,7 +74,7 @@ def running(log: Log, run: RunFile = RUN) -> Iterator[None]:
 
 
 def publish(log: Log, *outputs: Output) -> None:
-    writer = log.producer()
+    writer = log.producer(durable=True)
     for output in outputs:
         writer.send(to_message(output))
     writer.flush()

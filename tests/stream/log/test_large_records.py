@@ -29,6 +29,7 @@ from tests.extensions.recordings.test_archive import account, replays
 from tests.support.build import rollout, turns
 from tests.support.data_path import TOPICS, announce, parts, publish, running, wait_for_batches
 from tests.support.kafka import make_topics
+from tests.support.waiting import until
 
 ROW = 1_451_008
 TOKENS = 1_450_000  # of a rollout: 2 bytes each, and 4 of its logprob
@@ -111,6 +112,12 @@ def test_all_that_may_be_larger_than_a_message_is_one_record(log: Log):
     assert replays(log, RUN) == (1, 1)
 
 
+def naming(log: Log, journal: str) -> JournalEntry | None:
+    """The last entry of a journal, if it names a snapshot."""
+    last = [record for _, record in entries(log, journal)][-1]
+    return last if isinstance(last, JournalEntry) and last.snapshot_offset >= 0 else None
+
+
 def test_a_snapshot_that_is_larger_than_a_message_is_one_record(log: Log):
     part = replace(parts(RUN)[1], snapshot_events=1)
     writer = log.writer(part.name)
@@ -121,8 +128,9 @@ def test_a_snapshot_that_is_larger_than_a_message_is_one_record(log: Log):
         process_batch(part, fold, [], 1.0, writer.commit)
     offset, snapshot = only(log, "journal.batcher", "snapshot")
     assert isinstance(snapshot, Snapshot)
-    last = [record for _, record in entries(log, "journal.batcher")][-1]
-    assert isinstance(last, JournalEntry) and last.snapshot_offset < offset == fold.snapshot_offset
+    # A broker shows a transaction to readers a moment after its commit was answered.
+    last = until(lambda: naming(log, "journal.batcher"), 30, "no entry names a snapshot")
+    assert last and last.snapshot_offset < offset == fold.snapshot_offset
     restored, _ = restore(log, part)
     assert serialize_state(restored.state) == serialize_state(fold.state)
     writer.close()

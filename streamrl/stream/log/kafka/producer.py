@@ -38,7 +38,9 @@ class KafkaProducer:
         self._prefix = prefix
         own: dict[str, Any] = {"acks": "1", "message.timeout.ms": round(DELIVERY_LIMIT_S * 1000)}
         if durable:
-            own |= {"acks": "all", "linger.ms": 0}
+            # Without idempotence a request that is sent again may write the chunks of a record in
+            # another order, or twice.
+            own |= {"acks": "all", "enable.idempotence": True, "linger.ms": 0}
         self._producer = Producer({**settings, **PRODUCER, **own})
         self._denied_topic = ""
         self._is_closed = threading.Event()
