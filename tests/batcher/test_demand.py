@@ -144,6 +144,14 @@ def test_a_producer_is_waited_for_from_its_first_open_group_on():
     assert queue.away == ["a"]
 
 
+def test_a_run_begins_with_the_groups_that_are_wanted_and_no_more():
+    config = replace(CONFIG, producers={"copy": ["a", "b"]}, group_tokens={"copy": 10})
+    for wanted_tokens, granted in ((10, {"a": 1, "b": 0}), (30, {"a": 2, "b": 1})):
+        queue = EnvQueue()
+        update_grants(config, "copy", queue, wanted_tokens, 0.0)
+        assert queue.granted == granted
+
+
 def test_a_producer_of_which_nothing_has_come_is_waited_for_a_minute():
     config = replace(CONFIG, producers={"copy": ["a", "b"]}, group_limits_s={"copy": 600.0})
     queue = EnvQueue(busy_since_s={"a": 0.0})

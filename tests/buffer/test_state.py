@@ -94,3 +94,16 @@ def test_however_few_versions_come_the_ids_that_are_remembered_are_bounded(
     window = state.windows["copy"]
     assert list(window.seen) == ["g3-1", "g4-0", "g4-1"]
     assert list(window.closed) == ["g2", "g3", "g4"]
+
+
+def test_a_group_is_looked_at_when_its_oldest_rollout_would_be_too_old():
+    """Rollouts of versions 2 and 5 may be 4 versions old; one of version 9 is not known yet."""
+    window = Window()
+    group = a_group([])
+    group.next_check_version = 99
+    checks = list[int]()
+    for number, version in enumerate((9, 5, 2)):
+        record = rollout(sample=number, version=version)
+        window.hold(group, rollout_event(number, record), record, 5, 4)
+        checks.append(group.next_check_version)
+    assert checks == [6, 6, 6]

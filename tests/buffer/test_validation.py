@@ -45,6 +45,10 @@ def why(record: Rollout, key: str = "g0", vocab_size: int = 0, version: int = 0)
             rollout(turns=turns(top_p=0.9)),
             "sampled with top_p 0.9 and top_k -1: the learner reproduces temperature only",
         ),
+        (
+            rollout(turns=turns(top_k=1)),
+            "sampled with top_p 1.0 and top_k 1: the learner reproduces temperature only",
+        ),
     ],
 )
 def test_what_is_wrong_with_it(record: Rollout, cause: str):

@@ -33,8 +33,9 @@ def turns(
     logprob: float = -0.5,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    top_k: int = -1,
 ) -> list[Turn]:
-    how = InferenceMetadata(server="inference-0", temperature=temperature, top_p=top_p)
+    how = InferenceMetadata(server="inference-0", temperature=temperature, top_p=top_p, top_k=top_k)
     asked = Turn(message="12=", role="user", tokens=tokens(*prompt))
     return [
         asked,

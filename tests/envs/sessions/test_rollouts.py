@@ -66,6 +66,14 @@ def test_an_answer_that_was_not_received_is_trained_on_if_a_call_continues_it():
     assert [each.trained for each in kept_calls([lost, call("b", [3], [4], "a")])] == [True, True]
 
 
+def test_a_request_has_the_time_at_which_it_was_sent():
+    asked = call("a", [1], [2], time_s=10.0)
+    asked = structs.replace(
+        asked, inference_metadata=structs.replace(asked.inference_metadata, latency_s=4.0)
+    )
+    assert [turn.timestamp for turn in to_turns([asked])] == [6.0, 10.0]
+
+
 def test_a_vocabulary_of_more_than_65536_tokens():
     wide = structs.replace(call("a", [1], [2]), tokens=np.array([70_000], np.uint32))
     (asked, said) = made([wide]).turns
