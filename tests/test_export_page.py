@@ -50,7 +50,9 @@ def rewards(log: MemoryLog, env: str) -> dict[str, list[float]]:
 
 
 def test_the_reward_per_problem_with_duckdb(archive: MemoryLog):
-    rows = duckdb.sql(blocks("sql")[0]).fetchall()
+    found = duckdb.sql(blocks("sql")[0])
+    assert found
+    rows = found.fetchall()
     expected = [
         (env, problem, len(r), np.mean(r))
         for env in ("add", "copy-digits")
