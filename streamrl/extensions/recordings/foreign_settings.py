@@ -55,8 +55,8 @@ KEPT = paths(
     learner.kl.reference.every learner.lora.rank learner.lora.alpha
     learner.lora.targets learner.micro_batch_rows learner.mesh.data learner.mesh.replica
     learner.mesh.model learner.mesh.context learner.mesh.expert learner.mesh.nodes
-    learner.processes learner.precision learner.remat learner.attention learner.logprob_chunk
-    learner.optimizer learner.learning_rate learner.warmup_steps
+    learner.processes learner.precision learner.remat learner.attention learner.deterministic
+    learner.logprob_chunk learner.optimizer learner.learning_rate learner.warmup_steps
     learner.schedule.kind learner.schedule.steps learner.schedule.min_ratio learner.beta1
     learner.beta2 learner.weight_decay learner.max_grad_norm learner.normalize_advantages
     learner.checkpoint_every learner.keep_checkpoints

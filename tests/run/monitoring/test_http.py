@@ -153,8 +153,8 @@ def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
     file.write_text(yaml.safe_dump(data_path.RUN.model_dump(mode="json")))
 
     @contextlib.contextmanager
-    def log(settings: RunFile) -> Iterator[tuple[RunFile, Log]]:
-        yield settings, MemoryLog(TOPICS)
+    def log(settings: RunFile, part: str) -> Iterator[Log]:
+        yield MemoryLog(TOPICS)
 
     def serve(settings: RunFile, log: Log, part: str, at: ListenOverride) -> None:
         served.append((part, at))

@@ -125,6 +125,7 @@ LEARNER = {
     "learner.precision": "bf16",
     "learner.remat": "full",
     "learner.attention": "reference",
+    "learner.deterministic": False,
     "learner.logprob_chunk": 5,
     "learner.learning_rate": 0.01,
     "learner.warmup_steps": 3,
