@@ -1,5 +1,5 @@
 """An env in one file: `47=` is to be answered `74`. A run file names it as `kind:
-examples/reverse_digits.py:ReverseDigits`.
+FILE.py:ReverseDigits`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 
 
 class ReverseDigits(SingleTurnEnv):
-    """The rewards are the share of the positions that are right; the end of the answer is one of
-    them.
-    """
+    """The reward is the share of positions that are right. The end of the answer is one of them."""
 
     def __init__(self, seed: int, digits: int = 2) -> None:
         self.seed = seed
         self.digits = digits
 
     def problem(self, number: int) -> Problem:
-        # The same seed and number must give the same problem in every process, so there is no
-        # global randomness here.
+        # The same seed and number give the same problem in every process.
         draw = random.Random(f"{self.seed} {number}")
         shown = "".join(draw.choices("0123456789", k=self.digits))
         return Problem([{"role": "user", "content": f"{shown}="}], answer=shown[::-1])

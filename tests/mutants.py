@@ -1,11 +1,12 @@
 """Do the tests test what runs? Each mutant is a change to one comparison, operation, constant or
 result in code that decides, and the tests of its room are to fail on it.
 
-    python -m tests.mutants [--count 300] [--seed 1] [--only streamrl/buffer/]
+    python -m tests.mutants [--count 300] [--seed 1] [--only streamrl/buffer/ ...]
 
-The tests have to pass without a change. Then each mutant gets a process of its own, as many at a
-time as there are cores. It prints the survivors and the share that was killed, and exits with 1 if
-that is below 90 %.
+The tests have to pass without a change. Then each mutant gets its own process, as many at a time as
+there are cores. It prints the survivors and the share that was killed, and exits with 1 if that is
+below 90 %. `--only` takes those of the mutants whose FILE:LINE begins with one of the given: a room
+at a time, or survivors again.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class Site(NamedTuple):
     path: Path
     node: int
     line: int
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
 
 
 def sites_of(path: Path) -> Iterator[Site]:
@@ -172,20 +176,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="of files whose path begins like this")
+    parser.add_argument("--only", nargs="+", default=[""], help="those that begin like this")
     given = parser.parse_args()
     files = [path for room in ROOMS for path in sorted((ROOT / "streamrl" / room).glob("*.py"))]
-    files = [path for path in files if str(path.relative_to(ROOT)).startswith(given.only)]
-    for room in sorted({path.parent.relative_to(ROOT / "streamrl") for path in files}):
-        if run_tests(ROOT / "tests" / room):
-            sys.exit(f"tests/{room}: they fail without a mutant, so they would kill each one")
     sites = [site for path in files for site in sites_of(path)]
     chosen = random.Random(given.seed).sample(sites, min(given.count, len(sites)))
+    chosen = [site for site in chosen if str(site).startswith(tuple(given.only))]
+    for room in sorted({site.path.parent.relative_to(ROOT / "streamrl") for site in chosen}):
+        if run_tests(ROOT / "tests" / room):
+            sys.exit(f"tests/{room}: they fail without a mutant, so they would kill each one")
     killed = len(chosen)
     for site in survivors(chosen):
         killed -= 1
-        place = f"{site.path.relative_to(ROOT)}:{site.line}"
-        print(f"survived  {place}  {mutated(site)[1]}", flush=True)
+        print(f"survived  {site}  {mutated(site)[1]}", flush=True)
     print(f"{killed} of {len(chosen)} killed, {killed / len(chosen):.1%}")
     sys.exit(killed < LEAST_FRAC * len(chosen))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.deploy.commands import check_command
 from tests.deploy.composed import KEY, PATIENCE_S, ROOT, Composed, composed, resolved
 from tests.inference.stub import Stub
 from tests.support.waiting import patience
+from tests.support.wheels import build_wheel
 
 PROFILES = ("cpu", "gpu", "scorer", "evaluator", "agents")
 AGENTS_RUN = "./deploy/runs/compose-agents.yaml"
@@ -227,13 +230,29 @@ def test_the_images_install_from_lock_files_that_are_there_and_in_the_build_cont
         )
     }
     assert all((ROOT / lock).is_file() for lock in locks)
-    copied = {
-        word.strip("/")
-        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
-        for word in line.split()
-    }
+    copied = copied_into_images()
     assert ignored[1] == "*" and copied == {line[1:] for line in ignored if line.startswith("!")}
     assert all((ROOT / name).exists() for name in copied)
+
+
+def copied_into_images() -> set[str]:
+    """What the Dockerfile copies from the working tree."""
+    lines = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
+    return {word.strip("/") for line in lines for word in line.split()}
+
+
+def test_the_package_builds_from_what_the_images_copy(tmp_path: Path):
+    context = tmp_path / "context"
+    for name in copied_into_images():
+        source = ROOT / name
+        target = context / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True)
+        else:
+            shutil.copy(source, target)
+    with zipfile.ZipFile(build_wheel(tmp_path / "dist", context)) as wheel:
+        assert "streamrl/run_templates/gsm8k/run.yaml" in wheel.namelist()
 
 
 def test_the_gpu_locks_agree_with_the_others_on_what_both_have():

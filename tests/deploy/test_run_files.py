@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import yaml
 
 from bench.budgets import MODELS, PROGRAMS, SAVING
 from streamrl.config import run_file, topology
@@ -134,11 +133,6 @@ def test_a_run_on_several_machines_is_reached_from_all(name: str):
         assert len(nodes) <= 1
         served |= {part.name for part in chosen if topology.is_server(part)}
     assert "inference-0" in served
-
-
-def test_the_template_and_the_run_file_for_one_gpu_are_the_same_run():
-    template = (ROOT / "deploy/templates/gsm8k/run.yaml").read_text().replace("{name}", "gsm8k")
-    assert run_file.parse(yaml.safe_load(template)) == loaded("gsm8k-1gpu")
 
 
 def test_the_check_of_a_gpu_run_names_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

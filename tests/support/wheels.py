@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 UV = uv.find_uv_bin()
 
 
-def build_wheel(directory: Path) -> Path:
+def build_wheel(directory: Path, source: Path = ROOT) -> Path:
     """The path of the wheel, which is built into the directory."""
     build = (UV, "build", "--wheel", "--offline", "--no-build-isolation")
-    call(*build, "--python", sys.executable, "-o", directory, ROOT)
+    call(*build, "--python", sys.executable, "-o", directory, source)
     (made,) = directory.glob("*.whl")
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from streamrl.config.choices import NAME
@@ -10,10 +11,13 @@ from streamrl.system.files import shipped_directory
 
 RUN = "run"  # stem of a template's run file
 PLACEHOLDER = "{name}"
+RUN_NAME = re.compile(r"^run: .*$", re.MULTILINE)
 
 
 def templates() -> Path:
-    """The directory of all templates, each a directory with a run file."""
+    """The directory of all templates, each a directory with a run file. What `deploy/runs/` or
+    `examples/` has too is a link to it.
+    """
     return shipped_directory("run_templates", "deploy/templates")
 
 
@@ -36,8 +40,13 @@ def write(template: str, name: str, directory: Path) -> list[Path]:
     for source in sources:
         if not source.is_file():
             continue
-        suffix = "" if source.stem == RUN else f"_{source.stem}"
-        texts[directory / f"{name}{suffix}{source.suffix}"] = source.read_text()
+        text = source.read_text()
+        if source.stem == RUN:
+            path = directory / f"{name}{source.suffix}"
+            text = RUN_NAME.sub(f"run: {PLACEHOLDER}", text, count=1)
+        else:
+            path = directory / f"{name}_{source.name}"
+        texts[path] = text
     for path in texts:
         if path.exists():
             raise ConfigError(f"{path} exists; choose another name, or move the file away")

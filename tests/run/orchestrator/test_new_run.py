@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from streamrl.cli.run import TEMPLATE_NAMES
 from streamrl.config.run_file import load
@@ -44,10 +43,19 @@ def test_the_envs_of_a_template_pose_problems(
         assert made.problem(0).messages
 
 
-def test_the_quickstart_of_a_package_is_that_of_the_repository(tmp_path: Path):
-    (written,) = new_run.write("quickstart", "quickstart", tmp_path)
-    ours = yaml.safe_load((ROOT / "deploy" / "runs" / "quickstart.yaml").read_text())
-    assert yaml.safe_load(written.read_text()) == ours
+@pytest.mark.parametrize(
+    ("template", "written", "source"),
+    [
+        ("quickstart", "quickstart.yaml", "deploy/runs/quickstart.yaml"),
+        ("gsm8k", "gsm8k.yaml", "deploy/runs/gsm8k-1gpu.yaml"),
+        ("env", "env_env.py", "examples/reverse_digits.py"),
+    ],
+)
+def test_a_template_under_its_own_name_is_the_file_of_the_repository(
+    template: str, written: str, source: str, tmp_path: Path
+):
+    new_run.write(template, template, tmp_path)
+    assert (tmp_path / written).read_text() == (ROOT / source).read_text()
 
 
 def test_a_file_that_exists_is_kept_and_nothing_is_written(tmp_path: Path):
