@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from streamrl_sessions import Failed, Outcome, Session, Settings, serve
+
+# Only that Python has the library.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
 from verifiers.v1.clients import EvalClient, EvalClientConfig, ModelContext
 from verifiers.v1.errors import ProviderError
 from verifiers.v1.utils.loaders import import_taskset, load_environment, resolve_env_config

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,11 +67,36 @@ def test_rewards_are_those_of_the_library_itself(tmp_path: Path):
     assert source["version"].startswith("0.4") and len(source["taskset_version"]) == 12
 
 
-@pytest.fixture(scope="module")
-def adapter() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(INSIDE))
-        return module_of(INSIDE / "streamrl_verifiers.py")
+class Client:
+    """As `EvalClient` of the library, with its headers."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def _headers(self, dialect: Any, incoming: Any, session_id: str | None) -> dict[str, str]:
+        return {"authorization": "Bearer none", "x-session-id": session_id or ""}
+
+
+class ProviderError(Exception):
+    def __init__(self, message: str, status_code: int) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program, in a Python without the library."""
+    clients = SimpleNamespace(
+        EvalClient=Client, EvalClientConfig=SimpleNamespace, ModelContext=SimpleNamespace
+    )
+    loaders = SimpleNamespace(import_taskset=None, load_environment=None, resolve_env_config=None)
+    monkeypatch.syspath_prepend(str(INSIDE))
+    monkeypatch.setitem(sys.modules, "verifiers.v1.clients", clients)
+    monkeypatch.setitem(
+        sys.modules, "verifiers.v1.errors", SimpleNamespace(ProviderError=ProviderError)
+    )
+    monkeypatch.setitem(sys.modules, "verifiers.v1.utils.loaders", loaders)
+    return module_of(INSIDE / "streamrl_verifiers.py")
 
 
 def trace_of(**changes: Any) -> Any:
@@ -121,6 +147,10 @@ def test_an_agent_that_does_not_train_cannot_ask_the_policy(adapter: Any):
     client = adapter.SessionClient(config)
     client.keys["trace"] = "sk-mine"
     dialect = SimpleNamespace(auth_headers=lambda key: {"authorization": f"Bearer {key}"})
-    assert client._headers(dialect, {}, "trace")["authorization"] == "Bearer sk-mine"
-    with pytest.raises(adapter.ProviderError, match="give it a client of its own"):
+    assert client._headers(dialect, {}, "trace") == {
+        "authorization": "Bearer sk-mine",
+        "x-session-id": "trace",
+    }
+    with pytest.raises(ProviderError, match="give it a client of its own") as refused:
         client._headers(dialect, {}, "another")
+    assert refused.value.status_code == 400
