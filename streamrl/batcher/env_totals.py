@@ -4,7 +4,16 @@ whether an attempt to build the batch can succeed.
 
 from __future__ import annotations
 
-from streamrl.batcher.selection import Selection, select, shortage, tokens_owed
+from streamrl.batcher.demand import furthest_batch
+from streamrl.batcher.selection import (
+    REMAINDER,
+    Candidate,
+    Selection,
+    quotas,
+    select,
+    shortage,
+    tokens_owed,
+)
 from streamrl.batcher.state import BatcherConfig, BatcherState, deficit_under, fractions_at
 
 
@@ -90,10 +99,27 @@ class EnvTotals:
         """The groups that the next batch would have, or what it lacks."""
         config = self._config
         queues = self._state.queues
-        return select(
-            self.supply,
-            lambda env, number: queues[env].candidate(env, number) if env in queues else None,
-            self.owed,
-            config.total_token_budget,
-            config.spill,
-        )
+        first_asked = {
+            env: queues[env].first_asked(self.asked_tokens(env))
+            for env, tokens in self.supply.items()
+            if tokens
+        }
+
+        def offer(env: str, number: int) -> Candidate | None:
+            if env not in first_asked:
+                return None
+            return queues[env].candidate(env, number, first_asked[env])
+
+        return select(self.supply, offer, self.owed, config.total_token_budget, config.spill)
+
+    def asked_tokens(self, env: str) -> float:
+        """The most tokens that the batches from the next one up to the furthest for which work may
+        begin now can take of the env.
+        """
+        config = self._config
+        state = self._state
+        quota = quotas(fractions_at(config, state, state.next_batch))
+        share = 1.0 if config.spill else quota.get(env, 0.0) + quota[REMAINDER]
+        batches = max(furthest_batch(config, state, env) - state.next_batch + 1, 1)
+        owed = self.owed.get(env, 0.0) - quota.get(env, 0.0) * config.total_token_budget
+        return batches * share * config.total_token_budget + max(owed, 0.0)

@@ -1,5 +1,5 @@
-"""Which groups train next: every env gets its share of the tokens, the newest groups come first,
-and groups stay whole.
+"""Which groups train next: every env gets its share of the tokens, the oldest of the groups that
+were asked for come first (`EnvQueue.candidate`), and groups stay whole.
 
 This is deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) with a batch for a round. What an
 env got too much or too little is its deficit, which is carried over. So the shares hold over the
@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
     tokens: int
 
 
-# (env, n) -> group number n of the env, where the newest is 0; None where it has no more
+# (env, n) -> group number n of the env, in the order in which it offers them; None: it has no more
 Offer = Callable[[str, int], Candidate | None]
 
 

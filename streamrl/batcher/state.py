@@ -112,11 +112,29 @@ class EnvQueue(msgspec.Struct):
         """What a group costs, on average. There has to be one."""
         return self.measured_tokens / self.measured
 
-    def candidate(self, env: str, number: int) -> Candidate | None:
-        """Group number `number`, the newest first: by the version of the oldest token, and then by
-        arrival.
+    def first_asked(self, asked_tokens: float) -> int:
+        """The position of the oldest group that was asked for: from there on the groups have at
+        most so many tokens. What the env has sent beyond that comes before it.
         """
-        position = len(self.groups) - 1 - number
+        left = asked_tokens
+        for position in reversed(range(len(self.groups))):
+            left -= self.groups[position].tokens
+            if left < 0:
+                return position + 1
+        return 0
+
+    def candidate(self, env: str, number: int, first_asked: int = 0) -> Candidate | None:
+        """Group number `number` in the order in which batches take them. None if there are not so
+        many.
+
+        The groups that were asked for come first, the oldest of them before the others, because
+        the others can wait for the next batch. The groups beyond those come last, and the newest
+        of them first, because some of them expire in any order. `first_asked`: the position of the
+        first group that was asked for.
+        """
+        position = first_asked + number
+        if position >= len(self.groups):
+            position = len(self.groups) - 1 - number
         if position < 0:
             return None
         return Candidate(env, position, self.groups[position].tokens)

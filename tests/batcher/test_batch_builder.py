@@ -25,7 +25,7 @@ def test_max_age_1_lookahead_1_batches_0_and_1_may_use_version_0_batch_2_may_not
     out = step_once(
         [version_event(0), *arrivals("a", "b", "c", "d", "e", "f"), version_event(1)], config
     )
-    assert batches(out) == [["b", "a"], ["d", "c"]]
+    assert batches(out) == [["a", "b"], ["c", "d"]]
     assert [fate for fate in fates(out) if fate[0] == "expired"] == [
         ("expired", "e", None),
         ("expired", "f", None),
@@ -43,7 +43,7 @@ def test_a_group_is_as_old_as_its_oldest_rollout():
 
 def test_a_group_from_a_version_not_heard_of_is_held():
     out = step_once([version_event(0), *arrivals("a", version=3), *arrivals("b", "c")])
-    assert batches(out) == [["c", "b"]]
+    assert batches(out) == [["b", "c"]]
 
 
 def test_a_group_larger_than_the_budget_is_filtered_not_waited_for():
@@ -56,7 +56,7 @@ def test_spill_goes_on_without_the_env_that_is_short():
         CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40, spill=True, row_count=5
     )
     assert batches(step_once([version_event(0), *arrivals("a", "b", "c", "d")], config)) == [
-        ["d", "c", "b", "a"]
+        ["a", "b", "c", "d"]
     ]
 
 
@@ -90,8 +90,8 @@ def test_a_rollout_that_forked_counts_once_and_has_one_fate():
         ]
     )
     (batch,) = (o.record for o in out if isinstance(o.record, Batch))
-    assert batch.uids == ["b-0", "a-0", "a-0", "a-1"] and batch.rows.tolist() == [0, 1, 0, 1]
-    assert [o.record.uids for o in out if isinstance(o.record, Fate)] == [["b-0"], ["a-0", "a-1"]]
+    assert batch.uids == ["a-0", "a-0", "a-1", "b-0"] and batch.rows.tolist() == [1, 0, 1, 0]
+    assert [o.record.uids for o in out if isinstance(o.record, Fate)] == [["a-0", "a-1"], ["b-0"]]
     values = next(o.record.values for o in out if isinstance(o.record, Metric))
     assert (
         values["batches/copy/rollouts_used"],
@@ -127,7 +127,7 @@ def test_a_group_that_the_rows_cannot_hold_any_more_does_not_end_the_batcher():
     wide = group_event(0, group(name="wide", sizes=(4, 4, 4, 4)))
     state, _ = step(replace(config, row_count=4), BatcherState(), [wide], 0.0)
     _, out = step(config, state, [version_event(0), *arrivals("a", "b", "c")], 0.0)
-    assert fates(out)[0][:2] == ("filtered", "wide") and batches(out) == [["c", "b"]]
+    assert fates(out)[0][:2] == ("filtered", "wide") and batches(out) == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_a_stage_that_cannot_do_a_batch_ends_its_groups_and_not_the_batcher():
     assert [(fate, name) for fate, name, _ in fates(out)] == [
         ("filtered", "b"),
         ("filtered", "a"),
-        ("batched", "d"),
         ("batched", "c"),
+        ("batched", "d"),
     ]
     causes = {o.record.cause for o in out if isinstance(o.record, Fate)}
     assert causes == {
         "",
         "batcher.advantage: ArithmeticError: on <object object at 0x...>",
-    } and batches(out) == [["d", "c"]]
+    } and batches(out) == [["c", "d"]]
 
 
 def test_an_env_may_have_an_age_limit_of_its_own():

@@ -18,14 +18,14 @@ from tests.support.build import group, group_event, version_event
 
 def test_a_batch_is_built_when_the_budget_is_full():
     out = step_once([version_event(0), *arrivals("a", "b", "c")])
-    assert batches(out) == [["b", "a"]]  # newest first
-    assert fates(out) == [("batched", "b", 0), ("batched", "a", 0)]
+    assert batches(out) == [["a", "b"]]
+    assert fates(out) == [("batched", "a", 0), ("batched", "b", 0)]
 
 
 def test_lookahead_0_waits_for_its_version():
     events = [version_event(0), *arrivals("a", "b", "c", "d")]
     assert len(batches(step_once(events))) == 1
-    assert batches(step_once([*events, version_event(1)])) == [["b", "a"], ["d", "c"]]
+    assert batches(step_once([*events, version_event(1)])) == [["a", "b"], ["c", "d"]]
 
 
 def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
@@ -130,13 +130,13 @@ def test_a_batch_leaves_in_the_step_that_fills_it():
             if isinstance(o.record, Batch)
         )
     filled = {
-        events[2]: ["b into 0", "a into 0"],
-        events[5]: ["d into 1", "c into 1"],
-        events[8]: ["f into 2", "e into 2"],
+        events[2]: ["a into 0", "b into 0"],
+        events[5]: ["c into 1", "d into 1"],
+        events[8]: ["e into 2", "f into 2"],
     }
     assert came == [filled.get(event, []) for event in events]
     # nor does it matter how they were polled
-    assert batches(step_once(events, config)) == [["b", "a"], ["d", "c"], ["f", "e"]]
+    assert batches(step_once(events, config)) == [["a", "b"], ["c", "d"], ["e", "f"]]
 
 
 def test_an_env_that_the_next_batch_lacks_is_read_on_although_its_window_is_full():

@@ -55,7 +55,7 @@ def test_a_batch_is_filled_with_groups_that_teach_something():
         CONFIG, state, [group_event(2 + i, g) for i, g in enumerate(groups[2:])], 0.0
     )
     (batch,) = [output.record for output in made if isinstance(output.record, Batch)]
-    assert batch.group_ids == ["b", "a"] and batch.advantages.all()
+    assert batch.group_ids == ["a", "b"] and batch.advantages.all()
 
 
 def test_by_default_they_train_and_are_counted_either_way():

@@ -28,15 +28,30 @@ def test_a_held_group_knows_its_tokens_its_rollouts_and_who_sampled_them():
     assert on_policy_rollouts([mixed, held(1, 1), held(2, 0)], 1) == 1 + 2
 
 
-def test_the_newest_group_is_offered_first_and_one_of_a_version_to_come_not_at_all():
+def test_the_oldest_group_is_offered_first_and_one_of_a_version_to_come_not_at_all():
     queue = EnvQueue()
     for number, version in enumerate((1, 0, 1, 2)):
         queue.add(held(number, version), announced=1)
     assert [found.event.offset for found in queue.groups] == [1, 0, 2]
     assert [found.event.offset for found in queue.ahead] == [3]
-    assert queue.candidate("copy", 0) == Candidate("copy", 2, 10)
-    assert queue.candidate("copy", 2) == Candidate("copy", 0, 10)
+    assert queue.candidate("copy", 0) == Candidate("copy", 0, 10)
+    assert queue.candidate("copy", 2) == Candidate("copy", 2, 10)
     assert queue.candidate("copy", 3) is None
+
+
+@pytest.mark.parametrize(
+    ("asked_tokens", "order"),
+    [(50, [0, 1, 2, 3]), (40, [0, 1, 2, 3]), (39, [1, 2, 3, 0]), (20, [2, 3, 1, 0])],
+)
+def test_groups_beyond_those_that_were_asked_for_come_last_and_the_newest_of_them_first(
+    asked_tokens: int, order: list[int]
+):
+    queue = EnvQueue()
+    for number in range(4):
+        queue.add(held(number, version=number), announced=3)
+    first = queue.first_asked(asked_tokens)
+    offered = [queue.candidate("copy", number, first) for number in range(5)]
+    assert [candidate and candidate.position for candidate in offered] == [*order, None]
 
 
 def test_what_is_held_is_counted_and_what_can_be_used_is_less():

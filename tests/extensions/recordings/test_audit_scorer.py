@@ -53,37 +53,37 @@ def trained(log: MemoryLog, uid: str) -> Rollout:
 
 
 def test_batches_and_versions_that_had_its_rewards(log: MemoryLog):
-    uids = ("copy-4-0", "copy-4-1", "copy-9-1")
+    uids = ("copy-0-0", "copy-0-1", "copy-4-1")
     given = {uid: trained(log, uid).rewards["exact"] for uid in uids}
     give(
         log,
-        reward("copy-4-0", given["copy-4-0"]),
-        reward("copy-4-1", given["copy-4-1"]),
-        reward("copy-9-0", scorer_version="4"),
+        reward("copy-0-0", given["copy-0-0"]),
+        reward("copy-0-1", given["copy-0-1"]),
+        reward("copy-4-0", scorer_version="4"),
     )
     result = audit_scorer(log, OF_FORK, BROKEN)
     assert result.envs == {"copy": EnvCount(published=20, touched=2), "add": EnvCount(20)}
     assert result.batches == [BatchShare(batch=0, rollouts=16, touched=2, version=1)]
     assert result.versions == [1]
-    give(log, reward("copy-9-1", given["copy-9-1"]))
+    give(log, reward("copy-4-1", given["copy-4-1"]))
     assert audit_scorer(log, OF_FORK, BROKEN).batches[1] == BatchShare(1, 16, 1, None)
 
 
 def test_a_reward_that_no_rescorer_wrote_counts_for_no_scorer(log: MemoryLog):
     """A session's grading key writes rewards, too, and may name whatever scorer it likes."""
-    value = trained(log, "copy-4-0").rewards["exact"]
-    give(log, reward("copy-4-0", value, rescored=False))
+    value = trained(log, "copy-0-0").rewards["exact"]
+    give(log, reward("copy-0-0", value, rescored=False))
     for run in (RUN, OF_FORK):
         assert audit_scorer(log, run, BROKEN).envs["copy"] == EnvCount(published=20)
 
 
 def test_rewards_given_later_count_only_in_a_fork_that_has_them(log: MemoryLog):
-    value = trained(log, "copy-4-0").rewards["exact"]
+    value = trained(log, "copy-0-0").rewards["exact"]
     give(
         log,
-        reward("copy-4-0", value),
+        reward("copy-0-0", value),
         # the fork has rescored once more, and this rollout was not made with it
-        reward("copy-4-1", 7.0),
+        reward("copy-0-1", 7.0),
     )
     assert audit_scorer(log, RUN, BROKEN).envs["copy"] == EnvCount(published=20, unused=2)
     in_fork = audit_scorer(log, OF_FORK, BROKEN)

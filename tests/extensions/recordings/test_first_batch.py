@@ -36,7 +36,7 @@ def test_without_a_change_the_first_batch_is_the_parents_byte_for_byte(
     parent: MemoryLog, version: int
 ):
     result, log = fork(parent, version=version)
-    (batch,) = batches(log)
+    batch = batches(log)[0]
     assert result.has_batch and batch.number == version
     assert encode(batch) == encode(batches(parent)[version])
 

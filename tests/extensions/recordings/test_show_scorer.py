@@ -13,7 +13,7 @@ from tests.support.data_path import TOPICS, play
 def test_what_is_printed():
     log = MemoryLog({**TOPICS, "rewards.copy": 1, "rewards.add": 1})
     play(log, batches=2)
-    for uid in ("copy-4-0", "copy-9-0"):
+    for uid in ("copy-0-0", "copy-4-0"):
         give(log, reward(uid, trained(log, uid).rewards["exact"]))
     output = StringIO()
     show_scorer(OF_FORK, log, BROKEN, Console(file=output, width=100))
