@@ -18,15 +18,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
 from bench.measure import RESULTS, markdown, quantile, spread, write
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import FATES, METRICS, POLICY_VERSIONS
+from streamrl.run.monitoring.time_account import LEARNER_CAUSES, SERVER_CAUSES, TimeAccount, shares
 from streamrl.stream.local_kafka import broker, connect
 from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.protocol import Log
@@ -64,93 +63,41 @@ def gathered(log: Log) -> Heard:
     return heard
 
 
-def by_step(heard: Heard, name: str) -> dict[int, Metric]:
-    """The records that have that value, by their step."""
-    return {
+def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
+    """Steps/s, and the share of each cause in the time of learner and server, over the steps after
+    the first `skipped`.
+    """
+    steps = {
         metric.step: metric
         for metric in heard.metrics
-        if metric.step is not None and name in metric.values
+        if metric.step is not None and "learner/step_s" in metric.values
     }
-
-
-def swaps(heard: Heard) -> list[Interval]:
-    """When the server stood still for a new version."""
-    found = list[Interval]()
-    for version, metric in by_step(heard, "inference/swap_s").items():
-        values = metric.values
-        start = heard.versions[version] + values["inference/heard_s"] + values["inference/pull_s"]
-        found.append(Interval(start, start + values["inference/swap_s"]))
-    return found
-
-
-def made(metric: Metric) -> Made:
-    shares = [
-        seconds
-        for name, seconds in metric.values.items()
-        if name.startswith("batcher/waited_for_share_s/")
-    ]
-    return Made(metric.time_s, metric.values["batcher/waited_for_data_s"], sum(shares))
-
-
-def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
-    """Steps/s, and shares of the time of learner and server, over the steps behind the first
-    `skipped`.
-
-    A record of a step is of the time when training could go on behind it. Batch k is built when
-    version k - `lookahead` is announced.
-    """
-    steps = by_step(heard, "learner/step_s")
-    batches = by_step(heard, "batcher/waited_for_data_s")
-    standing = swaps(heard)
     numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)
-    window = Interval(steps[numbers[0] - 1].time_s, steps[numbers[-1]].time_s)
-    learner = dict.fromkeys(("training", "publishing", *CAUSES), 0.0)
-    for number in numbers:
-        values = steps[number].values
-        begun = steps[number - 1].time_s
-        learner["training"] += values["learner/step_s"]
-        learner["publishing"] += values["learner/publish_s"]
-        idle = Interval(begun, begun + values["learner/idle_s"])
-        announced = heard.versions[max(number - lookahead, 0)]
-        for cause, seconds in waiting(idle, made(batches[number]), standing, announced).items():
-            learner[cause] += seconds
-    total_s = window.end - window.start
-    learner["other"] = total_s - sum(learner.values())
+    began_s = steps[numbers[0] - 1].time_s
+    total_s = steps[numbers[-1]].time_s - began_s
+    account = TimeAccount(lookahead)
+    for version, time_s in heard.versions.items():
+        account.add_version(version, time_s)
+    for metric in heard.metrics:
+        if metric.time_s >= began_s:
+            account.add_metric(metric)
+    account.finish()
+    swaps = [
+        metric.values["inference/swap_s"]
+        for metric in heard.metrics
+        if "inference/swap_s" in metric.values
+    ]
+    measured = [steps[number].values for number in numbers]
     return {
         "steps": len(numbers),
         "steps_per_s": len(numbers) / total_s,
-        "learner": {name: seconds / total_s for name, seconds in learner.items()},
-        "server": server(
-            heard, window, [made(metric).waits["share"] for metric in batches.values()]
-        ),
-        "step_s": quantile([steps[number].values["learner/step_s"] for number in numbers], 0.5),
-        "swap_s": quantile([interval.end - interval.start for interval in standing], 0.5),
-        "batch_age_mean": (
-            sum(steps[number].values["learner/batch_age_mean"] for number in numbers) / len(numbers)
-        ),
+        "learner": shares(account.learner_s),
+        "server": shares(next(iter(account.servers_s.values()))),
+        "step_s": quantile([values["learner/step_s"] for values in measured], 0.5),
+        "swap_s": quantile(swaps, 0.5),
+        "batch_age_mean": statistics.mean(values["learner/batch_age_mean"] for values in measured),
         "expired_frac": heard.fates.get("expired", 0) / max(sum(heard.fates.values()), 1),
     }
-
-
-def server(heard: Heard, window: Interval, shares: Sequence[Interval]) -> dict[str, float]:
-    """Shares of the time between the first and the last look in the window."""
-    names = ("asked_s", "paused_s", "idle_s")
-    looks = [
-        Spent(metric.time_s, *(metric.values[f"inference/{name}"] for name in names))
-        for metric in heard.metrics
-        if "inference/idle_s" in metric.values and window.start <= metric.time_s <= window.end
-    ]
-    total_s = looks[-1].time - looks[0].time
-    found = {
-        "sampling": looks[-1].asked_s - looks[0].asked_s,
-        "weights": looks[-1].paused_s - looks[0].paused_s,
-        "share": 0.0,
-        "demand": 0.0,
-    }
-    for before, after in pairwise(looks):
-        for cause, seconds in unasked(before, after, shares).items():
-            found[cause] += seconds
-    return {name: seconds / total_s for name, seconds in found.items()}
 
 
 def run_one(name: str, overrides: Sequence[str], steps: int) -> Run:
@@ -238,24 +185,7 @@ def table(runs: Sequence[Run]) -> str:
     return markdown(("", *(r["name"] for r in shown)), rows)
 
 
-LABELS = {
-    "learner": {
-        "training": "training",
-        "publishing": "standing still for a version",
-        "version": "idle, a version is being written",
-        "weights": "idle, servers swap weights",
-        "share": "idle, blocked on a share",
-        "data": "idle, waiting for data",
-        "log": "idle, on the way",
-        "other": "between",
-    },
-    "server": {
-        "sampling": "sampling",
-        "weights": "paused for weights",
-        "share": "idle, blocked on a share",
-        "demand": "idle, enough is under way",
-    },
-}
+LABELS = {"learner": LEARNER_CAUSES, "server": SERVER_CAUSES}
 
 
 def main() -> None:

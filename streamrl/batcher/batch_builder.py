@@ -15,8 +15,8 @@ An example with two envs of 50 % each, batches of 40 tokens, groups of 10 tokens
 `max_age` 1. Version 3 is announced, so batch 3 is due. Three groups of env `a` wait and one of env
 `b`. They are 40 tokens, but 10 of `b`'s 20 tokens are missing: `state.short` is {"b": 10}. Another
 group of `b` arrives, and batch 3 is built of the two oldest groups of `a` and the two of `b`. The
-third group of `a` waits for batch 4. If version 2 has sampled it, it expires instead, because batch
-4 takes versions 3 and 4 only.
+third group of `a` waits for batch 4. A group of version 2 would expire now, because batch 4 takes
+versions 3 and 4 only.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ is made of what the run's topics tell of the parts, by pure functions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,10 @@ from streamrl.run.monitoring.run_view import (
     total,
 )
 from streamrl.run.monitoring.status import PartStatus, outside_name, statuses
+from streamrl.run.monitoring.time_account import LEARNER_CAUSES, SERVER_CAUSES, shares
 from streamrl.stream.records import Server
+
+LEAST_SHARE = 0.01  # of the time; a box does not show causes of less
 
 
 class ProcessStatus(NamedTuple):
@@ -240,6 +244,7 @@ def _learner(context: PartContext) -> list[Node]:
         Stat("a step takes", context.gauge(source, "learner/step_s", SILENT_S), "s"),
         Stat("waited for data", context.gauge(source, "learner/idle_s", SILENT_S), "s"),
         Stat("loss", context.gauge(source, "learner/loss", SILENT_S)),
+        *_time(context.view.time.learner_s, LEARNER_CAUSES),
     ]
     return [
         Node(
@@ -268,11 +273,15 @@ def _pool(context: PartContext, pool: str) -> Node:
     ]
     alive_since_s = context.time_s - SILENT_S
     loads = [server.in_flight for server in servers.values() if server.heartbeat_s >= alive_since_s]
+    spent = Counter[str]()
+    for name in servers:
+        spent.update(context.view.time.servers_s.get(name, {}))
     swaps_s = [context.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in servers]
     facts = [
         Stat("requests in flight", sum(loads) if loads else None),
         Stat("last swap", _most(swaps_s), "s"),
         Stat("logprobs off by", _most([mismatch_of(server) for server in servers.values()])),
+        *_time(spent, SERVER_CAUSES),
     ]
     versions = [server.version for server in servers.values() if server.version >= 0]
     title = "inference" if len(context.run.inference.sizes) == 1 else f"inference · {pool}"
@@ -299,6 +308,15 @@ def _server(context: PartContext, name: str, server: Server | None) -> ProcessSt
         version=_known(server.version),
         note=server.error,
     )
+
+
+def _time(spent_s: Mapping[str, float], labels: Mapping[str, str]) -> list[Stat]:
+    """The causes of at least 1 % of the time, each with its share."""
+    return [
+        Stat(labels[cause], 100 * share, "%")
+        for cause, share in shares(spent_s).items()
+        if share >= LEAST_SHARE
+    ]
 
 
 def _evaluator(context: PartContext) -> list[Node]:

@@ -340,6 +340,21 @@ CORE = (
     MetricSpec(
         "orchestrator/active_s", "s", "time that the run has had a server, in all its sessions"
     ),
+    MetricSpec(
+        "orchestrator/learner_s/{cause}",
+        "s",
+        "time of the learner that went to `training`, `publishing` (it stood still while a version"
+        " was copied), or to waiting for the version before (`version`), for servers that loaded"
+        " `weights`, for the `share` of one env, for `data`, for the `log`; or to `other`",
+        "counter",
+    ),
+    MetricSpec(
+        "orchestrator/server_s/{server}/{cause}",
+        "s",
+        "time of a server that went to `sampling`, to loading `weights`, or without a request: the"
+        " `share` of one env was missing, or enough was under way (`demand`)",
+        "counter",
+    ),
     MetricSpec("orchestrator/running/{process}", "1", "1 while the process runs"),
     MetricSpec(
         "orchestrator/restarts/{process}", "restarts", "restarts by this orchestrator", "counter"

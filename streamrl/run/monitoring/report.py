@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import logging
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.run.monitoring.cells import number
 from streamrl.run.monitoring.plot import Curve, plot_rewards
 from streamrl.run.monitoring.run_history import MixedVersions, RunHistory, collect
+from streamrl.run.monitoring.time_account import shares
 from streamrl.stream.local_kafka.connect import cluster_settings
 from streamrl.stream.local_kafka.distribution import VERSION as KAFKA_VERSION
 from streamrl.stream.log.protocol import Log
@@ -45,6 +46,10 @@ def summarise(run: RunFile, history: RunHistory, versions: dict[str, str]) -> di
         "wall_s": round(elapsed_s(history, max(ends)), 3),
         "time_to_target_s": time_to_target(history),
         "envs": {env: _env(history, env) for env in run.envs},
+        "time": {
+            account.removesuffix("_s").replace("_s/", " "): _percent(causes)
+            for account, causes in sorted(history.time_s.items())
+        },
         "evals": evals,
         "policy_version": history.newest,
         "servers": [
@@ -69,6 +74,11 @@ def _env(history: RunHistory, env: str) -> dict[str, Any]:
         "batched": fates["batched"],
         "fates": dict(sorted(fates.items())),
     }
+
+
+def _percent(causes: Mapping[str, float]) -> dict[str, float]:
+    """The share of each cause, in percent."""
+    return {cause: round(100 * share, 2) for cause, share in shares(causes).items()}
 
 
 def elapsed_s(history: RunHistory, time_s: float) -> float:

@@ -33,6 +33,7 @@ from streamrl.stream.records import (
 EDGE_BATCHES = 20  # the batches of reward_mean_first20 and reward_mean_last20
 RECENT_BATCHES = 1_000  # the batches for which a second metric of the same batch is recognised
 SESSIONS = 20_000  # the points that are kept of the orchestrator's clock
+TIME = ("orchestrator/learner_s/", "orchestrator/server_s/")
 EVALUATIONS = 1_000  # the versions of an evaluation that the report lists, at most
 
 
@@ -139,6 +140,12 @@ class RunHistory:
     active: Thinned[tuple[float, float]] = field(
         default_factory=lambda: Thinned[tuple[float, float]](SESSIONS)
     )
+    # learner_s or server_s/<server> -> cause -> seconds
+    time_s: dict[str, Counter[str]] = field(
+        default_factory=lambda: defaultdict[str, Counter[str]](Counter)
+    )
+    # the last value of each of these counters of the orchestrator
+    _counted_s: dict[str, float] = field(default_factory=dict[str, float])
 
     def add_rewards(self, batch: int, time_s: float, means: Mapping[str, float]) -> None:
         """Add a batch. `means` has the mean reward of each env's rollouts in it."""
@@ -178,6 +185,7 @@ class RunHistory:
         self.mismatch_tokens += int(values.get("inference/mismatch_tokens", 0))
         if "orchestrator/active_s" in values:
             self.active.add((metric.time_s, values["orchestrator/active_s"]))
+            self._add_time(values)
         if metric.step is None:
             return
         for name, frac in values.items():
@@ -186,6 +194,18 @@ class RunHistory:
                 used = values.get(f"batches/{env}/rollouts_used", 0.0)
                 if 0 <= frac <= 1 and 0 <= used < 2**53:  # up to 2**53, a float is exact
                     self.mixed[env].add(metric.step, frac * used, used)
+
+    def _add_time(self, values: Mapping[str, float]) -> None:
+        """Add what the orchestrator's counters of time have grown by. Every session counts from
+        0.
+        """
+        for name, spent_s in values.items():
+            if not name.startswith(TIME):
+                continue
+            last_s = self._counted_s.get(name, 0.0)
+            account, _, cause = name.removeprefix("orchestrator/").rpartition("/")
+            self.time_s[account][cause] += spent_s - last_s if spent_s >= last_s else spent_s
+            self._counted_s[name] = spent_s
 
 
 def collect(run: RunFile, log: Log) -> RunHistory:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.run.monitoring.metric_validation import validate_metric
+from streamrl.run.monitoring.time_account import TimeAccount
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import (
     Batch,
@@ -93,6 +94,7 @@ class RunView:
     # name -> the evaluation of the newest version
     evals: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
     batch: int = -1  # the newest batch
+    time: TimeAccount = field(default_factory=TimeAccount)  # of this session
     ready_s: float | None = None  # when the first server of this session was ready
     active_before_s: float = 0.0  # the seconds for which earlier sessions had a server
     # source -> the time of its newest metrics
@@ -104,7 +106,7 @@ class RunView:
 
 def new_view(run: RunFile, since_s: float = 0.0) -> RunView:
     """The view of a run before any event. `since_s` is when this session of the run began."""
-    return RunView(run.learner.name, since_s)
+    return RunView(run.learner.name, since_s, time=TimeAccount(run.batcher.lookahead))
 
 
 def deciding_view(run: RunFile, since_s: float = 0.0) -> RunView:
@@ -142,6 +144,7 @@ def update_view(view: RunView, events: Iterable[Event], now_s: float | None = No
                 if version.version > view.version:
                     view.version = version.version
                     view.version_s = version.time_s
+                    view.time.add_version(version.version, version.time_s)
             case Demand() as demand:
                 view.demand[demand.environment] = demand
             case Fate() as fate:
@@ -161,6 +164,8 @@ def _on_metric(view: RunView, metric: Metric) -> None:
     if metric.source not in view.gauges and len(view.gauges) >= MAX_SOURCES:
         return
     view.heard_s[metric.source] = max(view.heard_s.get(metric.source, 0.0), metric.time_s)
+    if metric.time_s >= view.since_s:
+        view.time.add_metric(metric)
     gauges = view.gauges[metric.source]
     for name, value in metric.values.items():
         if name in gauges or len(gauges) < MAX_NAMES:

@@ -14,7 +14,7 @@ FATES: tuple[str, ...] = get_args(FateKind)
 
 def gauges(view: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
     """The orchestrator's metrics by name: the states of parts and servers, the run's progress, the
-    fates of rollouts, and how long there has been a server.
+    fates of rollouts, where the time went, and how long there has been a server.
     """
     values: dict[str, float] = {}
     for part in parts:
@@ -36,6 +36,12 @@ def gauges(view: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str,
         values["orchestrator/since_version_s"] = time_s - announced_s
     if view.batch >= 0:
         values["orchestrator/batch"] = float(view.batch)
+    if any(view.time.learner_s.values()):
+        for cause, spent_s in view.time.learner_s.items():
+            values[f"orchestrator/learner_s/{cause}"] = spent_s
+    for name, causes in view.time.servers_s.items():
+        for cause, spent_s in causes.items():
+            values[f"orchestrator/server_s/{name}/{cause}"] = spent_s
     if view.ready_s is not None:
         values["orchestrator/active_s"] = active_s(view, time_s)
     return values
