@@ -41,7 +41,7 @@ from streamrl.stream.records import (
     Visit,
 )
 from tests.support import sessions
-from tests.support.build import evaluation, floats, group, rollout, tokens
+from tests.support.build import evaluation, floats, group, rollout, spans, tokens
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -173,7 +173,7 @@ def experts(count: int) -> np.ndarray:
 def whole() -> dict[str, Record]:
     """Of each kind that the others leave fields of at their defaults: one that has them all."""
     some = floats(0.5, -0.25, 0.0)
-    ones = np.ones(3, np.uint8)
+    two = floats(0.5, -0.25)
     how = InferenceMetadata(
         server="inference-0",
         temperature=0.5,
@@ -228,23 +228,25 @@ def whole() -> dict[str, Record]:
             short["scored-group"],
             epoch=1,
             begins_epoch=True,
-            loss_mask=ones,
-            token_advantages=some,
+            **spans([0], [1, 1]),
+            policy_logprobs=two,
+            token_advantages=two,
             truncated=np.array([0, 1], np.uint8),
-            policy_gradient_weights=some,
-            cross_entropy_weights=some,
-            teacher_kl_weights=some,
+            policy_gradient_weights=two,
+            cross_entropy_weights=two,
+            teacher_kl_weights=two,
             routed_experts=experts(3),
             prompt_routed_experts=experts(2),
         ),
         "batch": structs.replace(
             short["batch"],
             processes=2,
-            loss_mask=np.ones(5, np.uint8),
-            token_advantages=np.arange(5, dtype=np.float32),
-            policy_gradient_weights=np.arange(5, dtype=np.float32),
-            cross_entropy_weights=np.arange(5, dtype=np.float32),
-            teacher_kl_weights=np.arange(5, dtype=np.float32),
+            **spans([1], [0, 1], [1, 1]),
+            policy_logprobs=-np.arange(4, dtype=np.float32),
+            token_advantages=np.arange(4, dtype=np.float32),
+            policy_gradient_weights=np.arange(4, dtype=np.float32),
+            cross_entropy_weights=np.arange(4, dtype=np.float32),
+            teacher_kl_weights=np.arange(4, dtype=np.float32),
             routed_experts=experts(5),
             prompt_routed_experts=experts(4),
         ),

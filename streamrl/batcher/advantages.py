@@ -15,6 +15,7 @@ import numpy as np
 from streamrl.config.choices import BATCH_NORMALIZERS, NORMALIZED_ADVANTAGES
 from streamrl.config.plugins import import_choice
 from streamrl.stream.records import Batch, first_of_rollout_mask
+from streamrl.stream.records.sequences import sampled_counts
 
 BatchNormalizer = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)
 ROUNDING = 1e-6  # a difference below it is rounding
@@ -60,10 +61,7 @@ def normalize_batch(batch: Batch, normalizer: BatchNormalizer) -> Batch:
     advantages = _apply(normalizer, batch, batch.advantages, over)
     token_advantages = batch.token_advantages
     if token_advantages is not None:
-        # tokens that were not sampled have no advantage, and keep none
-        sampled = slice(None) if batch.loss_mask is None else batch.loss_mask > 0
-        token_advantages = token_advantages.copy()
-        token_advantages[sampled] = _apply(normalizer, batch, token_advantages[sampled], over)
+        token_advantages = _apply(normalizer, batch, token_advantages, over)
     return msgspec.structs.replace(batch, advantages=advantages, token_advantages=token_advantages)
 
 
@@ -73,7 +71,7 @@ def policy_gradient_mask(batch: Batch) -> np.ndarray:
     """
     if batch.policy_gradient_weights is None:
         return np.ones(len(batch.uids), bool)
-    sequences = np.repeat(np.arange(len(batch.uids)), batch.lengths)
+    sequences = np.repeat(np.arange(len(batch.uids)), sampled_counts(batch))
     return np.bincount(sequences, batch.policy_gradient_weights, len(batch.uids)) > 0
 
 

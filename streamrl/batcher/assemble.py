@@ -15,6 +15,7 @@ from streamrl.batcher.balance import costs_of
 from streamrl.batcher.packing import pack
 from streamrl.stream.records import Batch, Column, ScoredGroup, columns_of
 from streamrl.stream.records.fields import size_bound
+from streamrl.stream.records.sequences import values_by_sequence
 
 
 class Sharding(NamedTuple):
@@ -48,7 +49,7 @@ def select_sequences(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
     """The group with only the sequences where `keep` (n,) bool is true. Their advantages stay as
     they were.
     """
-    masks = {"sequence": keep, "token": np.repeat(keep, group.lengths)}
+    masks = {per: np.repeat(keep, each) for per, each in values_by_sequence(group).items()}
     kept = dict[str, Any]()
     for name, column in columns_of(ScoredGroup).items():
         array = getattr(group, name)
@@ -77,12 +78,11 @@ def join_column(groups: Sequence[ScoredGroup], name: str) -> np.ndarray | None:
 
 
 def filled(group: ScoredGroup, column: Column, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """What an optional column by token is where the group does not have it. `shape`: of the values
-    of a token.
-    """
+    """What an optional column is where the group does not have it. `shape`: of each value."""
+    each = values_by_sequence(group)[column.per]
     if isinstance(column.fill, str):
-        return np.repeat(getattr(group, column.fill), group.lengths)
-    return np.full((len(group.tokens), *shape), column.fill, column.dtype)
+        return np.repeat(getattr(group, column.fill), each)
+    return np.full((int(each.sum()), *shape), column.fill, column.dtype)
 
 
 def within_bytes(groups: Sequence[ScoredGroup], limit: int) -> int:
@@ -91,12 +91,15 @@ def within_bytes(groups: Sequence[ScoredGroup], limit: int) -> int:
     advantage for each token.
     """
     columns = columns_of(ScoredGroup)
-    counts = {"sequence": 0, "token": 0}
+    counts = {"sequence": 0, "token": 0, "span": 0, "sampled": 0}
     widths = dict[str, int]()  # by column: bytes of a value
     others = 0
     for index, group in enumerate(groups):
         counts["sequence"] += len(group.uids)
         counts["token"] += len(group.tokens)
+        spans = group.uids if group.span_starts is None else group.span_starts
+        counts["span"] += len(spans)
+        counts["sampled"] += len(group.policy_logprobs)
         others += size_bound(group)
         for name in columns:
             array = getattr(group, name)
@@ -104,7 +107,7 @@ def within_bytes(groups: Sequence[ScoredGroup], limit: int) -> int:
                 others -= array.nbytes
                 width = array.itemsize * math.prod(array.shape[1:])
                 widths[name] = max(width, widths.get(name, 0))
-        size = others + 4 * counts["token"]
+        size = others + 4 * counts["sampled"]
         size += sum(width * counts[columns[name].per] for name, width in widths.items())
         if size > limit and index:
             return index

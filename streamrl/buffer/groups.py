@@ -53,7 +53,6 @@ def score_group(
     columns = _sourced_columns(rollouts, numbers, pieces)
     experts = columns["routed_experts"]
     prompt_experts = None if experts is None else _prompt_experts(sequences[0], shared, experts)
-    mask = _mask(pieces)
     rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
     advantages = check_advantages(advantage(rewards), len(rewards), rollouts[0].group_id)
     first = rollouts[0]
@@ -69,9 +68,9 @@ def score_group(
         uids=[rollouts[number].rollout_uid for number in numbers],
         prompt=prompts[0][:shared],
         lengths=np.array(lengths, np.int32),
-        loss_mask=mask,
         advantages=advantages[numbers],
-        token_advantages=_token_advantages(rollouts, advantage, mask, sum(lengths)),
+        token_advantages=_token_advantages(rollouts, advantage),
+        **_spans(completions),
         **columns,
         prompt_routed_experts=prompt_experts,
         **_loss_columns(pieces, loss),
@@ -79,11 +78,12 @@ def score_group(
 
 
 def _loss_columns(pieces: Sequence[Piece], loss: LossWeights) -> dict[str, np.ndarray]:
-    """The columns of the losses' weights: (sum of lengths,) float32 each. There are none where the
+    """The columns of the losses' weights: (sampled tokens,) float32 each. There are none where the
     policy gradient alone trains all turns.
     """
-    weights = [piece.turn.loss or loss for piece in pieces]
-    lengths = [piece.length for piece in pieces]
+    sampled = [piece for piece in pieces if piece.turn.logprobs is not None]
+    weights = [piece.turn.loss or loss for piece in sampled]
+    lengths = [piece.length for piece in sampled]
     columns = dict[str, np.ndarray]()
     for name, default in msgspec.structs.asdict(POLICY_GRADIENT).items():
         values = [getattr(weight, name) for weight in weights]
@@ -107,6 +107,9 @@ def _sourced_columns(
             columns[name] = np.array(values, column.dtype)
             if name in OPTIONAL and not any(values):
                 columns[name] = None
+        elif column.per == "sampled" and column.source:
+            arrays = [getattr(piece.turn, column.source) for piece in pieces]
+            columns[name] = np.concatenate([array for array in arrays if array is not None])
         elif column.source:
             arrays = [getattr(piece.turn, column.source) for piece in pieces]
             if name in OPTIONAL and all(array is None for array in arrays):
@@ -201,24 +204,32 @@ def _after_prompt(turns: Sequence[Turn], shared: int) -> list[Piece]:
     return pieces
 
 
-def _mask(pieces: Sequence[Piece]) -> np.ndarray | None:
-    """(sum of lengths,) uint8: 1 where a token was sampled; None when all tokens were."""
-    sampled = [piece.turn.logprobs is not None for piece in pieces]
-    if all(sampled):
-        return None
-    return np.concatenate(
-        [
-            np.full(piece.length, is_sampled, np.uint8)
-            for piece, is_sampled in zip(pieces, sampled, strict=True)
-        ]
-    )
+def _spans(sequences: Sequence[Sequence[Piece]]) -> dict[str, np.ndarray]:
+    """The columns of the spans that were sampled. There are none where all tokens were."""
+    if all(piece.turn.logprobs is not None for pieces in sequences for piece in pieces):
+        return {}
+    counts = list[int]()
+    starts = list[int]()
+    lengths = list[int]()
+    for pieces in sequences:
+        start = 0
+        before = len(starts)
+        for piece in pieces:
+            if piece.turn.logprobs is not None:
+                starts.append(start)
+                lengths.append(piece.length)
+            start += piece.length
+        counts.append(len(starts) - before)
+    return {
+        "span_counts": np.array(counts, np.int32),
+        "span_starts": np.array(starts, np.int32),
+        "span_lengths": np.array(lengths, np.int32),
+    }
 
 
-def _token_advantages(
-    rollouts: Sequence[Rollout], advantage: Advantage, mask: np.ndarray | None, total: int
-) -> np.ndarray | None:
-    """(total,) float32: the advantage of each token after the shared prompt, 0 where it was not
-    sampled. None when every token has the advantage of its rollout.
+def _token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> np.ndarray | None:
+    """(sampled tokens,) float32: the advantage of each. None when every token has the advantage of
+    its rollout.
     """
     try:
         by_rollout = token_advantages(rollouts, advantage)
@@ -226,7 +237,4 @@ def _token_advantages(
         raise ValueError(f"group {rollouts[0].group_id}: {error}") from None
     if by_rollout is None:
         return None
-    spread = np.zeros(total, np.float32)
-    sampled = slice(None) if mask is None else mask > 0
-    spread[sampled] = np.concatenate(by_rollout)
-    return spread
+    return np.concatenate(by_rollout)

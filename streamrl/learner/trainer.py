@@ -216,14 +216,14 @@ class PolicyTrainer:
             raise InputGone(f"batch {batch.number} came at version {self.version}: {missing}")
         self.load_reference()
         try:
-            batch, masks = mask_untrainable(batch, self.vocab_size)
+            batch, masked = mask_untrainable(batch, self.vocab_size)
             self._trained_tokens = probe.batch_tokens(
                 batch, self.version + 1, self._probe_count, self.tokenizer_ids
             )
             example = (
-                expand_with_scores(self.run, batch, taken.scores)
+                expand_with_scores(self.run, batch, taken.scores, masked)
                 if self.run.learner.needs_scores
-                else expand(batch)
+                else expand(batch, masked)
             )
         except ValueError as error:
             logger.warning("nothing is trained on batch %d: %s", batch.number, error)
@@ -232,7 +232,7 @@ class PolicyTrainer:
             self.state, measured = self.updater.step(
                 self.state, self._reference_model(), example, rollout_numbers(batch)
             )
-            measured["masked_sequences"] = float(masks)
+            measured["masked_sequences"] = float(masked.sum())
         self.skipped = bool(measured["skipped"])
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped else 0
         if self._skipped_in_a_row > MAX_SKIPPED_STEPS:
@@ -426,12 +426,15 @@ def reference_dir_name(version: int) -> str:
     return f"reference-{version_name(version)}"
 
 
-def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
-    """The dense arrays of a batch, with the logprobs that the scorer pool computed. Raises
-    ValueError if the scores do not fit the batch.
+def expand_with_scores(
+    run: RunFile, batch: Batch, scores: Scores | None, masked: np.ndarray | None = None
+) -> RlExample:
+    """The dense arrays of a batch, with the logprobs that the scorer pool computed. `masked`: (n,)
+    bool, the sequences that are not trained on. Raises ValueError if the scores do not fit the
+    batch.
     """
     assert scores is not None, "a batch is read together with its scores"
-    example = expand(batch)
+    example = expand(batch, masked)
     if scores.teacher_logprobs is not None:
         teacher = to_dense(batch, scores.teacher_logprobs) * example.loss_mask
         example = example._replace(teacher_logprobs=teacher)

@@ -20,7 +20,7 @@ from streamrl.learner.model.examples import expand
 from streamrl.stream.records import Batch
 from streamrl.system.errors import ConfigError
 from tests.support.batcher import CONFIG, arrivals, step_once
-from tests.support.build import floats, group, version_event
+from tests.support.build import floats, group, spans, version_event
 
 
 def test_normalized_by_hand():
@@ -86,25 +86,26 @@ def doubled(values: np.ndarray, over: np.ndarray) -> np.ndarray:
 
 
 def test_tokens_advantages_are_scaled_as_their_rollouts_are():
-    """Rollouts 0 and 4, so mean 2 and standard deviation 2; the second one's tokens have 4, 2 and 0
-    of their own, and one that nobody sampled.
+    """Rollouts 0 and 4, so mean 2 and standard deviation 2; the second one's sampled tokens have 4,
+    2 and 0, and one of its tokens was not sampled.
     """
     by_token = structs.replace(
         group(sizes=(1, 4)),
         advantages=floats(0, 4),
-        token_advantages=floats(0, 4, 0, 2, 0),
-        loss_mask=np.array([1, 1, 0, 1, 1], np.uint8),
+        token_advantages=floats(0, 4, 2, 0),
+        policy_logprobs=floats(-1, -1, -1, -1),
+        **spans([1], [1, 0, 1, 1]),
     )
     batch = assemble([by_token], 7, 7, row_count=2, max_seq_len=10)
     assert batch is not None
     result = normalize_batch(batch, normalized)
     assert result.advantages.tolist() == [-1, 1]
     assert result.token_advantages is not None
-    assert result.token_advantages.tolist() == [-1, 1, 0, 0, -1]
+    assert result.token_advantages.tolist() == [-1, 1, 0, -1]
     example = expand(result)
     assert sorted(example.advantages[example.loss_mask > 0].tolist()) == [-1, -1, 0, 1]
     # the batch it was made of stays
-    assert batch.token_advantages is not None and batch.token_advantages.tolist() == [0, 4, 0, 2, 0]
+    assert batch.token_advantages is not None and batch.token_advantages.tolist() == [0, 4, 2, 0]
 
 
 def test_a_rollout_that_forked_counts_once():

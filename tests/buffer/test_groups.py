@@ -3,6 +3,7 @@ import numpy as np
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group
 from streamrl.stream.records import Turn
+from streamrl.stream.records.sequences import sampled_indices
 from tests.support.build import floats, rollout, rollout_event, tokens, turns
 
 
@@ -15,7 +16,7 @@ def test_the_shared_prompt_is_kept_once():
     assert record.prompt.tolist() == [1, 2]
     assert record.lengths.tolist() == [1, 2, 3]
     assert record.tokens.tolist() == [3, 3, 4, 3, 4, 5]
-    assert record.loss_mask is None
+    assert record.span_counts is None
     np.testing.assert_allclose(record.advantages, [-1.5, 0, 1.5])
     assert record.offsets.tolist() == [0, 1, 2]
     assert record.total_tokens == 3 * 2 + 6
@@ -28,8 +29,8 @@ def test_what_the_policy_did_not_sample_is_masked():
         [rollout_event(0, rollout(turns=[*turns(response=[3]), user, answer]))], rloo
     )
     assert record.tokens.tolist() == [3, 8, 9, 5]
-    assert record.loss_mask is not None and record.loss_mask.tolist() == [1, 0, 0, 1]
-    assert record.policy_logprobs.tolist() == [-0.5, 0, 0, -0.25]
+    assert sampled_indices(record).tolist() == [0, 3]
+    assert record.policy_logprobs.tolist() == [-0.5, -0.25]
 
 
 def test_only_what_all_prompts_begin_with_is_shared():
@@ -40,4 +41,4 @@ def test_only_what_all_prompts_begin_with_is_shared():
     record = score_group(events, rloo)
     assert record.prompt.tolist() == [1, 2]
     assert record.tokens.tolist() == [7, 3, 4, 5, 9, 3, 4, 5]
-    assert record.loss_mask is not None and record.loss_mask.tolist() == [0, 1, 1, 1] * 2
+    assert sampled_indices(record).tolist() == [1, 2, 3, 5, 6, 7]

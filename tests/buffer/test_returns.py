@@ -12,6 +12,7 @@ from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group, split_sequences
 from streamrl.buffer.returns import per_token_rewards, reward_to_go, token_advantages
 from streamrl.stream.records import Rollout, Turn
+from streamrl.stream.records.sequences import sampled_indices
 from tests.support.build import floats, rollout, rollout_event, tokens
 
 
@@ -126,17 +127,14 @@ def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
     )
     assert record.prompt.tolist() == [1, 2] and record.lengths.tolist() == [4, 4, 1]
     assert record.tokens.tolist() == [3, 4, 9, 5, 4, 9, 7, 8, 7]
-    assert record.loss_mask is not None and record.loss_mask.tolist() == [1, 1, 0, 1, 0, 0, 1, 1, 1]
+    assert sampled_indices(record).tolist() == [0, 1, 3, 6, 7, 8]
     # to go: 1 1 .75 .75 .75 against 0 0 0 0 0: what was earned before the fork is not the merit of
     # what comes behind
     assert record.advantages.tolist() == [1, 1, -1]
     assert record.token_advantages is not None and record.token_advantages.tolist() == [
         1,
         1,
-        0,
         0.75,
-        0,
-        0,
         0.75,
         0.75,
         -1,

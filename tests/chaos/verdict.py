@@ -23,6 +23,7 @@ from streamrl.stream.log.protocol import Event, Log
 from streamrl.stream.log.reading import read
 from streamrl.stream.processor.journal import last_record
 from streamrl.stream.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.stream.records.sequences import sampled_counts
 from streamrl.system.errors import StreamrlError
 from tests.chaos import known
 from tests.support.rubbish import is_rubbish
@@ -243,14 +244,14 @@ class Member(NamedTuple):
 
 def members_of_group(group: ScoredGroup) -> Iterator[Member]:
     tokens = pieces(group.tokens, group.lengths)
-    logprobs = pieces(group.policy_logprobs, group.lengths)
+    logprobs = pieces(group.policy_logprobs, sampled_counts(group))
     for i, uid in enumerate(group.uids):
         yield Member(uid, group.group_id, group.prompt, tokens[i], logprobs[i], group.rewards[i])
 
 
 def members_of_batch(batch: Batch) -> Iterator[Member]:
     tokens = pieces(batch.tokens, batch.lengths)
-    logprobs = pieces(batch.policy_logprobs, batch.lengths)
+    logprobs = pieces(batch.policy_logprobs, sampled_counts(batch))
     prompts = pieces(batch.prompts, batch.prompt_lengths)
     for i, (uid, group) in enumerate(zip(batch.uids, batch.groups, strict=True)):
         yield Member(

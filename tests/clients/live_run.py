@@ -22,6 +22,7 @@ from streamrl.config import topology
 from streamrl.learner.inputs import read_batches
 from streamrl.stream.log.records_of import records_of
 from streamrl.stream.records import Batch, PolicyVersion, ScoredGroup, Server
+from streamrl.stream.records.sequences import sampled_counts
 from streamrl.weights.pull import pull
 from tests.agents.chaos import BEAT_S, ENV, ROOT, Run
 from tests.clients.model import CONTEXT
@@ -179,13 +180,12 @@ def batch_of(groups: Sequence[ScoredGroup]) -> dict[str, int]:
 
 
 def by_session(batch: Batch, expected: np.ndarray) -> dict[str, Trained]:
-    """How far the recorded logprobs of each session are from these. `expected`: (sum of lengths,)
-    float32, of `batch.tokens`.
+    """How far the recorded logprobs of each session are from these. `expected`: (sampled tokens,)
+    float32.
     """
     off = np.abs(expected - batch.policy_logprobs)
-    mask = np.ones(len(off), bool) if batch.loss_mask is None else batch.loss_mask > 0
-    sessions = np.repeat(np.array(batch.uids), batch.lengths)
-    compared = {uid: off[mask & (sessions == uid)] for uid in dict.fromkeys(batch.uids)}
+    sessions = np.repeat(np.array(batch.uids), sampled_counts(batch))
+    compared = {uid: off[sessions == uid] for uid in dict.fromkeys(batch.uids)}
     return {
         uid: Trained(len(each), float(each.mean(dtype=np.float64)), float(each.max()))
         for uid, each in compared.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
@@ -12,7 +11,7 @@ from streamrl.config import run_file
 from tests.agents.chaos import ENV
 from tests.clients.live_run import Trained, batch_of, by_session, for_batch, with_all_parts
 from tests.support.batcher import forked
-from tests.support.build import group
+from tests.support.build import floats, group, spans
 
 # A session that has forked, of 5 and 6 tokens with its prompt, and one of 4.
 GROUPS = [forked("a", sizes=(3, 4), of=(0, 0)), group(name="b", sizes=(2,))]
@@ -31,11 +30,13 @@ def test_the_run_file_and_the_batchers_own_are_valid():
 
 
 def test_logprobs_are_compared_at_the_trained_tokens_of_each_session():
-    mask = np.array([0, 1, 1, 0, 0, 0, 1], np.uint8)
-    masked = [structs.replace(GROUPS[0], loss_mask=mask), GROUPS[1]]
+    first = structs.replace(
+        GROUPS[0], **spans([0, 1, 1], [0, 0, 0, 1]), policy_logprobs=floats(-1, -1, -1)
+    )
+    masked = [first, GROUPS[1]]
     batch = assemble(masked, number=0, policy_version=0, row_count=2, max_seq_len=10)
     assert batch is not None
-    expected = batch.policy_logprobs + np.array([9, 1, -2, 9, 9, 9, 0, 0.5, 0.25], np.float32)
+    expected = batch.policy_logprobs + floats(1, -2, 0, 0.5, 0.25)
     assert by_session(batch, expected) == {
         "a-0": Trained(tokens=3, mean=1.0, max=2.0),
         "b-0": Trained(tokens=2, mean=0.375, max=0.5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,25 @@ def tokens(*ids: int) -> np.ndarray:
 
 def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
+
+
+def spans(*sequences: Sequence[int]) -> dict[str, Any]:
+    """The spans of sampled tokens as the fields of a group or a batch. Each sequence is a mask: 1
+    where a token was sampled.
+    """
+    counts = list[int]()
+    starts = list[int]()
+    lengths = list[int]()
+    for mask in sequences:
+        edges = np.flatnonzero(np.diff([0, *mask, 0])).tolist()
+        counts.append(len(edges) // 2)
+        starts += edges[::2]
+        lengths += [end - start for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    return {
+        "span_counts": np.array(counts, np.int32),
+        "span_starts": np.array(starts, np.int32),
+        "span_lengths": np.array(lengths, np.int32),
+    }
 
 
 def turns(

@@ -61,7 +61,7 @@ def rows_of(sequences: Sequence[np.ndarray], temperature: float, context: int) -
 
 def batch_logprobs(directory: Path, batch: Batch, context: int) -> np.ndarray:
     """The learner's logprobs of the tokens of a batch, by the function that it trains with, row by
-    row: (sum of lengths,) float32, in the order of `batch.tokens`.
+    row: (sampled tokens,) float32.
     """
     example = expand(batch)
     with use_mesh():

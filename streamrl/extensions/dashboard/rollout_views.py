@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from streamrl.extensions.dashboard.index import FATES, IN_FLIGHT, Query, has_end
 from streamrl.extensions.dashboard.panels import rounded
 from streamrl.extensions.dashboard.state import State
 from streamrl.stream.records import Batch, Rollout, Turn
+from streamrl.stream.records.sequences import ranges, sampled_counts
 
 PAGE_ROWS = 50  # A page of rollouts has at most this many rows.
 MOST_TOKENS = 32_768  # Of a rollout, at most this many tokens are sent.
@@ -158,30 +158,24 @@ def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
     """The advantages of the rollout's tokens in the batch: of each turn (n,) float32, where n is
     the number of its tokens. None of each turn if the batch does not have the rollout as it is.
 
-    A rollout is one sequence of the batch, or several if it has forks. The prompt of a sequence has
-    no advantages, and the batch has `lengths` tokens after it.
+    A rollout is one sequence of the batch, or several if it has forks. Only sampled tokens have
+    advantages; those of other turns are None.
     """
     unknown: list[np.ndarray | None] = [None] * len(rollout.turns)
     sequences = np.flatnonzero([uid == rollout.rollout_uid for uid in batch.uids]).tolist()
-    sizes = [turn.token_count for turn in rollout.turns]
-    forks = [number for number, turn in enumerate(rollout.turns) if number and turn.fork]
-    bounds = list(pairwise([0, *forks, len(rollout.turns)]))
-    if len(sequences) != len(bounds):
+    sampled = [number for number, turn in enumerate(rollout.turns) if turn.logprobs is not None]
+    sizes = [rollout.turns[number].token_count for number in sampled]
+    counts = sampled_counts(batch)
+    starts = np.cumsum(counts) - counts
+    if not sequences or counts[sequences].sum() != sum(sizes):
         return unknown
-    starts = np.cumsum(batch.lengths) - batch.lengths
-    by_turn = list[np.ndarray | None]()
-    for sequence, (first, last) in zip(sequences, bounds, strict=True):
-        start = int(starts[sequence])
-        length = int(batch.lengths[sequence])
-        total = sum(sizes[first:last])
-        if length > total:
-            return unknown
-        values = np.zeros(total, np.float32)
-        if batch.token_advantages is None:
-            values[total - length :] = batch.advantages[sequence]
-        else:
-            values[total - length :] = batch.token_advantages[start : start + length]
-        by_turn += np.split(values, np.cumsum(sizes[first:last])[:-1])
+    if batch.token_advantages is None:
+        values = np.repeat(batch.advantages[sequences], counts[sequences])
+    else:
+        values = batch.token_advantages[ranges(starts[sequences], counts[sequences])]
+    by_turn = unknown
+    for number, of_turn in zip(sampled, np.split(values, np.cumsum(sizes)[:-1]), strict=True):
+        by_turn[number] = of_turn
     return by_turn
 
 

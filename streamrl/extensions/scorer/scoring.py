@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class BatchLogprobs(NamedTuple):
     """The logprobs of a batch under one model."""
 
-    logprobs: np.ndarray  # (sum of lengths,) float32, 0 where not sampled
+    logprobs: np.ndarray  # (sampled tokens,) float32
     not_finite: int  # the number of tokens whose logprob was not finite
 
 
@@ -68,7 +68,7 @@ def score_all(
     reference, teacher = results
     version = models.reference.version if models.reference else NO_REFERENCE
     assert version is not None, "loaded before"
-    count = len(batch.tokens)
+    count = len(batch.policy_logprobs)
     scores = Scores(
         number=batch.number,
         scorer=scorer,
@@ -88,11 +88,11 @@ def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLog
     not fit its rows gets 0 throughout, because the learner does not train on it.
     """
     try:
-        known = mask_untrainable(batch, reference.model.Vocab.size).batch
+        known, masked = mask_untrainable(batch, reference.model.Vocab.size)
     except ValueError as error:
         logger.warning("nothing is scored: %s", error)
-        return BatchLogprobs(np.zeros(len(batch.tokens), np.float32), 0)
-    logprobs = to_ragged(known, updater.scores(reference.model, expand(known)))
+        return BatchLogprobs(np.zeros(len(batch.policy_logprobs), np.float32), 0)
+    logprobs = to_ragged(known, updater.scores(reference.model, expand(known, masked)))
     finite = np.isfinite(logprobs)
     if len(logprobs) and not finite.any():
         raise ModelError(

@@ -19,7 +19,7 @@ class MaskedBatch(NamedTuple):
     """A batch that is safe to give to the model."""
 
     batch: Batch
-    sequences: int  # that are masked
+    masked: np.ndarray  # (n,) bool: the sequences that are not trained on
 
 
 def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
@@ -27,8 +27,8 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
     cannot be divided by.
 
     `vocab_size`: valid ids are below it. A masked sequence stays in its row, with unknown ids
-    replaced by 0, its `loss_mask` 0 and its temperature 1. If nothing is masked, the batch itself
-    is returned. Raises ValueError for a batch whose sequences do not fit its rows.
+    replaced by 0 and its temperature 1. If nothing is masked, the batch itself is returned. Raises
+    ValueError for a batch whose sequences do not fit its rows.
     """
     check_layout(batch)
     unknown_prompt = batch.prompts >= vocab_size
@@ -41,16 +41,14 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
     bad[np.repeat(np.arange(len(batch.uids)), batch.lengths)[unknown_token]] = True
     bad |= ~((batch.temperatures >= TEMPERATURES[0]) & (batch.temperatures <= TEMPERATURES[1]))
     if not bad.any():
-        return MaskedBatch(batch, 0)
-    sampled = np.ones(len(batch.tokens), np.uint8) if batch.loss_mask is None else batch.loss_mask
+        return MaskedBatch(batch, bad)
     changed = msgspec.structs.replace(
         batch,
         prompts=np.where(unknown_prompt, 0, batch.prompts).astype(batch.prompts.dtype),
         tokens=np.where(unknown_token, 0, batch.tokens).astype(batch.tokens.dtype),
-        loss_mask=np.where(np.repeat(bad, batch.lengths), 0, sampled).astype(np.uint8),
         temperatures=np.where(bad, 1, batch.temperatures).astype(np.float32),
     )
-    return MaskedBatch(changed, int(bad.sum()))
+    return MaskedBatch(changed, bad)
 
 
 def check_layout(batch: Batch) -> None:

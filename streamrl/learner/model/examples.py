@@ -5,12 +5,13 @@ This file knows nothing of JAX. The scorer uses it too.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from streamrl.stream.records import Batch, columns_of
+from streamrl.stream.records.sequences import spans_of
 
 
 class RlExample(NamedTuple):
@@ -38,12 +39,12 @@ class RlExample(NamedTuple):
     routed_experts: np.ndarray | None = None
 
 
-# The columns by token of a batch that are arrays of an example, under the same name. One with a
-# default of None is there where the batch has it.
-TOKEN_COLUMNS = tuple(
+# The columns by sampled token of a batch that are arrays of an example, under the same name. One
+# with a default of None is there where the batch has it.
+SAMPLED_COLUMNS = tuple(
     name
     for name, column in columns_of(Batch).items()
-    if column.per == "token" and column.ndim == 1 and name in RlExample._fields
+    if column.per == "sampled" and name in RlExample._fields
 )
 
 
@@ -67,15 +68,15 @@ def empty_example(row_count: int, max_seq_len: int, optional: Collection[str] = 
     return RlExample(**arrays)
 
 
-def expand(batch: Batch) -> RlExample:
-    """The dense arrays of a batch.
+def expand(batch: Batch, masked: np.ndarray | None = None) -> RlExample:
+    """The dense arrays of a batch. `masked`: (n,) bool, the sequences that are not trained on.
 
     The model reads token i to predict token i + 1, so what is known of a token is one position
     before it. The first token of a sequence has no predictor and cannot train. In the example of
     docs/design/logprobs.md, with seven prompt tokens and one sampled token, the loss mask is
     [0, 0, 0, 0, 0, 0, 1, 0].
     """
-    columns = [name for name in TOKEN_COLUMNS if getattr(batch, name) is not None]
+    columns = [name for name in SAMPLED_COLUMNS if getattr(batch, name) is not None]
     dense = empty_example(batch.row_count, batch.max_seq_len, optional=columns)
     arrays = dense._asdict()
     flat = dense._replace(
@@ -83,49 +84,64 @@ def expand(batch: Batch) -> RlExample:
     )
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)
     completions = split_ragged(batch.tokens, batch.lengths)
-    # each dense array that is filled token by token, and its values by sequence
-    by_token = [
-        (getattr(flat, name), split_ragged(getattr(batch, name), batch.lengths)) for name in columns
-    ]
-    if batch.token_advantages is not None:
-        by_token.append((flat.advantages, split_ragged(batch.token_advantages, batch.lengths)))
-
     segments = [0] * batch.row_count  # the sequences that each row has so far
     positions = np.arange(batch.max_seq_len, dtype=np.int32)
     per_sequence = zip(
         sequence_starts(batch),
         batch.rows.tolist(),
         batch.groups.tolist(),
-        batch.advantages.tolist(),
         batch.temperatures.tolist(),
+        completions,
         strict=True,
     )
-    for i, (start, row, group, advantage, temperature) in enumerate(per_sequence):
+    for start, row, group, temperature, completion in per_sequence:
         prompt = prompts[group]
         first = start + len(prompt)
-        end = first + len(completions[i])
+        end = first + len(completion)
         segments[row] += 1
         flat.input_ids[start:first] = prompt
-        flat.input_ids[first:end] = completions[i]
+        flat.input_ids[first:end] = completion
         flat.segment_ids[start:end] = segments[row]
         flat.position_ids[start:end] = positions[: end - start]
         if temperature != 1:  # it is 1 from the start
             flat.temperatures[start:end] = temperature
-        # without a prompt, the first token of the completion has no predictor
-        skip = 0 if len(prompt) else 1
-        predicting = slice(first - 1 + skip, end - 1)
-        if batch.loss_mask is None:
-            flat.loss_mask[predicting] = 1
+
+    # each dense array that is filled by sampled token, and its values
+    by_token = [(getattr(flat, name), getattr(batch, name)) for name in columns]
+    if batch.token_advantages is not None:
+        by_token.append((flat.advantages, batch.token_advantages))
+    advantages = batch.advantages.tolist()
+    for sequence, position, number, length in sampled_spans(batch):
+        if masked is not None and masked[sequence]:
+            continue
+        predicting = slice(position, position + length)
+        flat.loss_mask[predicting] = 1
         if batch.token_advantages is None:
-            flat.advantages[predicting] = advantage
+            flat.advantages[predicting] = advantages[sequence]
         for array, values in by_token:
-            array[predicting] = values[i][skip:]
-    if batch.loss_mask is not None:
-        flat.advantages[:] *= flat.loss_mask
-        for name in columns:
-            if name != "loss_mask":
-                getattr(flat, name)[:] *= flat.loss_mask
+            array[predicting] = values[number : number + length]
     return dense._replace(routed_experts=dense_experts(batch))
+
+
+def sampled_spans(batch: Batch) -> Iterator[tuple[int, int, int, int]]:
+    """Each span of sampled tokens that can train: its sequence, the position in the flattened dense
+    arrays that is about its first token, the number of that token among the sampled ones, and its
+    length. A first token of a sequence, which has no predictor, is left out.
+    """
+    sequences, starts, lengths = spans_of(batch)
+    before = batch.prompt_lengths[batch.groups]
+    firsts = np.array(sequence_starts(batch), np.int64) + before - 1
+    positions = firsts[sequences] + starts
+    numbers = np.cumsum(lengths, dtype=np.int64) - lengths
+    # without a prompt, the first token of the completion has no predictor
+    skipped = (before[sequences] + starts == 0) & (lengths > 0)
+    return zip(
+        sequences.tolist(),
+        (positions + skipped).tolist(),
+        (numbers + skipped).tolist(),
+        (lengths - skipped).tolist(),
+        strict=True,
+    )
 
 
 def dense_experts(batch: Batch) -> np.ndarray | None:
@@ -184,47 +200,36 @@ def rollout_numbers(batch: Batch) -> np.ndarray | None:
     return dense
 
 
-def target_positions(batch: Batch) -> np.ndarray:
-    """The position, in the flattened dense arrays, that is about each token of `batch.tokens`: (sum
-    of lengths,) int64. It is -1 for a first token, which has no predictor.
-    """
-    positions = [np.empty(0, np.int64)]
-    per_sequence = zip(
-        sequence_starts(batch),
-        batch.prompt_lengths[batch.groups].tolist(),
-        batch.lengths.tolist(),
-        strict=True,
-    )
-    for start, prompt_length, length in per_sequence:
-        first = start + prompt_length
-        positions.append(np.arange(first - 1, first - 1 + length))
-        if not prompt_length:
-            positions[-1][:1] = -1
-    return np.concatenate(positions)
-
-
 def to_ragged(batch: Batch, dense: np.ndarray) -> np.ndarray:
-    """The values of a dense array that are about the tokens of the batch, in the order of
-    `batch.tokens`. A first token gets 0.
+    """The values of a dense array that are about the sampled tokens of the batch. A first token,
+    which has no predictor, gets 0.
 
-    `dense`: (row_count, max_seq_len) float32. Returns (sum of lengths,) float32.
+    `dense`: (row_count, max_seq_len) float32. Returns (sampled tokens,) float32.
     """
-    positions = target_positions(batch)
-    return np.where(positions < 0, np.float32(0), dense.reshape(-1)[positions])
+    flat = dense.reshape(-1)
+    values = np.zeros(len(batch.policy_logprobs), np.float32)
+    for _, position, number, length in sampled_spans(batch):
+        values[number : number + length] = flat[position : position + length]
+    return values
 
 
 def to_dense(batch: Batch, values: np.ndarray) -> np.ndarray:
-    """The inverse of `to_ragged`: the dense array with these values at its tokens, and 0 elsewhere.
+    """The inverse of `to_ragged`: the dense array with these values at the sampled tokens, and 0
+    elsewhere.
 
-    `values`: (sum of lengths,) float32. Returns (row_count, max_seq_len) float32. Raises ValueError
-    where there are not as many values as tokens.
+    `values`: (sampled tokens,) float32. Returns (row_count, max_seq_len) float32. Raises ValueError
+    where there are not as many values as sampled tokens.
     """
-    positions = target_positions(batch)
-    if values.shape != positions.shape:
-        raise ValueError(f"batch {batch.number} has {len(positions)} tokens, not {values.size}")
-    dense = np.zeros(batch.row_count * batch.max_seq_len, np.float32)
-    dense[positions[positions >= 0]] = values[positions >= 0]
-    return dense.reshape(batch.row_count, batch.max_seq_len)
+    count = len(batch.policy_logprobs)
+    if values.shape != (count,):
+        raise ValueError(
+            f"batch {batch.number} has {count} sampled tokens, and {values.size} scores"
+        )
+    dense = np.zeros((batch.row_count, batch.max_seq_len), np.float32)
+    flat = dense.reshape(-1)
+    for _, position, number, length in sampled_spans(batch):
+        flat[position : position + length] = values[number : number + length]
+    return dense
 
 
 def split_ragged(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from streamrl.stream.records.fields import (
     check_token_ids,
     total_of,
 )
+from streamrl.stream.records.sequences import counts_of
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
@@ -46,14 +47,17 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     prompt: Array  # (p,) unsigned: unsampled tokens that all sequences begin with
     lengths: Annotated[Array, Column("sequence", "<i4")]  # tokens after the prompt
     tokens: Annotated[Array, Column("token", "<u2", source="tokens")]  # <u2 or <u4
-    # 0 where not sampled
-    policy_logprobs: Annotated[Array, Column("token", "<f4", source="logprobs", finite=True)]
-    # 1 where sampled; None when all are
-    loss_mask: Annotated[Array | None, Column("token", "|u1", fill=1)] = None
+    # The tokens that were sampled: spans of each sequence, in order. None when all were, so that
+    # each sequence is one span.
+    span_counts: Annotated[Array | None, Column("sequence", "<i4", fill=1)] = None
+    span_starts: Annotated[Array | None, Column("span", "<i4")] = None  # 0: its first token
+    span_lengths: Annotated[Array | None, Column("span", "<i4", fill="lengths")] = None
+    # of the sampled tokens
+    policy_logprobs: Annotated[Array, Column("sampled", "<f4", source="logprobs", finite=True)]
     advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
-    # None when each token has the advantage of its rollout
+    # of the sampled tokens; None when each has the advantage of its rollout
     token_advantages: Annotated[
-        Array | None, Column("token", "<f4", fill="advantages", finite=True)
+        Array | None, Column("sampled", "<f4", fill="advantages", finite=True)
     ] = None
     rewards: Annotated[Array, Column("sequence", "<f4", source="reward", finite=True)]
     temperatures: Annotated[Array, Column("sequence", "<f4", source="temperature")]
@@ -63,10 +67,10 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     truncated: Annotated[Array | None, Column("sequence", "|u1", source="truncated")] = None
     # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
     policy_gradient_weights: Annotated[
-        Array | None, Column("token", "<f4", fill=1, finite=True)
+        Array | None, Column("sampled", "<f4", fill=1, finite=True)
     ] = None
-    cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
-    teacher_kl_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    cross_entropy_weights: Annotated[Array | None, Column("sampled", "<f4", finite=True)] = None
+    teacher_kl_weights: Annotated[Array | None, Column("sampled", "<f4", finite=True)] = None
     # (tokens, layers, k), as in a Turn; None when no turn has them
     routed_experts: Annotated[
         Array | None, Column("token", "|u1", source="routed_experts", ndim=3)
@@ -75,8 +79,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         what = f"group {self.group_id!r}"
-        counts = {"sequence": len(self.uids), "token": total_of(f"{what}: lengths", self.lengths)}
-        check_columns(what, self, counts)
+        check_columns(what, self, counts_of(what, self))
         check_token_ids(f"{what}: the prompt", self.prompt)
         check_prompt_experts(what, self, len(self.prompt))
 
@@ -112,22 +115,25 @@ class Batch(Record, frozen=True, kw_only=True):
     rows: Annotated[Array, Column("sequence", "<i4")]
     lengths: Annotated[Array, Column("sequence", "<i4")]
     tokens: Annotated[Array, Column("token", "<u2")]  # <u2 or <u4
-    policy_logprobs: Annotated[Array, Column("token", "<f4", finite=True)]
-    loss_mask: Annotated[Array | None, Column("token", "|u1", fill=1)] = None
+    # the tokens that were sampled, as in a ScoredGroup
+    span_counts: Annotated[Array | None, Column("sequence", "<i4", fill=1)] = None
+    span_starts: Annotated[Array | None, Column("span", "<i4")] = None
+    span_lengths: Annotated[Array | None, Column("span", "<i4", fill="lengths")] = None
+    policy_logprobs: Annotated[Array, Column("sampled", "<f4", finite=True)]
     advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
-    # None when each token has the advantage of its rollout
+    # of the sampled tokens; None when each has the advantage of its rollout
     token_advantages: Annotated[
-        Array | None, Column("token", "<f4", fill="advantages", finite=True)
+        Array | None, Column("sampled", "<f4", fill="advantages", finite=True)
     ] = None
     rewards: Annotated[Array, Column("sequence", "<f4", finite=True)]
     temperatures: Annotated[Array, Column("sequence", "<f4")]
     oldest_versions: Annotated[Array, Column("sequence", "<i4")]
     # how much each loss counts (`LossWeights`); None: the policy gradient alone, with weight 1
     policy_gradient_weights: Annotated[
-        Array | None, Column("token", "<f4", fill=1, finite=True)
+        Array | None, Column("sampled", "<f4", fill=1, finite=True)
     ] = None
-    cross_entropy_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
-    teacher_kl_weights: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
+    cross_entropy_weights: Annotated[Array | None, Column("sampled", "<f4", finite=True)] = None
+    teacher_kl_weights: Annotated[Array | None, Column("sampled", "<f4", finite=True)] = None
     # (tokens, layers, k), as in a Turn; None when no turn has them
     routed_experts: Annotated[Array | None, Column("token", "|u1", ndim=3)] = None
     prompt_routed_experts: Array | None = None  # (sum of prompt_lengths, layers, k)
@@ -138,11 +144,7 @@ class Batch(Record, frozen=True, kw_only=True):
             raise ValueError(
                 f"{what}: {self.row_count} rows cannot be divided among {self.processes} processes"
             )
-        counts = {
-            "group": len(self.group_ids),
-            "sequence": len(self.uids),
-            "token": total_of(f"{what}: lengths", self.lengths),
-        }
+        counts = {"group": len(self.group_ids), **counts_of(what, self)}
         check_columns(what, self, counts)
         prompt_tokens = total_of(f"{what}: prompt_lengths", self.prompt_lengths)
         check_lengths(what, self, ("prompts",), prompt_tokens)
@@ -206,14 +208,16 @@ class Demand(Record, frozen=True, kw_only=True):
 
 
 class Scores(Record, frozen=True, kw_only=True):
-    """Logprobs of a batch's tokens under the reference, and under the teacher if there is one."""
+    """Logprobs of a batch's sampled tokens under the reference, and under the teacher if there is
+    one.
+    """
 
     number: BatchNumber  # the batch
     scorer: Name  # the worker
     # policy version of the model; -1: that of learner.kl.reference.path; -2: the pool was
     # not asked for a reference, and `logprobs` are 0
     reference: int
-    logprobs: Array  # (n,) float32: of the batch's tokens, prompts left out; 0 where not sampled
+    logprobs: Array  # (n,) float32: of the batch's sampled tokens
     teacher_logprobs: Array | None = None  # (n,) float32: likewise; None: there is no teacher
 
     def __post_init__(self) -> None:

@@ -39,19 +39,20 @@ def size_bound(record: Record) -> int:
 
 
 class Column(NamedTuple):
-    """Declares that an array of a record has one value for each group, sequence or token.
+    """Declares that an array of a record has one value for each group, sequence, token, span of
+    sampled tokens, or sampled token.
 
     Tokens of prompts do not count. From the declaration follow the checks of lengths, how a group
     is scored (`buffer/groups.py`), selected from and joined to others (`batcher/assemble.py`), and
     laid out for the learner (`learner/model/examples.py`).
     """
 
-    per: Literal["group", "sequence", "token"]
+    per: Literal["group", "sequence", "token", "span", "sampled"]
     dtype: str
-    # the attribute of the Turn (by token) or the Rollout (by sequence) that the values come from;
-    # empty: they are computed
+    # the attribute of the Turn (by token or sampled token) or the Rollout (by sequence) that the
+    # values come from; empty: they are computed
     source: str = ""
-    # by token: the value where there is none, or the column by sequence that has it
+    # the value where there is none, or the column by sequence that has it
     fill: float | str = 0
     finite: bool = False  # its values have to be finite, and float32
     ndim: int = 1  # dimensions of its array; with more than one a token has several values

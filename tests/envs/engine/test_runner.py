@@ -29,6 +29,7 @@ from streamrl.envs.engine.transcript import Task
 from streamrl.inference.clients.client import SamplingFailed, SamplingTimeout
 from streamrl.stream.log.codec import decode, encode
 from streamrl.stream.records import Rollout
+from streamrl.stream.records.sequences import sampled_indices
 from streamrl.system.errors import ConfigError
 from tests.envs.talking import END, Scripted
 from tests.support.build import rollout_event
@@ -113,11 +114,8 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
         "",
     )
     record = score_group([rollout_event(0, one)], rloo)
-    assert (
-        record.loss_mask is not None
-        and record.loss_mask.sum() == len("no") + len("maybe") + len("yes") + 3
-    )
-    assert record.tokens[record.loss_mask > 0].tolist() == [
+    assert len(record.policy_logprobs) == len("no") + len("maybe") + len("yes") + 3
+    assert record.tokens[sampled_indices(record)].tolist() == [
         t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]
     ]
 
@@ -134,9 +132,9 @@ def test_rewards_of_turns_are_weighted_and_credited_to_what_was_said_before_them
         (0.375, {"length": 3}),
     ]
     record = score_group([rollout_event(0, made)], lambda rewards: rewards)
-    # 3 tokens of the first turn, then the tool's, then 4
+    # 3 tokens of the first turn, and 4 of the second
     assert record.token_advantages is not None
-    assert record.token_advantages.tolist() == [1.625] * 3 + [0] * 6 + [1.375] * 4
+    assert record.token_advantages.tolist() == [1.625] * 3 + [1.375] * 4
 
 
 def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_once():
@@ -149,8 +147,8 @@ def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_o
         if acquired.fork and acquired.tokens is not None
     ] == sampler.prompts[1:]
     record = score_group([rollout_event(0, made)], rloo)
-    assert record.uids == ["talk-7-0"] * 3 and record.loss_mask is not None
-    assert record.tokens[record.loss_mask > 0].tolist() == [
+    assert record.uids == ["talk-7-0"] * 3
+    assert record.tokens[sampled_indices(record)].tolist() == [
         t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]
     ]
 

@@ -33,7 +33,7 @@ def made(calls: list[ModelCall], **fields: Any) -> Rollout:
 
 
 @given(sessions())
-def test_each_sampled_token_is_in_one_loss_mask(calls: list[ModelCall]):
+def test_each_sampled_token_is_in_one_sequence(calls: list[ModelCall]):
     sampled = [turn.tokens for turn in to_turns(calls) if turn.logprobs is not None]
     assert sum(0 if t is None else len(t) for t in sampled) == sum(len(c.tokens) for c in calls)
     assert len(split_sequences(made(calls))) == sum(

@@ -7,7 +7,7 @@ from streamrl.extensions.dashboard import rollout_views
 from streamrl.extensions.dashboard.index import IN_FLIGHT, Query
 from streamrl.stream.records import Batch, Turn, VersionSpan
 from tests.extensions.dashboard.made import folded, messages
-from tests.support.build import floats, rollout, tokens
+from tests.support.build import floats, rollout, spans, tokens
 
 
 def batch(
@@ -15,9 +15,11 @@ def batch(
     lengths: list[int],
     advantages: list[float],
     token_advantages: list[float] | None = None,
+    masks: list[list[int]] | None = None,
 ) -> Batch:
     n = len(uids)
     total = sum(lengths)
+    sampled = total if masks is None else sum(map(sum, masks))
     return Batch(
         number=3,
         policy_version=3,
@@ -33,12 +35,13 @@ def batch(
         rows=np.zeros(n, np.int32),
         lengths=np.array(lengths, np.int32),
         tokens=np.zeros(total, np.uint16),
-        policy_logprobs=np.zeros(total, np.float32),
+        policy_logprobs=np.zeros(sampled, np.float32),
         advantages=floats(*advantages),
         token_advantages=None if token_advantages is None else floats(*token_advantages),
         rewards=np.zeros(n, np.float32),
         temperatures=np.ones(n, np.float32),
         oldest_versions=np.zeros(n, np.int32),
+        **({} if masks is None else spans(*masks)),
     )
 
 
@@ -46,7 +49,7 @@ def test_the_prompt_has_no_advantage_and_the_answer_its_own():
     asked, answer = rollout_views.advantages(
         rollout("copy", "g", 0), batch(["other", "g-0"], [2, 3], [9.0, -0.5])
     )
-    assert asked.tolist() == [0, 0] and answer.tolist() == [-0.5] * 3
+    assert asked is None and answer.tolist() == [-0.5] * 3
 
 
 def test_advantages_of_tokens_are_cut_by_the_sequences_before():
@@ -67,9 +70,10 @@ def test_a_rollout_that_forked_is_two_sequences():
     ]
     found = rollout_views.advantages(
         rollout("copy", "g", 0, turns=[*said, *again]),
-        batch(["g-0", "g-0"], [1, 3], [0.0, 0.0], [4, 0, 5, 6]),
+        batch(["g-0", "g-0"], [1, 3], [0.0, 0.0], [4, 5, 6], [[1], [0, 1, 1]]),
     )
-    assert [values.tolist() for values in found] == [[0, 0], [4], [0, 0, 0], [5, 6]]
+    assert found[0] is found[2] is None
+    assert found[1].tolist() == [4] and found[3].tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("uids, lengths", [(["x"], [3]), (["g-0", "g-0"], [3, 3]), (["g-0"], [9])])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
 from streamrl.learner.loss.masking import mask_untrainable
 from streamrl.learner.model.examples import expand
 from streamrl.stream.records import Batch
-from tests.support.build import floats, group
+from tests.support.build import floats, group, spans
 
 
 @pytest.fixture
@@ -31,18 +32,16 @@ def of_sequence(batch: Batch) -> np.ndarray:
 
 
 def test_a_batch_that_the_model_knows_stays_as_it_is(batch: Batch):
-    assert mask_untrainable(batch, int(batch.tokens.max()) + 1) == (batch, 0)
+    found, masked = mask_untrainable(batch, int(batch.tokens.max()) + 1)
+    assert found is batch and not masked.any()
 
 
 def test_a_sampled_token_without_an_embedding_masks_its_sequence(batch: Batch):
     tokens = batch.tokens.copy()
     tokens[np.flatnonzero(of_sequence(batch) == 1)[2]] = 16
     found = mask_untrainable(spoilt(batch, tokens=tokens), 16)
-    assert (
-        found.sequences == 1 and found.batch.tokens.max() < 16 and found.batch.loss_mask is not None
-    )
-    assert found.batch.loss_mask.tolist() == (of_sequence(batch) != 1).astype(int).tolist()
-    dense = expand(found.batch)
+    assert found.batch.tokens.max() < 16 and found.masked.tolist() == [False, True, False, False]
+    dense = expand(*found)
     whole = expand(batch)
     assert dense.loss_mask.sum() == whole.loss_mask.sum() - batch.lengths[1]
     assert np.array_equal(dense.segment_ids, whole.segment_ids)  # it keeps its place
@@ -52,27 +51,23 @@ def test_a_prompt_without_an_embedding_masks_its_group(batch: Batch):
     prompts = batch.prompts.copy()
     prompts[-1] = 99  # of g1
     found = mask_untrainable(spoilt(batch, prompts=prompts), 16)
-    assert (
-        found.sequences == 2
-        and found.batch.prompts.max() < 16
-        and found.batch.loss_mask is not None
-    )
-    assert (
-        found.batch.loss_mask.tolist()
-        == (batch.groups[of_sequence(batch)] == 0).astype(int).tolist()
-    )
+    assert found.batch.prompts.max() < 16 and found.masked.tolist() == (batch.groups == 1).tolist()
 
 
-def test_a_mask_that_there_is_stays(batch: Batch):
-    mask = np.ones(len(batch.tokens), np.uint8)
-    tokens = batch.tokens.copy()
-    mask[0] = 0
-    tokens[of_sequence(batch) == 3] = 99
-    found = mask_untrainable(spoilt(batch, tokens=tokens, loss_mask=mask), 16).batch
-    assert found.loss_mask is not None and found.loss_mask.tolist() == [
-        0,
-        *(of_sequence(batch)[1:] != 3).astype(int),
-    ]
+def test_a_masked_sequence_leaves_the_values_of_the_others_where_they_were():
+    first = structs.replace(
+        group(name="g0", sizes=(3,)), **spans([0, 1, 1]), policy_logprobs=floats(-1, -2)
+    )
+    second = structs.replace(group(name="g1", sizes=(2,)), policy_logprobs=floats(-3, -4))
+    made = assemble([first, second], 7, 7, row_count=1, max_seq_len=16)
+    assert made is not None
+    for masked, logprobs in (
+        ([True, False], [0, 0, 0, 0, 0, 0, -3, -4, 0]),
+        ([False, True], [0, 0, -1, -2, 0, 0, 0, 0, 0]),
+    ):
+        dense = expand(made, np.array(masked))
+        assert dense.policy_logprobs[0, :9].tolist() == logprobs
+        assert dense.loss_mask[0, :9].tolist() == [float(value < 0) for value in logprobs]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, np.nan, np.inf, -1.0])
@@ -80,7 +75,7 @@ def test_a_temperature_that_nothing_can_be_divided_by_masks_its_sequence(
     batch: Batch, temperature: float
 ):
     found = mask_untrainable(spoilt(batch, temperatures=floats(1, temperature, 1, 1)), 16)
-    assert found.sequences == 1 and found.batch.temperatures.tolist() == [1] * 4
+    assert found.masked.sum() == 1 and found.batch.temperatures.tolist() == [1] * 4
 
 
 @pytest.mark.parametrize(

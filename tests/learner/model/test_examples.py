@@ -8,8 +8,8 @@ from streamrl.buffer.groups import score_group
 from streamrl.learner.model.examples import (
     expand,
     rollout_numbers,
+    sampled_spans,
     split_ragged,
-    target_positions,
     to_dense,
     to_ragged,
 )
@@ -119,7 +119,7 @@ def test_what_is_said_of_tokens_goes_to_rows_and_back():
         max_seq_len=8,
     )
     assert batch is not None and batch.rows.tolist() == [0, 0, 1]
-    assert target_positions(batch).tolist() == [1, 2, 5, -1, 8, 9]
+    assert list(sampled_spans(batch)) == [(0, 1, 0, 2), (1, 5, 2, 1), (2, 8, 4, 2)]
     values = np.array([-1, -2, -3, 0, -5, -6], np.float32)
     rows = to_dense(batch, values)
     np.testing.assert_array_equal(rows, [[0, -1, -2, 0, 0, -3, 0, 0], [-5, -6, 0, 0, 0, 0, 0, 0]])
@@ -127,7 +127,7 @@ def test_what_is_said_of_tokens_goes_to_rows_and_back():
     np.testing.assert_array_equal(
         to_dense(batch, batch.policy_logprobs), expand(batch).policy_logprobs
     )
-    with pytest.raises(ValueError, match="batch 0 has 6 tokens, not 5"):
+    with pytest.raises(ValueError, match="batch 0 has 6 sampled tokens, and 5 scores"):
         to_dense(batch, values[:5])
 
 
@@ -204,12 +204,12 @@ def test_the_weights_of_losses_travel_from_env_and_turn_to_the_dense_rows():
     events = [rollout_event(0, rollout(turns=[asked, said, asked, shown]))]
     scored = score_group(events, lambda rewards: rewards, LossWeights(cross_entropy=0.5))
     assert scored.policy_gradient_weights is not None and scored.cross_entropy_weights is not None
-    assert scored.policy_gradient_weights.tolist() == [1, 1, 1, 1, 0, 0]
-    assert scored.cross_entropy_weights.tolist() == [0.5, 0.5, 0.5, 0.5, 2, 2]
+    assert scored.policy_gradient_weights.tolist() == [1, 1, 0, 0]
+    assert scored.cross_entropy_weights.tolist() == [0.5, 0.5, 2, 2]
     other = group("b", "gb", sizes=(2,), prompt=1)
     batch = assemble([scored, other], 0, 0, row_count=2, max_seq_len=8)
     assert batch is not None and batch.policy_gradient_weights is not None
-    assert batch.policy_gradient_weights.tolist() == [1, 1, 1, 1, 0, 0, 1, 1]
+    assert batch.policy_gradient_weights.tolist() == [1, 1, 0, 0, 1, 1]
     dense = expand(batch)
     assert dense.policy_gradient_weights is not None and dense.cross_entropy_weights is not None
     assert dense.policy_gradient_weights.tolist() == [

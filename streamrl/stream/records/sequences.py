@@ -1,0 +1,96 @@
+"""The sequences of a group or a batch: which of their tokens were sampled, and how many values of a
+column belong to each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamrl.stream.records.fields import Array, total_of
+
+if TYPE_CHECKING:
+    from streamrl.stream.records.batches import Batch, ScoredGroup
+
+
+def counts_of(what: str, record: ScoredGroup | Batch) -> dict[str, int]:
+    """How many values the columns by sequence, token, span and sampled token have. Raises
+    ValueError for lengths or spans that are none. `what`: the record, for the message.
+    """
+    sequences = len(record.uids)
+    tokens = total_of(f"{what}: lengths", record.lengths)
+    counts = {"sequence": sequences, "token": tokens, "span": sequences, "sampled": tokens}
+    spans = (record.span_counts, record.span_starts, record.span_lengths)
+    if all(array is None for array in spans):
+        return counts
+    if any(array is None for array in spans):
+        raise ValueError(f"{what}: span_counts, span_starts and span_lengths go together")
+    counts["span"] = total_of(f"{what}: span_counts", spans[0])
+    counts["sampled"] = total_of(f"{what}: span_lengths", spans[2])
+    _check_spans(what, record.lengths, *spans, counts)
+    return counts
+
+
+def _check_spans(
+    what: str,
+    lengths: Array,
+    span_counts: Array,
+    span_starts: Array,
+    span_lengths: Array,
+    counts: dict[str, int],
+) -> None:
+    """Each span is within its sequence, after the spans before it."""
+    total_of(f"{what}: span_starts", span_starts)
+    same = len(span_counts) == len(lengths) == counts["sequence"]
+    if not (same and len(span_starts) == len(span_lengths) == counts["span"]):
+        raise ValueError(f"{what}: span_counts do not fit span_starts, span_lengths or lengths")
+    sequences = np.repeat(np.arange(len(lengths)), span_counts)
+    ends = span_starts.astype(np.int64) + span_lengths
+    first = np.append(True, sequences[1:] != sequences[:-1])[: len(ends)]
+    earliest = np.where(first, 0, np.append(0, ends[:-1])[: len(ends)])
+    if (ends > lengths[sequences]).any() or (span_starts < earliest).any():
+        raise ValueError(f"{what}: a span of sampled tokens is not within its sequence")
+
+
+def sampled_counts(record: ScoredGroup | Batch) -> np.ndarray:
+    """(n,) int: how many tokens of each sequence were sampled."""
+    if record.span_counts is None:
+        return record.lengths
+    sequences = np.repeat(np.arange(len(record.uids)), record.span_counts)
+    return np.bincount(sequences, record.span_lengths, len(record.uids)).astype(np.int64)
+
+
+def values_by_sequence(record: ScoredGroup | Batch) -> dict[str, np.ndarray]:
+    """(n,) int: how many values each sequence has, of the columns by sequence, token, span and
+    sampled token.
+    """
+    ones = np.ones(len(record.uids), np.int32)
+    return {
+        "sequence": ones,
+        "token": record.lengths,
+        "span": ones if record.span_counts is None else record.span_counts,
+        "sampled": sampled_counts(record),
+    }
+
+
+def spans_of(record: ScoredGroup | Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sequence, the first token and the length of each span: (spans,) int each."""
+    if record.span_counts is None or record.span_starts is None or record.span_lengths is None:
+        sequences = np.arange(len(record.uids))
+        return sequences, np.zeros(len(sequences), np.int32), record.lengths
+    sequences = np.repeat(np.arange(len(record.uids)), record.span_counts)
+    return sequences, record.span_starts, record.span_lengths
+
+
+def sampled_indices(record: ScoredGroup | Batch) -> np.ndarray:
+    """(sampled,) int64: which of `tokens` were sampled."""
+    sequences, starts, lengths = spans_of(record)
+    first = np.cumsum(record.lengths, dtype=np.int64) - record.lengths
+    return ranges(first[sequences] + starts, lengths)
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The numbers of all these ranges, one range after another: (sum of lengths,) int64."""
+    before = np.cumsum(lengths, dtype=np.int64) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum(dtype=np.int64)))
