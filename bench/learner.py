@@ -274,7 +274,7 @@ def until_done(log: Log) -> Iterator[TrainingInput]:
 
 
 def real_tokens(batch: Batch) -> int:
-    return int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
+    return int(batch.sequence_lengths.sum())
 
 
 def table(results: list[dict[str, Any]]) -> Table:

@@ -203,9 +203,7 @@ def train(
             batch = to_event(message, ("batch",)).record
             assert isinstance(batch, Batch), batch
             arrays = expand(batch)
-            assert np.count_nonzero(arrays.segment_ids) == int(
-                (batch.prompt_lengths[batch.groups] + batch.lengths).sum()
-            )
+            assert np.count_nonzero(arrays.segment_ids) == int(batch.sequence_lengths.sum())
             if latencies is not None and len(latencies) < LATENCIES:
                 latencies += [age_ms(uid) / 1000 for uid in batch.uids]
             count.add(len(batch.uids))

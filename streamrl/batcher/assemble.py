@@ -29,16 +29,11 @@ class Sharding(NamedTuple):
 UNSHARDED = Sharding()
 
 
-def sequence_lengths(group: ScoredGroup) -> np.ndarray:
-    """(n,) int32: tokens of each sequence with its prompt."""
-    return group.lengths + np.int32(len(group.prompt))
-
-
 def drop_too_long(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGroup | None]:
     """The group with the rollouts that fit into rows, and the group with the others, if any. A
     rollout is trained on as a whole or not at all.
     """
-    too_long = sequence_lengths(group) > max_seq_len
+    too_long = group.sequence_lengths > max_seq_len
     if not too_long.any():
         return group, None
     dropped = np.isin(group.offsets, group.offsets[too_long])
@@ -143,7 +138,7 @@ def assemble(
     """The batch of these groups, or None when `row_count` rows of `max_seq_len` tokens do not hold
     them.
     """
-    lengths = np.concatenate([sequence_lengths(group) for group in groups])
+    lengths = np.concatenate([group.sequence_lengths for group in groups])
     costs = costs_of(lengths, sharding.balance, sharding.hidden)
     rows = pack(lengths, max_seq_len, row_count, sharding.processes, costs)
     if rows is None:

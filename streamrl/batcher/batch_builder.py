@@ -30,7 +30,6 @@ from streamrl.batcher.assemble import (
     Sharding,
     assemble,
     drop_too_long,
-    sequence_lengths,
     within_bytes,
 )
 from streamrl.batcher.balance import costs_of
@@ -130,7 +129,7 @@ class BatchBuilder:
         config = self.config
         if len(group.uids) <= config.row_count:
             return True
-        lengths = sequence_lengths(group)
+        lengths = group.sequence_lengths
         costs = costs_of(lengths, config.balance, config.hidden)
         rows = pack(lengths, config.max_seq_len, config.row_count, config.processes, costs)
         return rows is not None
@@ -220,7 +219,7 @@ class BatchBuilder:
             config.row_count, config.max_seq_len, config.row_lengths, config.processes
         )
         for count in range(len(groups), 0, -1):
-            longest = max(int(sequence_lengths(group).max(initial=0)) for group in groups[:count])
+            longest = max(int(group.sequence_lengths.max(initial=0)) for group in groups[:count])
             for row_count, row_length in shapes:
                 if longest > row_length:
                     continue

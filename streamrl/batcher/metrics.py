@@ -38,7 +38,7 @@ def batch_metrics(
     """
     first = first_of_rollout_mask(batch.uids)
     sequence_envs = batch.group_environments[batch.groups]
-    sequence_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
+    sequence_tokens = batch.sequence_lengths
     ages = batch.number - batch.oldest_versions
     # rollouts that were sampled by more than one version
     mixed = first & (newest_versions > batch.oldest_versions)

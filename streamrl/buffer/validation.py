@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from streamrl.buffer.groups import split_sequences
+from streamrl.buffer.groups import trained_sequences
 from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.stream.log.partitioner import partition_of
 from streamrl.stream.log.protocol import Event
@@ -104,7 +104,10 @@ def _wrong_reward(event: Event, rollout: Rollout) -> str:
 
 def _wrong_tokens(rollout: Rollout, max_seq_len: int) -> str:
     if max_seq_len and rollout.total_tokens > max_seq_len:
-        longest = max(sum(turn.token_count for turn in turns) for turns in split_sequences(rollout))
+        longest = max(
+            turns[0].fork_at + sum(turn.token_count for turn in turns)
+            for turns in trained_sequences(rollout).values()
+        )
         if longest > max_seq_len:
             return f"it has {longest:,} tokens, more than model.max_seq_len {max_seq_len:,}"
     for turn in rollout.turns:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from streamrl.learner.model.examples import RlExample, split_ragged
+from streamrl.learner.model.examples import RlExample
 from streamrl.learner.model.model import single_sequence
 from streamrl.stream.records import Batch, token_dtype
+from streamrl.stream.records.sequences import completions, split_ragged
 
 # What a policy is probed with before its first batch. In bfloat16 unlikely tokens are rounded more
 # than those of a text: random ids differed by 0.070 in the mean where these differed by 0.041.
@@ -50,12 +51,12 @@ def batch_tokens(batch: Batch, seed: int, count: int, below: int) -> np.ndarray:
     `below` on, which the tokenizer does not know, are left out.
     """
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)
-    completions = split_ragged(batch.tokens, batch.lengths)
-    first = int(np.random.default_rng(seed).integers(len(completions)))
+    answers = completions(batch, batch.tokens)
+    first = int(np.random.default_rng(seed).integers(len(answers)))
     tokens = np.empty(0, np.int64)
-    for step in range(len(completions)):
-        index = (first + step) % len(completions)
-        sequence = np.concatenate((prompts[batch.groups[index]], completions[index]))
+    for step in range(len(answers)):
+        index = (first + step) % len(answers)
+        sequence = np.concatenate((prompts[batch.groups[index]], answers[index]))
         tokens = np.concatenate((tokens, sequence[sequence < below]))
         if len(tokens) >= count:
             break

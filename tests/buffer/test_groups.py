@@ -1,9 +1,12 @@
+from typing import Any
+
 import numpy as np
+import pytest
 
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group
 from streamrl.stream.records import Turn
-from streamrl.stream.records.sequences import sampled_indices
+from streamrl.stream.records.sequences import completions, sampled_indices
 from tests.support.build import floats, rollout, rollout_event, tokens, turns
 
 
@@ -42,3 +45,74 @@ def test_only_what_all_prompts_begin_with_is_shared():
     assert record.prompt.tolist() == [1, 2]
     assert record.tokens.tolist() == [7, 3, 4, 5, 9, 3, 4, 5]
     assert sampled_indices(record).tolist() == [1, 2, 3, 5, 6, 7]
+
+
+def asked(*ids: int, **fork: Any) -> Turn:
+    return Turn(message="", role="user", tokens=tokens(*ids), **{"fork": bool(fork), **fork})
+
+
+def said(*ids: int) -> Turn:
+    logprobs = floats(*[-0.5] * len(ids))
+    return Turn(message="", role="assistant", tokens=tokens(*ids), logprobs=logprobs)
+
+
+# Its sequences are 1 2 3 4, 1 2 7 5 and 1 2 7 8 6. The second branches from the first after 1 2,
+# the third from the second after 1 2 7.
+FORKED = [
+    asked(1, 2),
+    said(3, 4),
+    asked(7, fork_at=2),
+    said(5),
+    asked(8, fork_of=1, fork_at=3),
+    said(6),
+]
+
+
+def test_what_a_fork_shares_with_an_earlier_sequence_is_there_once():
+    other = [asked(1, 9), said(3)]
+    events = [
+        rollout_event(0, rollout(sample=0, turns=FORKED)),
+        rollout_event(1, rollout(sample=1, turns=other)),
+    ]
+    record = score_group(events, rloo)
+    assert record.prompt.tolist() == [1] and record.tokens.tolist() == [2, 3, 4, 7, 5, 8, 6, 9, 3]
+    assert record.branches_from is not None and record.branches_from.tolist() == [0, 1, 1, 0]
+    assert record.branches_at is not None and record.branches_at.tolist() == [0, 1, 2, 0]
+    after = [path.tolist() for path in completions(record, record.tokens)]
+    assert after == [[2, 3, 4], [2, 7, 5], [2, 7, 8, 6], [9, 3]]
+    assert record.tokens[sampled_indices(record)].tolist() == [3, 4, 5, 6, 3]
+    assert rollout(turns=FORKED).total_tokens == 4 + 4 + 5
+
+
+def test_a_fork_at_the_end_of_the_prompt_branches_from_nothing():
+    record = score_group([rollout_event(0, rollout(turns=FORKED[:4]))], rloo)
+    assert record.prompt.tolist() == [1, 2] and record.branches_at is not None
+    assert record.branches_from is not None and not record.branches_from.any()
+    assert [path.tolist() for path in completions(record, record.tokens)] == [[3, 4], [7, 5]]
+
+
+def test_a_fork_within_the_prompt_of_its_group_shortens_it():
+    record = score_group(
+        [rollout_event(0, rollout(turns=[*FORKED[:2], asked(9, fork_at=1), said(5)]))], rloo
+    )
+    assert record.prompt.tolist() == [1]
+    assert [path.tolist() for path in completions(record, record.tokens)] == [[2, 3, 4], [9, 5]]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [asked(1, fork_at=1), said(3)],  # of nothing
+        [*FORKED[:2], asked(7, fork_of=1, fork_at=2), said(5)],  # of itself
+        [*FORKED[:2], asked(7, fork_at=5), said(5)],  # after more tokens than there are
+        [asked(1), asked(2, fork=True), said(3), asked(fork_at=1), said(5)],  # nothing was sampled
+    ],
+)
+def test_a_fork_of_what_is_no_sequence_is_refused(turns: list[Turn]):
+    with pytest.raises(ValueError, match="which is not an earlier one with as many tokens"):
+        rollout(turns=turns)
+
+
+def test_a_turn_that_is_no_fork_is_at_none():
+    with pytest.raises(ValueError, match="fork_of 0 and fork_at 2 are no fork"):
+        Turn(message="", role="user", tokens=tokens(1), fork_at=2)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score_group, split_sequences
+from streamrl.buffer.groups import score_group, trained_sequences
 from streamrl.buffer.returns import per_token_rewards, reward_to_go, token_advantages
 from streamrl.stream.records import Rollout, Turn
 from streamrl.stream.records.sequences import sampled_indices
@@ -119,7 +119,7 @@ def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
     record = score_group(
         [rollout_event(4, forked()), rollout_event(6, of(1, 0.0, asked(1, 2), said(7)))], rloo
     )
-    assert [len(turns) for turns in split_sequences(forked())] == [4, 2]
+    assert [len(turns) for turns in trained_sequences(forked()).values()] == [4, 2]
     assert (record.uids, record.offsets.tolist(), record.rewards.tolist()) == (
         ["g0-0", "g0-0", "g0-1"],
         [4, 4, 6],
@@ -143,7 +143,7 @@ def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
 
 def test_a_fork_in_which_nothing_was_sampled_is_left_out():
     cut = of(0, 1.0, asked(1), said(3), asked(1, 2, fork=True))
-    assert [len(turns) for turns in split_sequences(cut)] == [2]
+    assert [len(turns) for turns in trained_sequences(cut).values()] == [2]
 
 
 def at(time_s: float, turn: Turn) -> Turn:

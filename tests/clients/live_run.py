@@ -16,7 +16,6 @@ import numpy as np
 import yaml
 from transformers import AutoTokenizer
 
-from streamrl.batcher.assemble import sequence_lengths
 from streamrl.batcher.packing import pack
 from streamrl.config import topology
 from streamrl.learner.inputs import read_batches
@@ -168,7 +167,7 @@ def batch_of(groups: Sequence[ScoredGroup]) -> dict[str, int]:
     """The settings of a batcher that makes one batch of these groups: in the shortest rows that
     hold the longest sequence, and as few of them as hold all.
     """
-    lengths = np.concatenate([sequence_lengths(group) for group in groups])
+    lengths = np.concatenate([group.sequence_lengths for group in groups])
     row = -(-int(lengths.max()) // ROW_GRAIN) * ROW_GRAIN
     return {
         "total_token_budget": sum(group.total_tokens for group in groups),

@@ -180,12 +180,24 @@ def visible_text(call: ModelCall) -> str:
 
 def context(calls: Mapping[str, ModelCall], call: str) -> np.ndarray:
     """All tokens up to the end of a call's answer: (n,) uint32."""
-    pieces = list[np.ndarray]()
+    conversation = list[ModelCall]()
     while call:
-        at = calls[call]
-        pieces += [at.tokens, at.prompt]
-        call = "" if at.fork else at.continues
-    return np.concatenate(pieces[::-1]).astype(np.uint32)
+        conversation.append(calls[call])
+        call = "" if calls[call].fork and not calls[call].kept else calls[call].continues
+    pieces = list[np.ndarray]()
+    for at in reversed(conversation):
+        if at.fork:
+            pieces = [np.concatenate(pieces)[: at.kept]] if pieces else []
+        pieces += [at.prompt, at.tokens]
+    return np.concatenate(pieces).astype(np.uint32)
+
+
+def tokens_before(calls: Mapping[str, ModelCall], call: ModelCall) -> np.ndarray:
+    """The tokens that the call's own prompt follows: (n,) uint32."""
+    if not call.continues or (call.fork and not call.kept):
+        return np.zeros(0, np.uint32)
+    before = context(calls, call.continues)
+    return before[: call.kept] if call.fork else before
 
 
 def sequences(calls: Iterable[ModelCall]) -> list[list[ModelCall]]:

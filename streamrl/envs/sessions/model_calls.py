@@ -7,11 +7,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from streamrl.envs.sessions.call_tree import CallTree, Continuation
+from streamrl.envs.sessions.call_tree import CallTree, Continuation, tokens_before
 from streamrl.envs.sessions.messages import Message
 from streamrl.inference.clients.client import SampledCompletion
 from streamrl.inference.clients.prefix import NO_PREFIX, Prefix
 from streamrl.stream.records import ModelCall
+from streamrl.stream.records.sequences import common_prefix
 
 Fork = Literal["", "template", "edit", "compaction", "sub-agent"]
 
@@ -34,6 +35,7 @@ class AnswerPosition(NamedTuple):
     fork: Fork
     messages: list[Message]
     prompt: np.ndarray  # (p,) unsigned
+    kept: int = 0  # of a fork: the tokens of that call's conversation that the prompt follows
 
 
 def locate_answer(
@@ -59,7 +61,8 @@ def locate_answer(
             new_tokens = prompt[len(tree.context(same_tokens)) :]
             return AnswerPosition(same_tokens, "", conversation[known:], new_tokens)
     if call:
-        return AnswerPosition(call, "template", new_messages, prompt)
+        kept = common_prefix([tree.context(call), prompt.astype(np.uint32)])
+        return AnswerPosition(call, "template", new_messages, prompt[kept:], kept)
     cause = tree.cause_of_fork(conversation) if conversation else ""
     return AnswerPosition("", cast(Fork, cause), conversation, prompt)
 
@@ -81,6 +84,7 @@ def to_call(
         call=call,
         continues=position.continues,
         fork=position.fork,
+        kept=position.kept,
         request=request,
         messages=position.messages,
         prompt=position.prompt,
@@ -96,9 +100,7 @@ def to_call(
 
 def to_sampled(tree: CallTree, call: ModelCall) -> SampledCompletion:
     """What a server answered when this call was sampled. `tree` has the call that it continues."""
-    before = np.empty(0, call.tokens.dtype)
-    if call.continues and not call.fork:
-        before = tree.context(call.continues).astype(call.tokens.dtype)
+    before = tokens_before(tree.calls, call).astype(call.tokens.dtype)
     experts = call.routed_experts
     if experts is not None:
         unknown = np.zeros((len(before), *experts.shape[1:]), experts.dtype)
@@ -117,6 +119,6 @@ def to_sampled(tree: CallTree, call: ModelCall) -> SampledCompletion:
         top_p=metadata.top_p,
         top_k=metadata.top_k,
         max_tokens=metadata.max_tokens,
-        prefix_tokens=len(before),
+        prefix_tokens=0 if call.fork else len(before),
         routed_experts=experts,
     )

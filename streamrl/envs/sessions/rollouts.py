@@ -1,19 +1,19 @@
 """Model calls as the turns of a rollout. Pure: the same calls give the same rollout.
 
 The calls become the fewest sequences (`call_tree.py`), one after another in the rollout's turns:
-each sequence but the first begins with a turn that is a `fork` and repeats the tokens before it,
-none of them as a sampled one.
+each sequence but the first begins with a turn that is a `fork`, and has in it where it branches
+from an earlier one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
 
-from streamrl.envs.sessions.call_tree import context, sequences
+from streamrl.envs.sessions.call_tree import sequences, tokens_before
 from streamrl.envs.sessions.messages import joined_text
 from streamrl.stream.log.codec import decode, encode
 from streamrl.stream.records import ModelCall, Rollout, Turn, token_dtype
@@ -102,8 +102,10 @@ def sampled_versions(calls: Sequence[ModelCall]) -> list[int]:
 def kept_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
     """The calls that a rollout is made of: those that are trained on, and those that they continue.
     `trained` of each is whether it is trained on. An answer that its agent has not received is not;
-    it was received after all if a call continues it.
+    it was received after all if a call continues it. A fork of a call that is left out has its
+    whole prompt.
     """
+    by_id = {call.call: call for call in calls}
     continued = {call.continues for call in calls}
     needed = set[str]()
     kept = list[ModelCall]()
@@ -113,7 +115,24 @@ def kept_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
             kept.append(structs.replace(call, trained=is_trained))
             if not call.fork:
                 needed.add(call.continues)
-    return kept[::-1]
+    names = {call.call for call in kept}
+    return [
+        _with_whole_prompt(by_id, call) if call.kept and call.continues not in names else call
+        for call in reversed(kept)
+    ]
+
+
+def _with_whole_prompt(calls: Mapping[str, ModelCall], call: ModelCall) -> ModelCall:
+    """The fork with the tokens that it keeps in its own prompt. Their routed experts are not known:
+    0.
+    """
+    before = tokens_before(calls, call)
+    experts = call.routed_experts
+    if experts is not None:
+        unknown = np.zeros((len(before), *experts.shape[1:]), experts.dtype)
+        experts = np.concatenate([unknown, experts])
+    prompt = np.concatenate([before, call.prompt.astype(np.uint32)])
+    return structs.replace(call, prompt=prompt, kept=0, routed_experts=experts)
 
 
 def in_order_of_turns(calls: Sequence[ModelCall]) -> list[ModelCall]:
@@ -123,11 +142,11 @@ def in_order_of_turns(calls: Sequence[ModelCall]) -> list[ModelCall]:
 
 def count_tokens(calls: Sequence[ModelCall]) -> int:
     """How many tokens `to_turns` makes of the calls. They may be many more than those of the calls,
-    because each sequence begins with a copy of the tokens before it.
+    because each sequence has the tokens before it.
     """
     ends = dict[str, int]()  # by call: tokens up to the end of its answer
     for call in calls:
-        before = 0 if call.fork else ends.get(call.continues, 0)
+        before = call.kept if call.fork else ends.get(call.continues, 0)
         ends[call.call] = before + len(call.prompt) + len(call.tokens)
     return sum(ends[sequence[-1].call] for sequence in sequences(calls))
 
@@ -143,32 +162,54 @@ def to_turns(calls: Sequence[ModelCall]) -> list[Turn]:
             f"its sequences have {tokens:,} tokens with what each repeats; {MAX_TOKENS:,} are the"
             " most"
         )
-    by_id = {call.call: call for call in calls}
+    ends = dict[str, Branch]()  # by call: the end of its answer
     turns = list[Turn]()
-    for sequence in sequences(calls):
+    for number, sequence in enumerate(sequences(calls)):
+        branch = _branch_of(sequence[0], ends)
+        length = branch.tokens
         for index, call in enumerate(sequence):
-            is_first = index == 0
-            prompt = call.prompt
-            if is_first and call.continues and not call.fork:
-                before = context(by_id, call.continues)
-                prompt = np.concatenate([before, call.prompt.astype(np.uint32)])
-            turns += _turns_of(call, prompt, fork=is_first and bool(turns))
+            request, answer = _turns_of(call)
+            if number and not index:
+                request = structs.replace(
+                    request, fork=True, fork_of=branch.sequence, fork_at=branch.tokens
+                )
+            turns += [request, answer]
+            length += len(call.prompt) + len(call.tokens)
+            ends[call.call] = Branch(number, length)
     return turns
 
 
-def _turns_of(call: ModelCall, prompt: np.ndarray, fork: bool) -> list[Turn]:
+class Branch(NamedTuple):
+    """A place in a sequence of the rollout: after its first tokens."""
+
+    sequence: int
+    tokens: int
+
+
+def _branch_of(call: ModelCall, ends: Mapping[str, Branch]) -> Branch:
+    """Where the sequence that this call begins branches from an earlier one. `ends`: where the
+    answer of each call ends.
+    """
+    if not call.continues or (call.fork and not call.kept):
+        return Branch(0, 0)
+    sequence, tokens = ends[call.continues]
+    return Branch(sequence, call.kept if call.fork else tokens)
+
+
+def _turns_of(call: ModelCall) -> tuple[Turn, Turn]:
+    """The request and the answer."""
     metadata = call.inference_metadata
+    prompt = call.prompt
     if prompt.dtype != SMALLEST or call.tokens.dtype != SMALLEST:
         largest = int(max(prompt.max(initial=0), call.tokens.max()))
         prompt = prompt.astype(token_dtype(largest + 1))
-    prompt_experts, answer_experts = _experts_of(call, len(prompt))
+    experts = call.routed_experts
     request = Turn(
         message=joined_text(call.messages),
         role=str(call.messages[-1]["role"]) if call.messages else "user",
         tokens=prompt,
-        fork=fork,
         timestamp=call.time_s - metadata.latency_s,
-        routed_experts=prompt_experts,
+        routed_experts=None if experts is None else experts[: len(prompt)],
     )
     answer = Turn(
         message=call.text,
@@ -177,18 +218,6 @@ def _turns_of(call: ModelCall, prompt: np.ndarray, fork: bool) -> list[Turn]:
         logprobs=call.logprobs if call.trained else None,
         inference_metadata=metadata,
         timestamp=call.time_s,
-        routed_experts=answer_experts,
+        routed_experts=None if experts is None else experts[len(prompt) :],
     )
-    return [request, answer]
-
-
-def _experts_of(call: ModelCall, prompt_tokens: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The routed experts of the request, which has `prompt_tokens` tokens, and of the answer. Those
-    of tokens before the call's own prompt are not known: 0.
-    """
-    experts = call.routed_experts
-    if experts is None:
-        return None, None
-    before = np.zeros((prompt_tokens - len(call.prompt), *experts.shape[1:]), experts.dtype)
-    own = len(call.prompt)
-    return np.concatenate([before, experts[:own]]), experts[own:]
+    return request, answer

@@ -135,6 +135,8 @@ def _turn(turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int)
         "reward": turn.reward,
         "rewards": turn.rewards,
         "fork": turn.fork,
+        "fork_of": turn.fork_of,
+        "fork_at": turn.fork_at,
         "server": how.server if how else "",
         "finish_reason": how.finish_reason if how else "",
         "latency_s": how.latency_s if how else None,

@@ -109,7 +109,7 @@ def to_metrics(
     `idle_s`: how long the worker waited for the batch; `score_s`: how long scoring took;
     `not_finite`: the number of logprobs that were not.
     """
-    tokens: Any = batch.prompt_lengths[batch.groups].sum() + batch.lengths.sum()
+    tokens: Any = batch.sequence_lengths.sum()
     values = {
         "idle_s": idle_s,
         "score_s": score_s,

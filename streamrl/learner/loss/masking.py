@@ -39,6 +39,9 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
     )
     bad = bad_groups[batch.groups]
     bad[np.repeat(np.arange(len(batch.uids)), batch.lengths)[unknown_token]] = True
+    if batch.branches_from is not None:
+        for sequence in np.flatnonzero(batch.branches_from):  # with the sequences that share tokens
+            bad[sequence] |= bad[sequence - batch.branches_from[sequence]]
     bad |= ~((batch.temperatures >= TEMPERATURES[0]) & (batch.temperatures <= TEMPERATURES[1]))
     if not bad.any():
         return MaskedBatch(batch, bad)
@@ -67,9 +70,7 @@ def check_layout(batch: Batch) -> None:
         raise ValueError(
             f"{me}: a sequence is in row {int(batch.rows.max())}, and there are {batch.row_count}"
         )
-    filled = np.bincount(
-        batch.rows, batch.lengths + batch.prompt_lengths[batch.groups], batch.row_count
-    )
+    filled = np.bincount(batch.rows, batch.sequence_lengths, batch.row_count)
     if filled.max() > batch.max_seq_len:
         raise ValueError(
             f"{me}: row {int(filled.argmax())} is given {int(filled.max())} tokens, and holds"

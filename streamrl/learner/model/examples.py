@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamrl.stream.records import Batch, columns_of
-from streamrl.stream.records.sequences import spans_of
+from streamrl.stream.records.sequences import completions, spans_of, split_ragged
 
 
 class RlExample(NamedTuple):
@@ -83,7 +83,6 @@ def expand(batch: Batch, masked: np.ndarray | None = None) -> RlExample:
         **{name: array.reshape(-1) for name, array in arrays.items() if array is not None}
     )
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)
-    completions = split_ragged(batch.tokens, batch.lengths)
     segments = [0] * batch.row_count  # the sequences that each row has so far
     positions = np.arange(batch.max_seq_len, dtype=np.int32)
     per_sequence = zip(
@@ -91,7 +90,7 @@ def expand(batch: Batch, masked: np.ndarray | None = None) -> RlExample:
         batch.rows.tolist(),
         batch.groups.tolist(),
         batch.temperatures.tolist(),
-        completions,
+        completions(batch, batch.tokens),
         strict=True,
     )
     for start, row, group, temperature, completion in per_sequence:
@@ -129,11 +128,11 @@ def sampled_spans(batch: Batch) -> Iterator[tuple[int, int, int, int]]:
     length. A first token of a sequence, which has no predictor, is left out.
     """
     sequences, starts, lengths = spans_of(batch)
-    before = batch.prompt_lengths[batch.groups]
+    before = batch.sequence_lengths - batch.lengths
     firsts = np.array(sequence_starts(batch), np.int64) + before - 1
     positions = firsts[sequences] + starts
     numbers = np.cumsum(lengths, dtype=np.int64) - lengths
-    # without a prompt, the first token of the completion has no predictor
+    # without a token before it, a sampled one has no predictor
     skipped = (before[sequences] + starts == 0) & (lengths > 0)
     return zip(
         sequences.tolist(),
@@ -156,10 +155,13 @@ def dense_experts(batch: Batch) -> np.ndarray | None:
     prompts: list[np.ndarray] | None = None
     if batch.prompt_routed_experts is not None:
         prompts = split_ragged(batch.prompt_routed_experts, batch.prompt_lengths)
-    completions = split_ragged(experts, batch.lengths)
     prompt_lengths = batch.prompt_lengths[batch.groups].tolist()
     per_sequence = zip(
-        sequence_starts(batch), batch.groups.tolist(), prompt_lengths, completions, strict=True
+        sequence_starts(batch),
+        batch.groups.tolist(),
+        prompt_lengths,
+        completions(batch, experts),
+        strict=True,
     )
     for start, group, prompt_length, completion in per_sequence:
         first = start + prompt_length
@@ -174,7 +176,7 @@ def sequence_starts(batch: Batch) -> list[int]:
     row that the sequences before it leave.
     """
     free = [row * batch.max_seq_len for row in range(batch.row_count)]
-    sizes = batch.prompt_lengths[batch.groups] + batch.lengths
+    sizes = batch.sequence_lengths
     starts = list[int]()
     for row, size in zip(batch.rows.tolist(), sizes.tolist(), strict=True):
         starts.append(free[row])
@@ -193,7 +195,7 @@ def rollout_numbers(batch: Batch) -> np.ndarray | None:
         return None
     dense = np.zeros((batch.row_count, batch.max_seq_len), np.int32)
     flat = dense.reshape(-1)
-    sizes = batch.prompt_lengths[batch.groups] + batch.lengths
+    sizes = batch.sequence_lengths
     per_sequence = zip(batch.uids, sequence_starts(batch), sizes.tolist(), strict=True)
     for uid, start, size in per_sequence:
         flat[start : start + size] = numbers[uid]
@@ -230,9 +232,3 @@ def to_dense(batch: Batch, values: np.ndarray) -> np.ndarray:
     for _, position, number, length in sampled_spans(batch):
         flat[position : position + length] = values[number : number + length]
     return dense
-
-
-def split_ragged(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Views of the consecutive parts of `array` that have these lengths."""
-    ends = np.cumsum(lengths).tolist()
-    return [array[end - n : end] for n, end in zip(lengths.tolist(), ends, strict=True)]

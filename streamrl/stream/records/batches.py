@@ -20,7 +20,7 @@ from streamrl.stream.records.fields import (
     check_token_ids,
     total_of,
 )
-from streamrl.stream.records.sequences import counts_of
+from streamrl.stream.records.sequences import completion_lengths, counts_of
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
@@ -45,7 +45,13 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     offsets: Annotated[Array, Column("sequence", "<i8")]
     uids: list[Name]
     prompt: Array  # (p,) unsigned: unsampled tokens that all sequences begin with
-    lengths: Annotated[Array, Column("sequence", "<i4")]  # tokens after the prompt
+    # tokens of each sequence, without the prompt and those of the sequence that it branches from
+    lengths: Annotated[Array, Column("sequence", "<i4")]
+    # A sequence may branch from another of its rollout, which is so many sequences before it, and
+    # share the first tokens after the prompt with it. None when no sequence does; 0: this one does
+    # not.
+    branches_from: Annotated[Array | None, Column("sequence", "<i4")] = None
+    branches_at: Annotated[Array | None, Column("sequence", "<i4")] = None
     tokens: Annotated[Array, Column("token", "<u2", source="tokens")]  # <u2 or <u4
     # The tokens that were sampled: spans of each sequence, in order. None when all were, so that
     # each sequence is one span.
@@ -84,9 +90,14 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         check_prompt_experts(what, self, len(self.prompt))
 
     @property
+    def sequence_lengths(self) -> np.ndarray:
+        """(n,) int: the tokens of each sequence, with the prompt and what it branches from."""
+        return completion_lengths(self) + np.int32(len(self.prompt))
+
+    @property
     def total_tokens(self) -> int:
-        """Tokens it costs in a batch: each sequence with its own copy of the prompt."""
-        return len(self.uids) * len(self.prompt) + len(self.tokens)
+        """Tokens it costs in a batch."""
+        return int(self.sequence_lengths.sum(dtype=np.int64))
 
 
 class Batch(Record, frozen=True, kw_only=True):
@@ -114,6 +125,9 @@ class Batch(Record, frozen=True, kw_only=True):
     groups: Annotated[Array, Column("sequence", "<i4")]  # index into group_ids
     rows: Annotated[Array, Column("sequence", "<i4")]
     lengths: Annotated[Array, Column("sequence", "<i4")]
+    # where a sequence branches from another, as in a ScoredGroup
+    branches_from: Annotated[Array | None, Column("sequence", "<i4")] = None
+    branches_at: Annotated[Array | None, Column("sequence", "<i4")] = None
     tokens: Annotated[Array, Column("token", "<u2")]  # <u2 or <u4
     # the tokens that were sampled, as in a ScoredGroup
     span_counts: Annotated[Array | None, Column("sequence", "<i4", fill=1)] = None
@@ -150,6 +164,11 @@ class Batch(Record, frozen=True, kw_only=True):
         check_lengths(what, self, ("prompts",), prompt_tokens)
         check_token_ids(f"{what}: prompts", self.prompts)
         check_prompt_experts(what, self, prompt_tokens)
+
+    @property
+    def sequence_lengths(self) -> np.ndarray:
+        """(n,) int: the tokens of each sequence, with its prompt and what it branches from."""
+        return self.prompt_lengths[self.groups] + completion_lengths(self)
 
 
 def first_of_rollout_mask(uids: Sequence[str]) -> np.ndarray:

@@ -69,8 +69,12 @@ class Turn(Record, frozen=True, kw_only=True):
     reward: float | None = None
     rewards: dict[str, float] = {}  # what `reward` was made of, by name, before weights
     token_rewards: Array | None = None  # (n,) float32: weighted, on top of `reward`
-    # the tokens so far are not what the model saw next: a new sequence begins here
+    # The tokens so far are not what the model saw next: a new sequence begins here. Its first
+    # `fork_at` tokens are those of sequence `fork_of` of the rollout, counted from 0, and are not
+    # repeated in `tokens`.
     fork: bool = False
+    fork_of: int = 0
+    fork_at: int = 0
     inference_metadata: InferenceMetadata | None = None
     timestamp: float | None = None  # s
     loss: LossWeights | None = None  # of its sampled tokens; None: those of its env
@@ -94,6 +98,8 @@ class Turn(Record, frozen=True, kw_only=True):
             )
         if self.routed_experts is not None:
             check_experts("turn routed_experts", self.routed_experts, self.token_count)
+        if self.fork_of < 0 or self.fork_at < 0 or (self.fork_at and not self.fork):
+            raise ValueError(f"turn: fork_of {self.fork_of} and fork_at {self.fork_at} are no fork")
         if not (
             math.isfinite(self.reward or 0.0) and all(map(math.isfinite, self.rewards.values()))
         ):
@@ -109,7 +115,9 @@ class Rollout(Record, frozen=True, kw_only=True):
     that its group can still close.
 
     Its turns' tokens, one after another, are what the model saw; where a turn is a `fork` another
-    such sequence begins (a chat template that rewrites history), so a rollout may be several.
+    such sequence begins (a chat template that rewrites history), so a rollout may be several. A
+    fork may branch from an earlier sequence in which something was sampled, so that their common
+    tokens are in the record once.
     """
 
     environment: Name  # as in the name of its topic
@@ -158,16 +166,46 @@ class Rollout(Record, frozen=True, kw_only=True):
                     sampled += turn.logprobs.size
             if not sampled:
                 raise self._invalid("no turn was sampled (logprobs missing)")
+            self._check_forks()
+
+    @property
+    def sequences(self) -> list[list[Turn]]:
+        """Its turns, cut where one is a fork."""
+        pieces: list[list[Turn]] = [[]]
+        for turn in self.turns:
+            if turn.fork and pieces[-1]:
+                pieces.append([])
+            pieces[-1].append(turn)
+        return pieces
 
     @property
     def total_tokens(self) -> int:
-        """All its tokens, prompts included."""
-        return sum([len(turn.tokens) for turn in self.turns if turn.tokens is not None])
+        """The tokens of all its sequences, with prompts and with what each shares with another."""
+        return sum([turn.fork_at + turn.token_count for turn in self.turns])
 
     @property
     def sampled_tokens(self) -> int:
         """The tokens that the policy sampled."""
         return sum([len(turn.logprobs) for turn in self.turns if turn.logprobs is not None])
+
+    def _check_forks(self) -> None:
+        """Each fork branches from an earlier sequence with as many tokens, which is trained on."""
+        if not any(turn.fork_at for turn in self.turns):
+            return
+        lengths = list[int]()  # of the sequences so far; 0: nothing was sampled in it
+        for turns in self.sequences:
+            first = turns[0]
+            if first.fork_at and not (
+                first.fork_of < len(lengths) and first.fork_at <= lengths[first.fork_of]
+            ):
+                raise self._invalid(
+                    f"sequence {len(lengths)} forks at token {first.fork_at} of sequence"
+                    f" {first.fork_of}, which is not an earlier one with as many tokens, some of"
+                    " them sampled"
+                )
+            length = first.fork_at + sum(turn.token_count for turn in turns)
+            is_sampled = any(turn.logprobs is not None and turn.logprobs.size for turn in turns)
+            lengths.append(length if is_sampled else 0)
 
     def _invalid(self, why: str) -> ValueError:
         return ValueError(f"rollout {self.rollout_uid!r}: {why}")

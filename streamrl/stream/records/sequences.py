@@ -1,9 +1,10 @@
-"""The sequences of a group or a batch: which of their tokens were sampled, and how many values of a
-column belong to each.
+"""The sequences of a group or a batch: from which other one each branches, which of its tokens were
+sampled, and how many values of a column belong to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 
 def counts_of(what: str, record: ScoredGroup | Batch) -> dict[str, int]:
     """How many values the columns by sequence, token, span and sampled token have. Raises
-    ValueError for lengths or spans that are none. `what`: the record, for the message.
+    ValueError for lengths, spans or branches that are none. `what`: the record, for the message.
     """
     sequences = len(record.uids)
     tokens = total_of(f"{what}: lengths", record.lengths)
+    _check_branches(what, record)
     counts = {"sequence": sequences, "token": tokens, "span": sequences, "sampled": tokens}
     spans = (record.span_counts, record.span_starts, record.span_lengths)
     if all(array is None for array in spans):
@@ -51,6 +53,74 @@ def _check_spans(
     earliest = np.where(first, 0, np.append(0, ends[:-1])[: len(ends)])
     if (ends > lengths[sequences]).any() or (span_starts < earliest).any():
         raise ValueError(f"{what}: a span of sampled tokens is not within its sequence")
+
+
+def _check_branches(what: str, record: ScoredGroup | Batch) -> None:
+    """Each branch has its first tokens from an earlier sequence of its rollout."""
+    distances = record.branches_from
+    shared = record.branches_at
+    if distances is None and shared is None:
+        return
+    if distances is None or shared is None:
+        raise ValueError(f"{what}: branches_from and branches_at go together")
+    count = len(record.uids)
+    for name, array in (("branches_from", distances), ("branches_at", shared)):
+        total_of(f"{what}: {name}", array)
+        if not len(array) == len(record.lengths) == count:
+            raise ValueError(f"{what}: {name} has {len(array)} values, and there are {count}")
+    sizes = (record.lengths.astype(np.int64) + shared).tolist()
+    for sequence in np.flatnonzero((distances > 0) | (shared > 0)).tolist():
+        source = sequence - int(distances[sequence])
+        if not (
+            0 <= source < sequence
+            and record.uids[source] == record.uids[sequence]
+            and shared[sequence] <= sizes[source]
+        ):
+            raise ValueError(
+                f"{what}: sequence {sequence} does not branch from an earlier one of its rollout"
+            )
+
+
+def completion_lengths(record: ScoredGroup | Batch) -> np.ndarray:
+    """(n,) int: the tokens of each sequence after its prompt, with those that it shares."""
+    return record.lengths if record.branches_at is None else record.lengths + record.branches_at
+
+
+def completions(record: ScoredGroup | Batch, values: np.ndarray) -> list[np.ndarray]:
+    """The values of each sequence after its prompt, with those of the tokens that it shares.
+    `values`: of a column by token. They are views where a sequence does not branch from another.
+    """
+    own = split_ragged(values, record.lengths)
+    if record.branches_from is None or record.branches_at is None:
+        return own
+    distances = record.branches_from.tolist()
+    shared = record.branches_at.tolist()
+    for sequence, distance in enumerate(distances):
+        if distance:
+            before = own[sequence - distance][: shared[sequence]]
+            own[sequence] = np.concatenate((before, own[sequence]))
+    return own
+
+
+def split_ragged(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Views of the consecutive parts of `array` that have these lengths."""
+    ends = np.cumsum(lengths).tolist()
+    return [array[end - n : end] for n, end in zip(lengths.tolist(), ends, strict=True)]
+
+
+def common_prefix(arrays: Sequence[np.ndarray]) -> int:
+    """The number of values that all of these one-dimensional arrays begin with."""
+    shared = min([len(array) for array in arrays], default=0)
+    if not shared:
+        return 0
+    # Comparing bytes takes a tenth of the time of comparing values.
+    head = arrays[0][:shared].tobytes()
+    for array in arrays[1:]:
+        if array[:shared].tobytes() != head:
+            differs = array[:shared] != arrays[0][:shared]
+            shared = int(differs.argmax()) if differs.any() else shared
+            head = arrays[0][:shared].tobytes()
+    return shared
 
 
 def sampled_counts(record: ScoredGroup | Batch) -> np.ndarray:

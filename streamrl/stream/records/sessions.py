@@ -42,13 +42,15 @@ class ModelCall(Record, frozen=True, kw_only=True):
 
     The calls of a session are a tree: `continues` is the call whose conversation this one
     continues. `prompt` has only the tokens that follow that call's answer. If the tokens before
-    could not be kept, `fork` is the reason, and `prompt` is the whole prompt.
+    could not be kept, `fork` is the reason, and `prompt` follows the first `kept` of them.
     """
 
     session: Name
     call: Name  # its id within the session
     continues: Name = ""  # empty: it begins a conversation
     fork: Literal["", "template", "edit", "compaction", "sub-agent"] = ""
+    # of a fork: its prompt begins with as many tokens of the conversation that it `continues`
+    kept: int = 0
     # Names the request among those of the session. A request that is repeated under its name gets
     # the answer that it has had.
     request: Name = ""
@@ -91,6 +93,8 @@ class ModelCall(Record, frozen=True, kw_only=True):
             raise ValueError(f"{what}: its time is not finite")
         if self.call == self.continues:
             raise ValueError(f"{what} continues itself")
+        if self.kept < 0 or (self.kept and not (self.fork and self.continues)):
+            raise ValueError(f"{what}: kept is {self.kept}, and only a fork of a call keeps tokens")
         check_depth(self.messages)
         check_depth(self.tool_calls)
         check_depth(self.state)

@@ -29,7 +29,7 @@ from streamrl.envs.engine.transcript import Task
 from streamrl.inference.clients.client import SamplingFailed, SamplingTimeout
 from streamrl.stream.log.codec import decode, encode
 from streamrl.stream.records import Rollout
-from streamrl.stream.records.sequences import sampled_indices
+from streamrl.stream.records.sequences import completions, sampled_indices
 from streamrl.system.errors import ConfigError
 from tests.envs.talking import END, Scripted
 from tests.support.build import rollout_event
@@ -141,12 +141,12 @@ def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_o
     sampler = Scripted("no", "maybe", "yes", rewrites=True)
     (made,) = play(sampler)
     assert [acquired.fork for acquired in made.turns] == [False, False, True, False, True, False]
-    assert [
-        acquired.tokens.tolist()
-        for acquired in made.turns
-        if acquired.fork and acquired.tokens is not None
-    ] == sampler.prompts[1:]
     record = score_group([rollout_event(0, made)], rloo)
+    seen = [[*record.prompt, *after] for after in completions(record, record.tokens)]
+    assert [tokens[: len(p)] for tokens, p in zip(seen, sampler.prompts, strict=True)] == (
+        sampler.prompts
+    )
+    assert len(record.tokens) < sum(map(len, seen))  # what they share is there once
     assert record.uids == ["talk-7-0"] * 3
     assert record.tokens[sampled_indices(record)].tolist() == [
         t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from msgspec import structs
 
-from streamrl.buffer.groups import split_sequences
+from streamrl.buffer.advantages import rloo
+from streamrl.buffer.groups import score_group, trained_sequences
 from streamrl.envs.sessions import rollouts
+from streamrl.envs.sessions.call_tree import context, sequences
 from streamrl.envs.sessions.rollouts import (
     RolloutName,
     build_failed_rollout,
@@ -21,7 +23,9 @@ from streamrl.envs.sessions.rollouts import (
     to_turns,
 )
 from streamrl.stream.records import ModelCall, Rollout
+from streamrl.stream.records.sequences import completions
 from tests.envs.sessions.test_call_tree import sessions
+from tests.support.build import rollout_event
 from tests.support.sessions import call
 
 NAME = RolloutName("agents", "p", "s", "g", "agents-0")
@@ -36,9 +40,39 @@ def made(calls: list[ModelCall], **fields: Any) -> Rollout:
 def test_each_sampled_token_is_in_one_sequence(calls: list[ModelCall]):
     sampled = [turn.tokens for turn in to_turns(calls) if turn.logprobs is not None]
     assert sum(0 if t is None else len(t) for t in sampled) == sum(len(c.tokens) for c in calls)
-    assert len(split_sequences(made(calls))) == sum(
+    assert len(trained_sequences(made(calls))) == sum(
         call.call not in {each.continues for each in calls if not each.fork} for call in calls
     )
+
+
+@given(sessions())
+def test_each_sequence_has_the_tokens_of_its_last_call(calls: list[ModelCall]):
+    """However its sequences share tokens, the group has what the policy saw and sampled."""
+    by_id = {call.call: call for call in calls}
+    record = score_group([rollout_event(0, made(calls))], rloo)
+    found = [[*record.prompt, *path] for path in completions(record, record.tokens)]
+    ends = [sequence[-1].call for sequence in sequences(calls)]
+    assert found == [context(by_id, end).tolist() for end in ends]
+    own = sum(len(call.prompt) + len(call.tokens) for call in calls)
+    assert len(record.prompt) + len(record.tokens) <= own
+
+
+def test_a_fork_whose_call_is_left_out_has_its_whole_prompt():
+    calls = [
+        call("a", [1, 2], [3], trained=False),
+        call("b", [4], [5], "a", fork="template", kept=2),
+    ]
+    (kept,) = kept_calls(calls)
+    assert (kept.prompt.tolist(), kept.kept) == ([1, 2, 4], 0)
+    (turns,) = made([kept]).sequences
+    assert [turn.tokens.tolist() for turn in turns] == [[1, 2, 4], [5]]
+
+
+def test_a_fork_branches_where_the_template_has_changed_the_tokens():
+    calls = [call("a", [1, 2], [3, 4]), call("b", [7], [5], "a", fork="template", kept=3)]
+    first, second = made(calls).sequences
+    assert (second[0].fork_of, second[0].fork_at) == (0, 3)
+    assert [turn.tokens.tolist() for turn in second] == [[7], [5]] and len(first) == 2
 
 
 def test_turns_stand_sequence_by_sequence():
@@ -98,7 +132,7 @@ def test_a_tree_that_repeats_too_much_is_refused_before_it_is_copied(
     calls = [call("a", [1] * 90, [2] * 10)]
     calls += [call(f"b{i}", [3], [4], "a") for i in range(5)]
     assert count_tokens(calls) == 5 * 102
-    assert sum(turn.token_count for turn in to_turns(calls)) == 5 * 102
+    assert made(calls).total_tokens == 5 * 102
     monkeypatch.setattr(rollouts, "MAX_TOKENS", 509)
     with pytest.raises(ValueError, match="510 tokens with what each repeats; 509 are the most"):
         to_turns(calls)
@@ -109,7 +143,7 @@ def test_a_tree_that_repeats_too_much_is_refused_before_it_is_copied(
 
 @given(sessions())
 def test_tokens_are_counted_without_being_copied(calls: list[ModelCall]):
-    assert count_tokens(calls) == sum(turn.token_count for turn in to_turns(calls))
+    assert count_tokens(calls) == made(calls).total_tokens
 
 
 def test_a_failure_is_as_long_as_a_record_can_be(monkeypatch: pytest.MonkeyPatch):

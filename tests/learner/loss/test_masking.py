@@ -47,6 +47,21 @@ def test_a_sampled_token_without_an_embedding_masks_its_sequence(batch: Batch):
     assert np.array_equal(dense.segment_ids, whole.segment_ids)  # it keeps its place
 
 
+def test_what_branches_from_a_masked_sequence_is_masked_too(batch: Batch):
+    tokens = batch.tokens.copy()
+    tokens[np.flatnonzero(of_sequence(batch) == 0)[1]] = 99
+    branches = np.array([0, 1, 0, 0], np.int32)
+    forked = spoilt(
+        batch,
+        tokens=tokens,
+        uids=["a", "a", "b", "c"],
+        branches_from=branches,
+        branches_at=2 * branches,
+        max_seq_len=24,
+    )
+    assert mask_untrainable(forked, 16).masked.tolist() == [True, True, False, False]
+
+
 def test_a_prompt_without_an_embedding_masks_its_group(batch: Batch):
     prompts = batch.prompts.copy()
     prompts[-1] = 99  # of g1

@@ -9,12 +9,12 @@ from streamrl.learner.model.examples import (
     expand,
     rollout_numbers,
     sampled_spans,
-    split_ragged,
     to_dense,
     to_ragged,
 )
 from streamrl.stream.records import LossWeights, Turn
-from tests.support.build import floats, group, rollout, rollout_event, tokens, turns
+from streamrl.stream.records.sequences import split_ragged
+from tests.support.build import floats, group, rollout, rollout_event, spans, tokens, turns
 
 
 def test_the_worked_example_of_the_design_of_logprobs():
@@ -141,6 +141,35 @@ def test_the_sequences_of_a_rollout_that_forked_have_its_number():
     found = rollout_numbers(forked)
     assert found is not None and found.tolist() == [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0]]
     assert ((found > 0) == (expand(forked).segment_ids > 0)).all()
+
+
+def test_a_branch_is_laid_out_with_what_it_shares():
+    """Sequences 10 11 12 and 10 11 | 13 14 after a prompt of one token; of the second 14 was
+    sampled.
+    """
+    forked = structs.replace(
+        group(sizes=(3, 2), prompt=1),
+        uids=["a", "a"],
+        branches_from=np.array([0, 1], np.int32),
+        branches_at=np.array([0, 2], np.int32),
+        policy_logprobs=floats(-1, -2, -3, -4),
+        advantages=floats(2, 2),
+        routed_experts=sent_to(3, 5, 7, 9, 11),
+        **spans([1, 1, 1], [0, 1]),
+    )
+    batch = assemble([forked, group("b", "gb", sizes=(1,), prompt=1)], 0, 0, 1, 12)
+    assert batch is not None and batch.branches_at is not None
+    assert batch.branches_at.tolist() == [0, 2, 0]
+    dense = expand(batch)
+    assert dense.input_ids.tolist() == [[1, 10, 11, 12, 1, 10, 11, 13, 14, 1, 10, 0]]
+    assert dense.segment_ids.tolist() == [[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 0]]
+    assert dense.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 0]]
+    assert dense.policy_logprobs.tolist() == [[-1, -2, -3, 0, 0, 0, 0, -4, 0, -0.5, 0, 0]]
+    assert dense.advantages.tolist()[0][:9] == [2, 2, 2, 0, 0, 0, 0, 2, 0]
+    assert dense.routed_experts is not None
+    assert dense.routed_experts[0, :9, 0, 0].tolist() == [0, 3, 5, 7, 0, 3, 5, 9, 11]
+    values = floats(-1, -2, -3, -4, -5)
+    np.testing.assert_array_equal(to_ragged(batch, to_dense(batch, values)), values)
 
 
 def test_routed_experts_travel_from_the_turn_to_the_place_of_their_token():
