@@ -17,6 +17,7 @@ from streamrl.stream.records import (
     VersionSpan,
     token_dtype,
 )
+from streamrl.stream.records.compact import compact_ids, compact_logprobs
 
 # that a generator commits at once: 64 groups of the standard shape
 TRANSACTION_TOKENS = 64 * 8 * (512 + 1024)
@@ -52,22 +53,6 @@ class Shape(NamedTuple):
             if self.stragglers
             else 0
         )
-
-    @property
-    def token_bytes(self) -> int:
-        return token_dtype(self.vocab_size).itemsize
-
-    @property
-    def rollout_bytes(self) -> int:
-        """Payload of a rollout record: ids and logprobs."""
-        return self.rollout_tokens * self.token_bytes + self.response * 4
-
-    @property
-    def group_bytes(self) -> int:
-        """Payload of a group's share of a record: the prompt once."""
-        return (
-            self.prompt + self.group * self.response
-        ) * self.token_bytes + self.group * self.response * 4
 
 
 def run_file(
@@ -149,21 +134,21 @@ def scored_group(
 
 class Source:
     """Rollouts as fast as they can be made: the same few payloads under ever new names, whichever
-    env they are of.
+    env they are of. Neighbouring groups have the same payloads, so no compression may be measured.
     """
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
         self.shape = shape
-        self._prompts = random.integers(0, shape.vocab_size, (VARIANTS, shape.prompt)).astype(
-            token_dtype(shape.vocab_size)
-        )
-        self._responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(
-            token_dtype(shape.vocab_size)
-        )
-        self._logprobs = -random.exponential(1.0, (VARIANTS, shape.response)).astype(np.float32)
-
-        self._asked = [Turn(message="", role="user", tokens=tokens) for tokens in self._prompts]
+        dtype = token_dtype(shape.vocab_size)
+        prompts = random.integers(0, shape.vocab_size, (VARIANTS, shape.prompt)).astype(dtype)
+        responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(dtype)
+        logprobs = -random.exponential(1.0, (VARIANTS, shape.response)).astype(np.float32)
+        self._responses = [compact_ids(tokens) for tokens in responses]
+        self._logprobs = [compact_logprobs(values) for values in logprobs]
+        self._asked = [
+            Turn(message="", role="user", tokens=compact_ids(tokens)) for tokens in prompts
+        ]
         self._version, self._answers = -1, list[Turn]()
 
     def answers(self, version: int) -> list[Turn]:

@@ -40,6 +40,7 @@ from streamrl.stream.records import (
     VersionSpan,
     Visit,
 )
+from streamrl.stream.records.compact import compact_ids, compact_logprobs
 from tests.support import sessions
 from tests.support.build import evaluation, floats, group, rollout, spans, tokens
 
@@ -187,8 +188,8 @@ def whole() -> dict[str, Record]:
     turn = Turn(
         message="12",
         role="assistant",
-        tokens=tokens(3, 4, 5),
-        logprobs=some,
+        tokens=compact_ids(np.array([3, 70_000, 5], np.uint32)),
+        logprobs=compact_logprobs(floats(-0.5, -0.25, 0.0)),
         reward=0.25,
         rewards={"exact": 0.5},
         token_rewards=some,

@@ -14,6 +14,7 @@ import numpy as np
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.packing import pack
 from streamrl.stream.records import Batch, Column, ScoredGroup, columns_of
+from streamrl.stream.records.compact import join_ids, join_logprobs
 from streamrl.stream.records.fields import size_bound
 from streamrl.stream.records.sequences import values_by_sequence
 
@@ -26,6 +27,7 @@ class Sharding(NamedTuple):
     hidden: int = 0  # hidden size of the model
 
 
+JOINED = {"ids": join_ids, "logprobs": join_logprobs}
 UNSHARDED = Sharding()
 
 
@@ -63,6 +65,8 @@ def join_column(groups: Sequence[ScoredGroup], name: str) -> np.ndarray | None:
     if all(array is None for array in arrays):
         return None
     column = columns_of(ScoredGroup)[name]
+    if column.form:
+        return JOINED[column.form]([array for array in arrays if array is not None])
     shape = next(array.shape[1:] for array in arrays if array is not None)
     return np.concatenate(
         [
@@ -160,7 +164,7 @@ def assemble(
         environments=environments,
         group_ids=[group.group_id for group in groups],
         group_environments=np.array(env_numbers, np.int32),
-        prompts=np.concatenate([group.prompt for group in groups]),
+        prompts=join_ids([group.prompt for group in groups]),
         prompt_lengths=np.array([len(group.prompt) for group in groups], np.int32),
         uids=[uid for group in groups for uid in group.uids],
         groups=np.repeat(np.arange(len(groups), dtype=np.int32), sizes),

@@ -14,6 +14,7 @@ from streamrl.buffer.advantages import Advantage, check_advantages
 from streamrl.buffer.returns import token_advantages, tokens_of
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import LossWeights, Rollout, ScoredGroup, Turn, columns_of
+from streamrl.stream.records.compact import compact_ids, join_ids, join_logprobs
 from streamrl.stream.records.sequences import common_prefix
 
 # the columns of a group that may be None
@@ -118,7 +119,9 @@ def _sourced_columns(
                 columns[name] = None
         elif column.per == "sampled" and column.source:
             arrays = [getattr(piece.turn, column.source) for piece in pieces]
-            columns[name] = np.concatenate([array for array in arrays if array is not None])
+            columns[name] = join_logprobs([array for array in arrays if array is not None])
+        elif column.form == "ids":
+            columns[name] = join_ids([tokens_of(piece.turn)[piece.start :] for piece in pieces])
         elif column.source:
             arrays = [getattr(piece.turn, column.source) for piece in pieces]
             if name in OPTIONAL and all(array is None for array in arrays):
@@ -172,8 +175,8 @@ def prompt_of(turns: Sequence[Turn]) -> np.ndarray:
         if turn.tokens is not None:
             asked.append(turn.tokens)
     if len(asked) == 1:
-        return asked[0]
-    return np.concatenate(asked) if asked else np.zeros(0, np.uint16)
+        return compact_ids(asked[0])
+    return join_ids(asked) if asked else np.zeros(0, np.uint16)
 
 
 def rollout_of(event: Event) -> Rollout:

@@ -12,6 +12,7 @@ from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.stream.log.partitioner import partition_of
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import Rollout, Turn
+from streamrl.stream.records.compact import wide_ids
 from streamrl.stream.records.limits import MAX_ID, MAX_REWARD, MAX_REWARD_NAMES
 
 TEMPERATURES = (1e-6, 1e6)
@@ -137,8 +138,8 @@ def _foreign_token(turn: Turn, vocab_size: int) -> str:
 
 def _invalid_logprob(turn: Turn) -> str:
     logprobs = turn.logprobs
-    if logprobs is None or not logprobs.size:
-        return ""
+    if logprobs is None or not logprobs.size or logprobs.dtype == np.uint16:
+        return ""  # compact ones are in the range
     # as fast as `_largest`
     smallest = logprobs.item(logprobs.argmin())
     largest = logprobs.item(logprobs.argmax())
@@ -177,7 +178,8 @@ def _has_reward(event: Event, rollout: Rollout) -> bool:
 
 def _largest(tokens: np.ndarray) -> int:
     # It takes a third of the time of `max`, and is asked for every rollout.
-    return tokens.item(tokens.argmax())
+    ids = wide_ids(tokens)
+    return ids.item(ids.argmax())
 
 
 def _rewards(rollout: Rollout) -> list[float]:

@@ -21,6 +21,7 @@ from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.problems import ProblemError, make_problem
 from streamrl.envs.sessions.messages import joined_text
 from streamrl.stream.records import Turn
+from streamrl.stream.records.compact import wide_ids
 from streamrl.system.errors import ConfigError
 
 # How many numbers are tried for each problem that is wanted. An env that poses nothing new for so
@@ -56,7 +57,7 @@ def possible_fingerprints(first_turn: Turn) -> list[bytes]:
     """The fingerprints of the problems that a rollout with this first turn may have answered."""
     fingerprints = [text_fingerprint(first_turn.message)]
     if first_turn.tokens is not None:
-        fingerprints.append(tokens_fingerprint(first_turn.tokens))
+        fingerprints.append(tokens_fingerprint(wide_ids(first_turn.tokens)))
     return fingerprints
 
 

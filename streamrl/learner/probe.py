@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from streamrl.learner.model.examples import RlExample
 from streamrl.learner.model.model import single_sequence
 from streamrl.stream.records import Batch, token_dtype
+from streamrl.stream.records.compact import wide_ids
 from streamrl.stream.records.sequences import completions, split_ragged
 
 # What a policy is probed with before its first batch. In bfloat16 unlikely tokens are rounded more
@@ -50,8 +51,8 @@ def batch_tokens(batch: Batch, seed: int, count: int, below: int) -> np.ndarray:
     a sequence that is drawn, and of the ones after it, around the end of the batch. Ids from
     `below` on, which the tokenizer does not know, are left out.
     """
-    prompts = split_ragged(batch.prompts, batch.prompt_lengths)
-    answers = completions(batch, batch.tokens)
+    prompts = split_ragged(wide_ids(batch.prompts), batch.prompt_lengths)
+    answers = completions(batch, wide_ids(batch.tokens))
     first = int(np.random.default_rng(seed).integers(len(answers)))
     tokens = np.empty(0, np.int64)
     for step in range(len(answers)):

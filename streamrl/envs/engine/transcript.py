@@ -22,6 +22,7 @@ from streamrl.envs.sessions.rollouts import (
     to_turns,
 )
 from streamrl.stream.records import ModelCall, Rollout
+from streamrl.stream.records.compact import wide_ids
 
 
 class Task(NamedTuple):
@@ -78,7 +79,7 @@ class Transcript:
         return Completion(
             text=calls[-1].text,
             finished=not self.truncation,
-            turns=[PolicyTurn(call.text, call.tokens) for call in calls],
+            turns=[PolicyTurn(call.text, wide_ids(call.tokens)) for call in calls],
             messages=self.messages,
             truncation=self.truncation,
         )

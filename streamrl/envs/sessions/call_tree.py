@@ -17,6 +17,7 @@ from msgspec import structs
 from streamrl.envs.sessions import messages
 from streamrl.envs.sessions.messages import EMPTY, Message
 from streamrl.stream.records import ModelCall
+from streamrl.stream.records.compact import wide_ids
 
 
 class Continuation(NamedTuple):
@@ -188,7 +189,7 @@ def context(calls: Mapping[str, ModelCall], call: str) -> np.ndarray:
     for at in reversed(conversation):
         if at.fork:
             pieces = [np.concatenate(pieces)[: at.kept]] if pieces else []
-        pieces += [at.prompt, at.tokens]
+        pieces += [wide_ids(at.prompt), wide_ids(at.tokens)]
     return np.concatenate(pieces).astype(np.uint32)
 
 

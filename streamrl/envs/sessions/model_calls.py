@@ -12,6 +12,7 @@ from streamrl.envs.sessions.messages import Message
 from streamrl.inference.clients.client import SampledCompletion
 from streamrl.inference.clients.prefix import NO_PREFIX, Prefix
 from streamrl.stream.records import ModelCall
+from streamrl.stream.records.compact import compact_ids, compact_logprobs, wide_ids, wide_logprobs
 from streamrl.stream.records.sequences import common_prefix
 
 Fork = Literal["", "template", "edit", "compaction", "sub-agent"]
@@ -75,7 +76,10 @@ def to_call(
     sampled: SampledCompletion,
     **fields: Any,
 ) -> ModelCall:
-    """The record of an answer. `call`: its id; `request`: the name of its request."""
+    """The record of an answer. `call`: its id; `request`: the name of its request.
+
+    Here its logprobs are rounded; all that is made of the record has the same ones.
+    """
     experts = sampled.routed_experts
     if experts is not None:
         experts = experts[len(sampled.prompt_tokens) - len(position.prompt) :]
@@ -87,9 +91,9 @@ def to_call(
         kept=position.kept,
         request=request,
         messages=position.messages,
-        prompt=position.prompt,
-        tokens=sampled.tokens,
-        logprobs=sampled.logprobs,
+        prompt=compact_ids(position.prompt),
+        tokens=compact_ids(sampled.tokens),
+        logprobs=compact_logprobs(sampled.logprobs),
         text=sampled.text,
         inference_metadata=sampled.metadata(),
         time_s=time.time(),
@@ -100,7 +104,9 @@ def to_call(
 
 def to_sampled(tree: CallTree, call: ModelCall) -> SampledCompletion:
     """What a server answered when this call was sampled. `tree` has the call that it continues."""
-    before = tokens_before(tree.calls, call).astype(call.tokens.dtype)
+    tokens = wide_ids(call.tokens)
+    prompt = wide_ids(call.prompt)
+    before = tokens_before(tree.calls, call)
     experts = call.routed_experts
     if experts is not None:
         unknown = np.zeros((len(before), *experts.shape[1:]), experts.dtype)
@@ -108,9 +114,9 @@ def to_sampled(tree: CallTree, call: ModelCall) -> SampledCompletion:
     metadata = call.inference_metadata
     return SampledCompletion(
         server_id=metadata.server,
-        prompt_tokens=np.concatenate([before, call.prompt.astype(call.tokens.dtype)]),
-        tokens=call.tokens,
-        logprobs=call.logprobs,
+        prompt_tokens=np.concatenate([before, prompt]),
+        tokens=tokens,
+        logprobs=wide_logprobs(call.logprobs),
         text=call.text,
         finish_reason=metadata.finish_reason,
         version_spans=metadata.version_spans,

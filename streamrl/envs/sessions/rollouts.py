@@ -16,9 +16,9 @@ from msgspec import structs
 from streamrl.envs.sessions.call_tree import sequences, tokens_before
 from streamrl.envs.sessions.messages import joined_text
 from streamrl.stream.log.codec import decode, encode
-from streamrl.stream.records import ModelCall, Rollout, Turn, token_dtype
+from streamrl.stream.records import ModelCall, Rollout, Turn
+from streamrl.stream.records.compact import join_ids
 
-SMALLEST = token_dtype(1)
 MAX_TOKENS = 10_000_000  # of a rollout, over all its sequences: 80 MB with their logprobs
 MAX_BYTES = 120_000_000  # of a rollout's record; a log takes 128 MB with key and headers
 MAX_CAUSE = 1_000_000  # characters of a failure
@@ -131,7 +131,7 @@ def _with_whole_prompt(calls: Mapping[str, ModelCall], call: ModelCall) -> Model
     if experts is not None:
         unknown = np.zeros((len(before), *experts.shape[1:]), experts.dtype)
         experts = np.concatenate([unknown, experts])
-    prompt = np.concatenate([before, call.prompt.astype(np.uint32)])
+    prompt = join_ids([before, call.prompt])
     return structs.replace(call, prompt=prompt, kept=0, routed_experts=experts)
 
 
@@ -200,9 +200,6 @@ def _turns_of(call: ModelCall) -> tuple[Turn, Turn]:
     """The request and the answer."""
     metadata = call.inference_metadata
     prompt = call.prompt
-    if prompt.dtype != SMALLEST or call.tokens.dtype != SMALLEST:
-        largest = int(max(prompt.max(initial=0), call.tokens.max()))
-        prompt = prompt.astype(token_dtype(largest + 1))
     experts = call.routed_experts
     request = Turn(
         message=joined_text(call.messages),

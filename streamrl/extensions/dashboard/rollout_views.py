@@ -17,6 +17,7 @@ from streamrl.extensions.dashboard.index import FATES, IN_FLIGHT, Query, has_end
 from streamrl.extensions.dashboard.panels import rounded
 from streamrl.extensions.dashboard.state import State
 from streamrl.stream.records import Batch, Rollout, Turn
+from streamrl.stream.records.compact import wide_ids, wide_logprobs
 from streamrl.stream.records.sequences import ranges, sampled_counts
 
 PAGE_ROWS = 50  # A page of rollouts has at most this many rows.
@@ -121,7 +122,8 @@ def detail(rollout: Rollout, batch: Batch | None, texts: Texts | None) -> dict[s
 
 def _turn(turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int) -> dict[str, Any]:
     """A turn with at most `most` of its tokens. `values`: their advantages, or None."""
-    ids = [] if turn.tokens is None else turn.tokens[:most].tolist()
+    ids = [] if turn.tokens is None else wide_ids(turn.tokens[:most]).tolist()
+    logprobs = None if turn.logprobs is None else wide_logprobs(turn.logprobs)
     how = turn.inference_metadata
     is_sampled = turn.logprobs is not None
     return {
@@ -130,7 +132,7 @@ def _turn(turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int)
         "ids": ids,
         "omitted": turn.token_count - len(ids),
         "texts": texts(ids) if texts and ids else None,
-        "logprobs": _rounded_values(turn.logprobs, most),
+        "logprobs": _rounded_values(logprobs, most),
         "advantages": _rounded_values(values, most) if is_sampled else None,
         "reward": turn.reward,
         "rewards": turn.rewards,

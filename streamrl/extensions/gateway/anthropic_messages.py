@@ -25,6 +25,7 @@ from streamrl.extensions.gateway.requests import (
     string,
     tool_objects,
 )
+from streamrl.stream.records.compact import wide_ids
 
 PATH = "/v1/messages"
 # Claude Code names its build in a block of the system prompt, which changes from call to call.
@@ -159,7 +160,7 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
     }
     if body.get("return_token_ids"):
         message["prompt_token_ids"] = answer.prompt.tolist()
-        message["token_ids"] = call.tokens.tolist()
+        message["token_ids"] = wide_ids(call.tokens).tolist()
     return message
 
 

@@ -30,6 +30,7 @@ from streamrl.extensions.gateway.requests import (
     tool_objects,
 )
 from streamrl.stream.records import ModelCall
+from streamrl.stream.records.compact import wide_ids, wide_logprobs
 
 PATH = "/v1/chat/completions"
 
@@ -178,7 +179,7 @@ def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
         "call": call.call,  # names the choice to /rl/set_reward
     }
     if body.get("return_token_ids"):
-        choice["token_ids"] = call.tokens.tolist()
+        choice["token_ids"] = wide_ids(call.tokens).tolist()
         choice["weight_versions"] = weight_versions(call)
         choice["temperature"] = call.inference_metadata.temperature
     return choice
@@ -205,7 +206,9 @@ def logprobs(call: ModelCall) -> list[dict[str, Any]]:
     """The logprob of each sampled token, which is named by its id."""
     return [
         {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
-        for token, value in zip(call.tokens.tolist(), call.logprobs.tolist(), strict=True)
+        for token, value in zip(
+            wide_ids(call.tokens).tolist(), wide_logprobs(call.logprobs).tolist(), strict=True
+        )
     ]
 
 

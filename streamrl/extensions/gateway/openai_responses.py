@@ -34,6 +34,7 @@ from streamrl.extensions.gateway.requests import (
     tool_objects,
 )
 from streamrl.stream.records import ModelCall
+from streamrl.stream.records.compact import wide_ids
 
 PATH = "/v1/responses"
 ID = "resp_"
@@ -200,7 +201,7 @@ def response(body: Body, answer: Answer) -> dict[str, Any]:
     }
     if body.get("return_token_ids"):
         finished["prompt_token_ids"] = answer.prompt.tolist()
-        finished["token_ids"] = call.tokens.tolist()
+        finished["token_ids"] = wide_ids(call.tokens).tolist()
     return finished
 
 

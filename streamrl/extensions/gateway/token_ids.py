@@ -18,6 +18,7 @@ from streamrl.extensions.gateway.requests import (
     rejection,
 )
 from streamrl.stream.records import ModelCall
+from streamrl.stream.records.compact import wide_ids
 
 PATH = "/inference/v1/generate"
 MAX_ID = (1 << 32) - 1
@@ -53,7 +54,7 @@ def _choice(call: ModelCall) -> dict[str, Any]:
     return {
         "index": call.choice,
         "call": call.call,
-        "token_ids": call.tokens.tolist(),
+        "token_ids": wide_ids(call.tokens).tolist(),
         "logprobs": {"content": logprobs(call)},
         "weight_versions": weight_versions(call),
         "text": call.text,

@@ -42,6 +42,7 @@ from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.protocol import Log, Output
 from streamrl.stream.log.records_of import records_of
 from streamrl.stream.records import Reward, Rollout
+from streamrl.stream.records.compact import wide_ids
 from streamrl.system.errors import ConfigError, StreamrlError, describe_error
 
 ATTEMPTS = 3
@@ -149,7 +150,9 @@ def completion_of(rollout: Rollout, problem: Problem) -> Completion:
         text=sampled[-1].message,
         finished=not rollout.truncated,
         turns=[
-            PolicyTurn(turn.message, turn.tokens) for turn in sampled if turn.tokens is not None
+            PolicyTurn(turn.message, wide_ids(turn.tokens))
+            for turn in sampled
+            if turn.tokens is not None
         ],
         messages=messages,
         truncation=str(rollout.metadata.get("truncation", "")),

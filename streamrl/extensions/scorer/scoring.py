@@ -18,6 +18,7 @@ from streamrl.learner.parallel.mesh import prepare_process
 from streamrl.learner.reference import EXTERNAL, NO_REFERENCE, TEACHER, ReferenceModel
 from streamrl.learner.update import Updater
 from streamrl.stream.records import Batch, Scores
+from streamrl.stream.records.compact import wide_logprobs
 from streamrl.system import hub
 from streamrl.system.errors import ModelError
 
@@ -99,7 +100,8 @@ def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLog
             f"batch {batch.number}: logprobs under the {reference.role}"
             f" (version {reference.version}) are not finite; look at its weights"
         )
-    return BatchLogprobs(np.where(finite, logprobs, batch.policy_logprobs), int((~finite).sum()))
+    known_logprobs = np.where(finite, logprobs, wide_logprobs(batch.policy_logprobs))
+    return BatchLogprobs(known_logprobs, int((~finite).sum()))
 
 
 def to_metrics(

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from streamrl.stream.records import InferenceMetadata, Rollout, Turn, VersionSpan, token_dtype
+from streamrl.stream.records import InferenceMetadata, Rollout, Turn, VersionSpan
+from streamrl.stream.records.compact import compact_ids, compact_logprobs
 from streamrl.system.errors import ModelError
 from streamrl.system.text import one_line
 
@@ -194,12 +195,11 @@ class InferenceContext:
         self._note(env_example_id, len(tokens), cause, doubts)
         if sample is None:
             sample = choice.index
-        dtype = token_dtype(int(max(asked.max(initial=0), tokens.max())) + 1)
         answer = Turn(
             message=choice.message.content or "",
             role="assistant",
-            tokens=tokens.astype(dtype),
-            logprobs=None if cause else logprobs,
+            tokens=compact_ids(tokens.astype(np.uint32)),
+            logprobs=None if cause else compact_logprobs(logprobs),
             token_rewards=None if token_rewards is None else np.array(token_rewards, np.float32),
             inference_metadata=how,
         )
@@ -210,7 +210,12 @@ class InferenceContext:
             rollout_uid=f"{group}-{sample}",
             group_id=group,
             producer=producer or f"{env_name}-0",
-            turns=[Turn(message=_shown(prompt), role="user", tokens=asked.astype(dtype)), answer],
+            turns=[
+                Turn(
+                    message=_shown(prompt), role="user", tokens=compact_ids(asked.astype(np.uint32))
+                ),
+                answer,
+            ],
             reward=float(reward) + float(sum(token_rewards or ())),
             rewards={"reward": float(reward)},
             temperature=how.temperature,

@@ -11,6 +11,7 @@ import numpy as np
 
 from streamrl.buffer.validation import TEMPERATURES
 from streamrl.stream.records import Batch
+from streamrl.stream.records.compact import wide_ids
 
 MAX_CELLS = 2**31  # of a batch: rows times tokens of a row
 
@@ -31,8 +32,10 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
     ValueError for a batch whose sequences do not fit its rows.
     """
     check_layout(batch)
-    unknown_prompt = batch.prompts >= vocab_size
-    unknown_token = batch.tokens >= vocab_size
+    prompts = wide_ids(batch.prompts)
+    tokens = wide_ids(batch.tokens)
+    unknown_prompt = prompts >= vocab_size
+    unknown_token = tokens >= vocab_size
     bad_groups = np.zeros(len(batch.group_ids), bool)
     bad_groups[np.repeat(np.arange(len(batch.group_ids)), batch.prompt_lengths)[unknown_prompt]] = (
         True
@@ -47,8 +50,8 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
         return MaskedBatch(batch, bad)
     changed = msgspec.structs.replace(
         batch,
-        prompts=np.where(unknown_prompt, 0, batch.prompts).astype(batch.prompts.dtype),
-        tokens=np.where(unknown_token, 0, batch.tokens).astype(batch.tokens.dtype),
+        prompts=np.where(unknown_prompt, 0, prompts).astype(prompts.dtype),
+        tokens=np.where(unknown_token, 0, tokens).astype(tokens.dtype),
         temperatures=np.where(bad, 1, batch.temperatures).astype(np.float32),
     )
     return MaskedBatch(changed, bad)

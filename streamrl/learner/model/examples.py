@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamrl.stream.records import Batch, columns_of
+from streamrl.stream.records.compact import wide_ids, wide_logprobs
 from streamrl.stream.records.sequences import completions, spans_of, split_ragged
 
 
@@ -82,7 +83,7 @@ def expand(batch: Batch, masked: np.ndarray | None = None) -> RlExample:
     flat = dense._replace(
         **{name: array.reshape(-1) for name, array in arrays.items() if array is not None}
     )
-    prompts = split_ragged(batch.prompts, batch.prompt_lengths)
+    prompts = split_ragged(wide_ids(batch.prompts), batch.prompt_lengths)
     segments = [0] * batch.row_count  # the sequences that each row has so far
     positions = np.arange(batch.max_seq_len, dtype=np.int32)
     per_sequence = zip(
@@ -90,7 +91,7 @@ def expand(batch: Batch, masked: np.ndarray | None = None) -> RlExample:
         batch.rows.tolist(),
         batch.groups.tolist(),
         batch.temperatures.tolist(),
-        completions(batch, batch.tokens),
+        completions(batch, wide_ids(batch.tokens)),
         strict=True,
     )
     for start, row, group, temperature, completion in per_sequence:
@@ -106,7 +107,7 @@ def expand(batch: Batch, masked: np.ndarray | None = None) -> RlExample:
             flat.temperatures[start:end] = temperature
 
     # each dense array that is filled by sampled token, and its values
-    by_token = [(getattr(flat, name), getattr(batch, name)) for name in columns]
+    by_token = [(getattr(flat, name), wide_logprobs(getattr(batch, name))) for name in columns]
     if batch.token_advantages is not None:
         by_token.append((flat.advantages, batch.token_advantages))
     advantages = batch.advantages.tolist()

@@ -25,7 +25,7 @@ from streamrl.stream.records import RECORDS, Record
 SCHEMA_HEADER = "schema"
 VERSION = 1
 ARRAY = 1  # MessagePack extension type of arrays
-DTYPES = ("<u2", "<u4", "<i4", "<i8", "<f4", "|u1")
+DTYPES = ("<u2", "|V3", "<u4", "<i4", "<i8", "<f4", "|u1")
 MAX_RANK = 4
 METADATA_BYTES = 1 << 20  # the most that a rollout's metadata may have
 # The elements of all lists and maps of a record, which are 50 MB of objects, are limited where a

@@ -44,7 +44,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     # the offset of each rollout in that partition
     offsets: Annotated[Array, Column("sequence", "<i8")]
     uids: list[Name]
-    prompt: Array  # (p,) unsigned: unsampled tokens that all sequences begin with
+    prompt: Array  # (p,) ids: unsampled tokens that all sequences begin with
     # tokens of each sequence, without the prompt and those of the sequence that it branches from
     lengths: Annotated[Array, Column("sequence", "<i4")]
     # A sequence may branch from another of its rollout, which is so many sequences before it, and
@@ -52,14 +52,14 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     # not.
     branches_from: Annotated[Array | None, Column("sequence", "<i4")] = None
     branches_at: Annotated[Array | None, Column("sequence", "<i4")] = None
-    tokens: Annotated[Array, Column("token", "<u2", source="tokens")]  # <u2 or <u4
+    tokens: Annotated[Array, Column("token", "<u2", source="tokens", form="ids")]
     # The tokens that were sampled: spans of each sequence, in order. None when all were, so that
     # each sequence is one span.
     span_counts: Annotated[Array | None, Column("sequence", "<i4", fill=1)] = None
     span_starts: Annotated[Array | None, Column("span", "<i4")] = None  # 0: its first token
     span_lengths: Annotated[Array | None, Column("span", "<i4", fill="lengths")] = None
     # of the sampled tokens
-    policy_logprobs: Annotated[Array, Column("sampled", "<f4", source="logprobs", finite=True)]
+    policy_logprobs: Annotated[Array, Column("sampled", "<f4", source="logprobs", form="logprobs")]
     advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
     # of the sampled tokens; None when each has the advantage of its rollout
     token_advantages: Annotated[
@@ -119,7 +119,7 @@ class Batch(Record, frozen=True, kw_only=True):
     environments: list[Name]
     group_ids: list[Name]
     group_environments: Annotated[Array, Column("group", "<i4")]  # index into environments
-    prompts: Array  # (sum of prompt_lengths,) unsigned
+    prompts: Array  # (sum of prompt_lengths,) ids
     prompt_lengths: Annotated[Array, Column("group", "<i4")]
     uids: list[Name]
     groups: Annotated[Array, Column("sequence", "<i4")]  # index into group_ids
@@ -128,12 +128,12 @@ class Batch(Record, frozen=True, kw_only=True):
     # where a sequence branches from another, as in a ScoredGroup
     branches_from: Annotated[Array | None, Column("sequence", "<i4")] = None
     branches_at: Annotated[Array | None, Column("sequence", "<i4")] = None
-    tokens: Annotated[Array, Column("token", "<u2")]  # <u2 or <u4
+    tokens: Annotated[Array, Column("token", "<u2", form="ids")]
     # the tokens that were sampled, as in a ScoredGroup
     span_counts: Annotated[Array | None, Column("sequence", "<i4", fill=1)] = None
     span_starts: Annotated[Array | None, Column("span", "<i4")] = None
     span_lengths: Annotated[Array | None, Column("span", "<i4", fill="lengths")] = None
-    policy_logprobs: Annotated[Array, Column("sampled", "<f4", finite=True)]
+    policy_logprobs: Annotated[Array, Column("sampled", "<f4", form="logprobs")]
     advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
     # of the sampled tokens; None when each has the advantage of its rollout
     token_advantages: Annotated[

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import msgspec
 import numpy as np
 
+from streamrl.stream.records.compact import THREE_BYTES
+
 Array = np.ndarray
 
 MAX_NAME = 1_000  # characters
@@ -55,6 +57,8 @@ class Column(NamedTuple):
     # the value where there is none, or the column by sequence that has it
     fill: float | str = 0
     finite: bool = False  # its values have to be finite, and float32
+    # `ids` and `logprobs`: they may be compact (`compact.py`)
+    form: Literal["", "ids", "logprobs"] = ""
     ndim: int = 1  # dimensions of its array; with more than one a token has several values
 
 
@@ -79,7 +83,13 @@ def check_columns(what: str, record: Record, counts: Mapping[str, int]) -> None:
         if array is None:
             continue
         count = counts[column.per]
-        if column.finite:
+        if column.form == "ids":
+            check_token_ids(f"{what}: {name}", array)
+            if len(array) != count:
+                raise misshapen(f"{what}: {name}", array, count)
+        elif column.form == "logprobs":
+            check_logprobs(f"{what}: {name}", array, count)
+        elif column.finite:
             check_floats(f"{what}: {name}", array, count)
         elif column.ndim > 1:
             check_experts(f"{what}: {name}", array, count)
@@ -96,8 +106,10 @@ def _kind(dtype: str) -> str:
 
 
 def check_token_ids(what: str, array: Array) -> None:
-    """Raises ValueError unless these are unsigned integers in one dimension."""
-    if array.ndim != 1 or array.dtype.kind != "u":
+    """Raises ValueError unless these are unsigned integers in one dimension, or ids in three bytes
+    each.
+    """
+    if array.ndim != 1 or (array.dtype.kind != "u" and array.dtype != THREE_BYTES):
         actual = f"{array.dtype}{list(array.shape)}"
         raise ValueError(f"{what} must be one-dimensional and unsigned, not {actual}")
 
@@ -177,6 +189,14 @@ def check_floats(what: str, array: Array, length: int | None) -> None:
         raise ValueError(
             f"{what}: value {int(np.flatnonzero(~np.isfinite(array))[0])} is not finite"
         )
+
+
+def check_logprobs(what: str, array: Array, length: int | None) -> None:
+    """As `check_floats`, or compact: uint16, one-dimensional, and of the length given."""
+    if array.dtype != np.uint16:
+        check_floats(what, array, length)
+    elif array.ndim != 1 or length not in (None, len(array)):
+        raise misshapen(what, array, array.size if length is None else length)
 
 
 def check_experts(what: str, array: Array, length: int) -> None:

@@ -14,6 +14,7 @@ from streamrl.stream.records.fields import (
     check_depth,
     check_experts,
     check_floats,
+    check_logprobs,
     check_token_ids,
 )
 
@@ -63,8 +64,8 @@ class Turn(Record, frozen=True, kw_only=True):
 
     message: str  # its text
     role: str  # `user`, `assistant`, ...
-    tokens: Array | None = None  # (n,) unsigned: ids
-    # (n,) float32: of the distribution sampled from; None when the policy did not sample this turn
+    tokens: Array | None = None  # (n,) ids
+    # (n,) of the distribution sampled from; None when the policy did not sample this turn
     logprobs: Array | None = None
     reward: float | None = None
     rewards: dict[str, float] = {}  # what `reward` was made of, by name, before weights
@@ -87,7 +88,7 @@ class Turn(Record, frozen=True, kw_only=True):
         if self.tokens is not None:
             check_token_ids("turn tokens", self.tokens)
         if self.logprobs is not None:
-            check_floats(
+            check_logprobs(
                 "turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens)
             )
         if self.token_rewards is not None:

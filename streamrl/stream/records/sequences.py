@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamrl.stream.records.compact import wide_ids
 from streamrl.stream.records.fields import Array, total_of
 
 if TYPE_CHECKING:
@@ -109,10 +110,12 @@ def split_ragged(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def common_prefix(arrays: Sequence[np.ndarray]) -> int:
-    """The number of values that all of these one-dimensional arrays begin with."""
+    """The number of ids that all of these arrays begin with, compact or not."""
     shared = min([len(array) for array in arrays], default=0)
     if not shared:
         return 0
+    if len({array.dtype for array in arrays}) > 1:
+        arrays = [wide_ids(array).astype(np.uint32) for array in arrays]
     # Comparing bytes takes a tenth of the time of comparing values.
     head = arrays[0][:shared].tobytes()
     for array in arrays[1:]:

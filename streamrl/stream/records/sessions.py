@@ -11,7 +11,7 @@ from streamrl.stream.records.fields import (
     Record,
     check_depth,
     check_experts,
-    check_floats,
+    check_logprobs,
     check_token_ids,
 )
 from streamrl.stream.records.rollouts import InferenceMetadata
@@ -57,9 +57,9 @@ class ModelCall(Record, frozen=True, kw_only=True):
     choice: int = 0  # the number of the answer among those to the same request
     # The messages that are new after the answer of `continues`, as OpenAI chat messages.
     messages: list[dict[str, Any]] = []
-    prompt: Array  # (p,) unsigned
-    tokens: Array  # (n,) unsigned: sampled
-    logprobs: Array  # (n,) float32: of the distribution sampled from
+    prompt: Array  # (p,) ids
+    tokens: Array  # (n,) ids: sampled
+    logprobs: Array  # (n,) of the distribution sampled from
     text: str = ""  # of the answer, as the policy wrote it
     # What the agent was told of the answer: the calls of tools in it, as OpenAI chat tool calls,
     # and the text without them and without thoughts. None: all of the text.
@@ -83,7 +83,7 @@ class ModelCall(Record, frozen=True, kw_only=True):
             raise ValueError("session and call must not be empty")
         for name in ("prompt", "tokens"):
             check_token_ids(f"{what}: {name}", getattr(self, name))
-        check_floats(f"{what}: logprobs", self.logprobs, len(self.tokens))
+        check_logprobs(f"{what}: logprobs", self.logprobs, len(self.tokens))
         if self.routed_experts is not None:
             count = len(self.prompt) + len(self.tokens)
             check_experts(f"{what}: routed_experts", self.routed_experts, count)

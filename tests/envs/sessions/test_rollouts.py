@@ -23,6 +23,7 @@ from streamrl.envs.sessions.rollouts import (
     to_turns,
 )
 from streamrl.stream.records import ModelCall, Rollout
+from streamrl.stream.records.compact import THREE_BYTES, compact_ids, wide_ids
 from streamrl.stream.records.sequences import completions
 from tests.envs.sessions.test_call_tree import sessions
 from tests.support.build import rollout_event
@@ -109,10 +110,11 @@ def test_a_request_has_the_time_at_which_it_was_sent():
 
 
 def test_a_vocabulary_of_more_than_65536_tokens():
-    wide = structs.replace(call("a", [1], [2]), tokens=np.array([70_000], np.uint32))
+    wide = structs.replace(call("a", [1], [2]), tokens=compact_ids(np.array([70_000], np.uint32)))
     (asked, said) = made([wide]).turns
-    assert asked.tokens is not None and asked.tokens.dtype == np.uint32
-    assert said.tokens is not None and said.tokens.tolist() == [70_000]
+    assert asked.tokens is not None and asked.tokens.dtype == np.uint16
+    assert said.tokens is not None and said.tokens.dtype == THREE_BYTES
+    assert wide_ids(said.tokens).tolist() == [70_000]
 
 
 def test_what_no_reader_would_accept_is_found_here():

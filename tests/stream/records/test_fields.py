@@ -29,7 +29,9 @@ def test_free_form_fields_have_a_depth():
 
 def test_columns_are_those_that_the_fields_declare():
     columns = columns_of(ScoredGroup)
-    assert columns["policy_logprobs"] == Column("sampled", "<f4", source="logprobs", finite=True)
+    assert columns["policy_logprobs"] == Column(
+        "sampled", "<f4", source="logprobs", form="logprobs"
+    )
     assert "uids" not in columns and "prompt" not in columns
 
 
