@@ -19,6 +19,7 @@ from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import Log
 from streamrl.stream.log.reading import read
 from streamrl.stream.records import ModelCall, PolicyVersion, Record, Rollout
+from streamrl.stream.records.compact import wide_logprobs
 from streamrl.weights.pull import pull
 from streamrl.weights.store import Store
 from tests.support.parity import learner_logprobs
@@ -118,7 +119,7 @@ def furthest(rollout: Rollout, expected: np.ndarray) -> float:
         assert turn.tokens is not None
         if turn.logprobs is not None:
             own = expected[place - 1 : place - 1 + len(turn.tokens)]
-            found = max(found, float(np.abs(own - turn.logprobs).max()))
+            found = max(found, float(np.abs(own - wide_logprobs(turn.logprobs)).max()))
         place += len(turn.tokens)
     return found
 

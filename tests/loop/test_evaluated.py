@@ -20,6 +20,7 @@ from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.reading import read
 from streamrl.stream.records import Evaluation, Record, Rollout
+from streamrl.stream.records.compact import wide_logprobs
 from tests.loop.runs import ROOT, Live, live
 from tests.support.parity import learner_logprobs
 from tests.support.waiting import patience
@@ -135,7 +136,7 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
             off = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
             served = learner_logprobs(out, sequences, 0.7, 64)
             said = max(
-                float(np.abs(s[-len(t) :] - t).max())
+                float(np.abs(s[-len(t) :] - wide_logprobs(t)).max())
                 for s, answer in zip(served, chosen, strict=True)
                 if (t := answer.turns[1].logprobs) is not None
             )
@@ -143,4 +144,4 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
                 f"version {version}, {how}: {len(chosen)} answers, transformers off by {off:.1e},"
                 f" the evaluator's server by {said:.1e}"
             )
-            assert len(chosen) == 64 and off <= 1e-4 and said <= 1e-4
+            assert len(chosen) == 64 and off <= 1e-4 and said <= 1e-4 + 1 / 4096

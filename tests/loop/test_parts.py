@@ -14,6 +14,7 @@ import pytest
 
 from streamrl.config import topology
 from streamrl.stream.records import Fate, PolicyVersion, Rollout
+from streamrl.stream.records.compact import wide_logprobs
 from streamrl.weights.pull import pull
 from tests.loop.runs import ROOT, Live, any_part, live
 from tests.support import go
@@ -134,7 +135,8 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
     for r, expected in zip(chosen, learner_logprobs(weights, sequences, 1.0, LENGTH), strict=True):
         logprobs = r.turns[-1].logprobs
         assert logprobs is not None
-        assert np.abs(expected[-len(logprobs) :] - logprobs).max() <= 1e-4
+        off = np.abs(expected[-len(logprobs) :] - wide_logprobs(logprobs)).max()
+        assert off <= 1e-4 + 1 / 4096  # they were rounded
 
 
 @pytest.mark.live

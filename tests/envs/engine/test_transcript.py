@@ -12,6 +12,7 @@ from streamrl.envs.engine.transcript import Task, failed_group
 from streamrl.inference.clients.client import SampledCompletion
 from streamrl.stream.log.codec import decode, encode
 from streamrl.stream.records import Rollout, VersionSpan
+from streamrl.stream.records.compact import compact_logprobs
 from tests.support.build import floats, tokens
 
 TASK = Task(
@@ -80,7 +81,7 @@ def test_tokens_logprobs_and_versions_are_those_of_the_server():
     assert (
         answer.tokens is not None
         and answer.tokens.tolist() == [8, 11, 2]
-        and np.array_equal(answer.logprobs, floats(-0.1, -0.2, -0.3))
+        and np.array_equal(answer.logprobs, compact_logprobs(floats(-0.1, -0.2, -0.3)))
     )  # type: ignore[arg-type]
     assert (made.policy_version, made.newest_policy_version, made.temperature, made.truncated) == (
         3,

@@ -32,16 +32,17 @@ def tokens(rollout: Rollout) -> list[tuple[list[int], bool, bool]]:
     ]
 
 
-def test_a_branch_repeats_the_tokens_before_it_and_samples_none_of_them_again():
+def test_a_branch_begins_with_the_tokens_before_it_and_samples_none_of_them_again():
     made = rollout(CALLS, [reward("s", 0.5)])
     assert tokens(made) == [
         ([1, 2], False, False),
         ([3], True, False),
         ([4], False, False),
         ([5, 6], True, False),
-        ([1, 2, 3, 7], False, True),
+        ([7], False, True),
         ([8], True, False),
     ]
+    assert (made.turns[4].fork_of, made.turns[4].fork_at) == (0, 3)
     assert (made.rollout_uid, made.group_id, made.reward) == ("s", "g", 0.5)
     assert (made.policy_version, made.newest_policy_version) == (4, 5)
     assert not made.truncated

@@ -12,6 +12,7 @@ import pytest
 from streamrl.inference.clients.openai_context import InferenceContext
 from streamrl.stream.log.codec import encode
 from streamrl.stream.records import SessionStart
+from streamrl.stream.records.compact import wide_logprobs
 from tests.extensions.gateway.conftest import Shared
 from tests.support.bpe import bpe
 from tests.support.gateways import Gateways, gateways
@@ -181,7 +182,7 @@ def test_several_answers_have_calls_of_their_own(tmp_path: Path):
             assert more["call"] == call.call and more["token_ids"] == call.tokens.tolist()
             assert choice.logprobs and choice.logprobs.content
             said = [entry.logprob for entry in choice.logprobs.content]
-            assert said == pytest.approx(call.logprobs.tolist())
+            assert said == pytest.approx(wide_logprobs(call.logprobs).tolist())
         extra: Any = answer.model_extra
         assert extra["prompt_token_ids"] == calls[0].prompt.tolist()
         # the agent goes on from the second one, and then from the third

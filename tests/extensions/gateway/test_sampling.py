@@ -142,7 +142,8 @@ def test_a_template_that_rewrites_history_is_a_fork_unless_history_is_kept(
         assert not two.fork and two.prompt.tolist() == rendered(ASKED, [])
         assert sent[1] == [*sent[0], *one.tokens.tolist(), *two.prompt.tolist()]
     else:
-        assert two.fork == "template" and two.prompt.tolist() == sent[1]
+        assert two.fork == "template" and sent[1][two.kept :] == two.prompt.tolist()
+        assert sent[1][: two.kept] == sent[0][: two.kept] and two.kept
         assert sent[1].count(ROLES["user"]) == 2
     turns = to_turns([one, two])
     assert [turn.fork for turn in turns] == [False, False, history == "template", False]

@@ -17,6 +17,7 @@ from openai.types.chat.chat_completion import Choice
 from streamrl.inference.clients.openai_context import InferenceContext, misalignment
 from streamrl.stream.log.codec import decode, encode
 from streamrl.stream.records import InferenceMetadata, VersionSpan
+from streamrl.stream.records.compact import wide_logprobs
 from streamrl.system.errors import ModelError
 from tests.support.bpe import bpe
 
@@ -153,7 +154,7 @@ def test_a_rollout_has_the_tokens_logprobs_and_versions_of_its_choice():
     assert (
         answer.tokens is not None and answer.tokens.tolist() == ids and answer.logprobs is not None
     )
-    assert answer.logprobs.tolist() == [-0.125 * i for i in range(len(ids))]
+    assert wide_logprobs(answer.logprobs).tolist() == [-0.125 * i for i in range(len(ids))]
     assert encode(decode("rollout/1", encode(made))) == encode(made)
 
 
