@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.envs.sessions.call_tree import CallTree, InvalidCall, context, sequences
+from streamrl.envs.sessions.call_tree import (
+    CallTree,
+    InvalidCall,
+    context,
+    sequences,
+    tokens_before,
+)
 from streamrl.envs.sessions.messages import Message
 from streamrl.stream.records import ModelCall
 from tests.support.sessions import call
@@ -108,6 +114,10 @@ def sessions(draw: st.DrawFn) -> list[ModelCall]:
     for number in range(draw(st.integers(1, 12))):
         before = draw(st.sampled_from(["", *(each.call for each in calls)]))
         fork = draw(st.sampled_from(["", "template"])) if before else ""
+        kept = 0
+        if fork:
+            known = len(context({each.call: each for each in calls}, before))
+            kept = draw(st.integers(0, known))
         calls.append(
             call(
                 f"c{number}",
@@ -115,6 +125,7 @@ def sessions(draw: st.DrawFn) -> list[ModelCall]:
                 draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)),
                 before,
                 fork=fork,
+                kept=kept,
             )
         )
     return calls
@@ -131,7 +142,7 @@ def test_each_call_is_in_one_sequence_and_there_are_as_few_as_possible(calls: li
             assert not later.fork
         # so the sequence is exactly what the policy saw at its last call
         first = line[0]
-        before = [] if first.fork or not first.continues else context(by_id, first.continues)
+        before = tokens_before(by_id, first).tolist()
         tokens = [*before, *(t for each in line for t in (*each.prompt, *each.tokens))]
         assert tokens == context(by_id, line[-1].call).tolist()
     # the tokens of calls that nobody goes on from can share no sequence
