@@ -58,7 +58,8 @@ def type_of(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         for column in hint.__metadata__:
             if isinstance(column, Column):
-                return f"`{column.dtype.replace('|', '')}` by {column.per}"
+                kind = column.form or f"`{column.dtype.replace('|', '')}`"
+                return f"{kind} by {'sampled token' if column.per == 'sampled' else column.per}"
         return type_of(get_args(hint)[0])
     if get_origin(hint) is Literal:
         return settings.named(hint)

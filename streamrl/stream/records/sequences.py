@@ -24,14 +24,16 @@ def counts_of(what: str, record: ScoredGroup | Batch) -> dict[str, int]:
     tokens = total_of(f"{what}: lengths", record.lengths)
     _check_branches(what, record)
     counts = {"sequence": sequences, "token": tokens, "span": sequences, "sampled": tokens}
-    spans = (record.span_counts, record.span_starts, record.span_lengths)
-    if all(array is None for array in spans):
+    span_counts = record.span_counts
+    starts = record.span_starts
+    lengths = record.span_lengths
+    if span_counts is None and starts is None and lengths is None:
         return counts
-    if any(array is None for array in spans):
+    if span_counts is None or starts is None or lengths is None:
         raise ValueError(f"{what}: span_counts, span_starts and span_lengths go together")
-    counts["span"] = total_of(f"{what}: span_counts", spans[0])
-    counts["sampled"] = total_of(f"{what}: span_lengths", spans[2])
-    _check_spans(what, record.lengths, *spans, counts)
+    counts["span"] = total_of(f"{what}: span_counts", span_counts)
+    counts["sampled"] = total_of(f"{what}: span_lengths", lengths)
+    _check_spans(what, record.lengths, span_counts, starts, lengths, counts)
     return counts
 
 
