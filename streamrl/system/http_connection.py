@@ -24,6 +24,7 @@ class Limits(NamedTuple):
     body_s: float = 60.0  # from the end of the head to the end of the body
     # After an answer so long for the client to take it, or to stop sending what nothing reads.
     linger_s: float = 2.0
+    answer_s: float = 60.0  # for the client to take an answer that the kernel has no room for
 
 
 class ShortChunks(h11.Connection):
@@ -46,8 +47,11 @@ class LimitedConnection(H11Protocol):
     """A connection that is ended when its request does not arrive in time.
 
     `waiting` is shared by the connections of a server: those whose client has sent no whole head,
-    the longest waiting first. It is ended when there are too many connections, so that silent ones
-    keep no client out.
+    or takes no answer, the longest waiting first. It is ended when there are too many connections,
+    so that silent ones keep no client out.
+
+    No client in use sends a request before it has the answer to the last one. One that does is
+    answered once: the requests of a thousand such connections would be a queue for all others.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class LimitedConnection(H11Protocol):
         self._waiting = waiting
         self._timer: asyncio.TimerHandle | None = None
         self._timed: object = None  # what the timer is for
+        self._untaken: asyncio.TimerHandle | None = None  # runs while an answer is not taken
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -74,6 +79,7 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.pop(self, None)
         self._time(None)
+        self._stop_untaken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -82,6 +88,9 @@ class LimitedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         is_read = self.conn.their_state is not h11.SEND_BODY
+        if is_read and self.conn.trailing_data[0]:
+            self.transport.close()
+            self._time("linger", self._limits.linger_s)
         super().on_response_complete()
         if not is_read:
             self._time("linger", self._limits.linger_s)
@@ -89,8 +98,25 @@ class LimitedConnection(H11Protocol):
             self._waiting[self] = None
             self._time(None)  # uvicorn limits how long a connection is kept for the next request
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._waiting[self] = None
+        self._stop_untaken()
+        self._untaken = self.loop.call_later(self._limits.answer_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_untaken()
+        if self.conn.their_state is not h11.IDLE:
+            self._waiting.pop(self, None)
+
     def timeout_keep_alive_handler(self) -> None:
         self.transport.abort()  # The client may not have taken the answer; closing would wait.
+
+    def _stop_untaken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
 
     def _watch_request(self) -> None:
         """Time what the client has to send next."""

@@ -1,5 +1,5 @@
-"""`python -m tests.attacks.live`: a gateway on a real broker, and how long one client's calls take
-while another client does its worst. Exit code 1 if the 99th percentile is 1 s or more.
+"""`python -m tests.attacks.live [ATTACK ...]`: a gateway on a real broker, and how long calls of one
+client take while another does its worst. Exit code 1 if the 99th percentile is 1 s or more.
 
 The gateway is a process of its own with 1,024 descriptors, as a shell gives it. The attacker is
 another process. The model is a stub, so what a call takes is the gateway's time and the log's.
@@ -162,6 +162,77 @@ def wrong_keys(target: Target) -> None:
     again_and_again(wrong, lambda: question("q"))
 
 
+def bodies_with_wrong_keys(target: Target) -> None:
+    wrong = target._replace(key="sk-sample.live.agent.s.0.9999999999." + "0" * 32)
+    again_and_again(wrong, lambda: question("x" * 7_900_000))
+
+
+def answers_not_taken(target: Target) -> None:
+    """More than the gateway has descriptors, each with requests whose answers are left there."""
+    requests = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 20_000
+    held = list[socket.socket]()
+    for _ in range(1_500):
+        with contextlib.suppress(OSError):
+            client = target.connect()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.setblocking(False)
+            client.send(requests)
+            held.append(client)
+    time.sleep(LASTS_S / 2)
+
+
+def ten_thousand_connections(target: Target) -> None:
+    """Each asks once, and is kept."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    held = list[socket.socket]()
+    for _ in range(10_000):
+        with contextlib.suppress(OSError):
+            client = target.connect()
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            held.append(client)
+    time.sleep(LASTS_S / 2)
+
+
+def counts_of_tokens(target: Target) -> None:
+    """A count costs a server as much as the prompt of a call, and is no call."""
+    body = json.dumps({"input": "x" * 900_000}).encode()
+
+    def send(number: int) -> None:
+        ends_s = time.monotonic() + LASTS_S
+        headers = {"authorization": f"Bearer {target.key}", "content-type": "application/json"}
+        path = f"{target.url}/v1/responses/input_tokens"
+        while time.monotonic() < ends_s:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.post(path, content=body, headers=headers, timeout=60)
+
+    at_once(send)
+
+
+def long_conversations_again(target: Target) -> None:
+    """What a session has had is asked for, again and again."""
+    headers = {"authorization": f"Bearer {target.key}", "content-type": "application/json"}
+    items = [{"role": "user", "content": "z"}] * 400
+    previous = None
+    for _ in range(12):
+        body = {"input": items, "previous_response_id": previous}
+        answer = httpx.post(f"{target.url}/v1/responses", json=body, headers=headers, timeout=60)
+        previous = answer.json()["id"]
+
+    def send(number: int) -> None:
+        ends_s = time.monotonic() + LASTS_S
+        path = f"{target.url}/v1/responses/{previous}/input_items"
+        while time.monotonic() < ends_s:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.get(path, headers=headers, timeout=60)
+
+    at_once(send)
+
+
+def many_choices(target: Target) -> None:
+    again_and_again(target, lambda: question(f"tags {time.monotonic_ns()}", n=128))
+
+
 def again_and_again(target: Target, body: Callable[[], bytes]) -> None:
     def send(number: int) -> None:
         ends_s = time.monotonic() + LASTS_S
@@ -191,6 +262,12 @@ ATTACKS = {
         open_tags,
         agents_that_leave,
         wrong_keys,
+        bodies_with_wrong_keys,
+        answers_not_taken,
+        ten_thousand_connections,
+        counts_of_tokens,
+        long_conversations_again,
+        many_choices,
     )
 }
 
@@ -202,7 +279,9 @@ TAGS = 9  # the first token of a prompt that asks for 6,000 open tags
 
 
 def generated(text: str, tokens: int) -> bytes:
-    """The answer of a server, with this text in so many tokens."""
+    """The answer of a server, with this text in so many tokens, for as many choices as there may
+    be.
+    """
     choice = {
         "finish_reason": "stop",
         "token_ids": list(range(tokens)),
@@ -210,7 +289,7 @@ def generated(text: str, tokens: int) -> bytes:
         "text": text,
         "logprobs": {"content": [{"token": "?", "logprob": -0.5}] * tokens},
     }
-    return json.dumps({"choices": [choice] * 8}).encode()
+    return json.dumps({"choices": [choice] * 128}).encode()
 
 
 ANSWERS = {
@@ -221,7 +300,7 @@ ANSWERS = {
             (False, generated("an answer", 3)),
         )
     }
-    for n in (1, 8)
+    for n in (1, 8, 128)
 }
 
 
@@ -328,7 +407,17 @@ def begin(url: str, key: str, session: str) -> str:
         )
         return str(answer.json()["api_key"]) if answer.is_success else ""
 
-    return until(opened, 60)
+    key = until(opened, 60)
+
+    def answered() -> bool:
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        path = f"{url}/v1/chat/completions"
+        return httpx.post(
+            path, content=question("?"), headers=headers, timeout=patience(10)
+        ).is_success
+
+    until(answered, 60)
+    return key
 
 
 class Waits(NamedTuple):
@@ -366,23 +455,29 @@ def waits_during(attack: str, url: str, own: str, attackers: str) -> Waits:
 
 
 def main() -> int:
-    if len(sys.argv) == 4:
+    if len(sys.argv) == 4 and sys.argv[2].startswith("http"):
         name, url, key = sys.argv[1:]
         threading.Timer(4 * LASTS_S, os._exit, (0,)).start()
         ATTACKS[name](Target(url, key))
         os._exit(0)
     is_held = True
-    print(f"{'while another client does':28} calls  refused  median ms   p99 ms   worst ms")
+    chosen = sys.argv[1:] or list(ATTACKS)
+    alone = 0.0  # the 99th percentile without an attack
+    print(
+        f"{'while another client does':26} calls refused median ms p99 ms worst ms p99/alone load"
+    )
     with tempfile.TemporaryDirectory() as directory, gateway(Path(directory)) as (run, url):
         key = make_key(run, ENV, "open", days=1)
-        for name in ATTACKS:
+        for name in dict.fromkeys(["nothing", *chosen]):
             own = begin(url, key, f"own-{name}")
             waits = waits_during(name, url, own, begin(url, key, f"attacker-{name}"))
             p99 = waits.at(0.99)
+            alone = alone or p99
             is_held = is_held and p99 < LIMIT_S and not waits.refused
             print(
-                f"{name.replace('_', ' '):28} {len(waits.calls):5}  {waits.refused:7}"
-                f"  {waits.at(0.5) * 1e3:9.0f} {p99 * 1e3:8.0f} {max(waits.calls) * 1e3:10.0f}",
+                f"{name.replace('_', ' '):26} {len(waits.calls):5} {waits.refused:7}"
+                f" {waits.at(0.5) * 1e3:9.0f} {p99 * 1e3:6.0f} {max(waits.calls) * 1e3:8.0f}"
+                f" {p99 / alone:9.1f} {os.getloadavg()[0]:4.0f}",
                 flush=True,
             )
     return 0 if is_held else 1

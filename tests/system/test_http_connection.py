@@ -16,14 +16,19 @@ from streamrl.system.http_server import HttpServerThread, open_listener
 from tests.support.waiting import patience
 
 HEAD = b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+GET_LARGE = b"GET /large HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+LARGE = b"x" * (32 << 20)
+PIECE = 1 << 20
 
 
 class App:
-    """Answers with the length of the body; a request for /early before it has read one."""
+    """Answers with the length of the body; a request for /early before it has read one, a request
+    for /large with more than the kernel has room for.
+    """
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
+        self.ended = threading.Event()  # an answer has been sent, or given up
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -36,14 +41,18 @@ class App:
                 break
         headers = [(b"content-type", b"text/plain")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": str(length).encode()})
+        body = LARGE if scope["path"] == "/large" else str(length).encode()
+        for first in range(0, len(body), PIECE):
+            piece = {"type": "http.response.body", "body": body[first : first + PIECE]}
+            await send({**piece, "more_body": first + PIECE < len(body)})
+        self.ended.set()
 
 
 @contextmanager
-def served(**limits: Any) -> Iterator[tuple[str, int]]:
+def served(app: App | None = None, **limits: Any) -> Iterator[tuple[str, int]]:
     with (
         open_listener("127.0.0.1", 0, "a test", "host", "") as listener,
-        HttpServerThread(App(), listener, 1, 30, Limits(**limits)),
+        HttpServerThread(app or App(), listener, 1, 600, Limits(**limits)),
     ):
         yield listener.getsockname()
 
@@ -112,6 +121,45 @@ def test_silent_connections_keep_no_client_out():
         assert [everything(client) for client in silent[:8]] == [b""] * 8
         for client in silent:
             client.close()
+
+
+def test_a_client_that_takes_no_answer_is_ended():
+    app = App()
+    with served(app, answer_s=0.2) as address, connected(address) as client:
+        client.sendall(GET_LARGE)
+        assert app.ended.wait(patience(30))
+
+
+def test_an_answer_that_is_taken_slowly_arrives():
+    with served(answer_s=patience(5.0)) as address, connected(address) as client:
+        client.sendall(GET_LARGE)
+        taken = 0
+        while taken < len(LARGE):
+            taken += len(client.recv(1 << 20))
+
+
+def test_clients_that_take_no_answer_keep_no_client_out():
+    with served(connections=8) as address:
+        silent = [socket.create_connection(address, timeout=patience(30)) for _ in range(8)]
+        for client in silent:
+            client.sendall(GET_LARGE)
+            assert client.recv(12) == b"HTTP/1.1 200"
+        answers = [
+            httpx.post(f"http://{address[0]}:{address[1]}", content=b"abc") for _ in range(8)
+        ]
+        assert [answer.text for answer in answers] == ["3"] * 8
+        for client in silent:
+            client.close()
+
+
+def test_a_client_that_does_not_wait_for_its_answer_is_answered_once():
+    with served() as address, connected(address) as client:
+        client.sendall(GET * 3)
+        assert everything(client).count(b"HTTP/1.1 200") <= 1
+    with served() as address, connected(address) as client:
+        for _ in range(3):
+            client.sendall(GET)
+            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
 
 
 def test_requests_follow_each_other_on_a_connection():

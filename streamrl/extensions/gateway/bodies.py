@@ -1,7 +1,7 @@
 """Reads the bodies of requests, so that no client can fill the memory or hold up the event loop.
 
 A body is at most MAX_BODY_BYTES, bodies that are still arriving are bounded together and for
-each session, and a large one is decoded in another thread (`offloading.py`).
+each session, and a large one is decoded in another thread (`system/offloading.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from streamrl.config.run_file import RunFile
 from streamrl.extensions.gateway.fields import Rule, check_fields
-from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import RequestRejected, parse_body
+from streamrl.system.offloading import Offloader
 
 MAX_BODY_BYTES = 8_000_000
 BODIES = 64  # of the largest size that may arrive at a time

@@ -24,7 +24,6 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.sessions.call_tree import CallTree, Continuation
 from streamrl.envs.sessions.keys import SessionName
 from streamrl.extensions.gateway.follower import Follower
-from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.recorder import Recorder
 from streamrl.extensions.gateway.requests import (
     Answer,
@@ -45,6 +44,7 @@ from streamrl.extensions.gateway.session_index import (
 from streamrl.inference.clients.client import ContextFull, SamplingFailed, SamplingRejected
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import ModelCall
+from streamrl.system.offloading import Offloader
 
 Sampling = asyncio.Task[list[ModelCall]]
 
@@ -241,12 +241,16 @@ class ModelCallHandler:
         parsed = await self._parse(incoming)
         await self._catch_up(incoming.session)
         request = self._locate_request(incoming, parsed)
+        # A count costs a server as much as the prompt of an answer, so it has room among them.
+        release = self._reserve(request.session, 1)
         try:
             return await self._sampler.count_prompt_tokens(
                 request.session, request.chat, request.continuation
             )
         except SamplingFailed as error:
             raise _rejection_of(error) from None
+        finally:
+            release()
 
     async def _catch_up(self, session: SessionName) -> None:
         """Read the log up to its end. Raises RequestRejected where that takes too long."""
@@ -288,7 +292,7 @@ class ModelCallHandler:
         if request.name in request.session.answer_counts or request.key in self._in_flight:
             return Speculation()
         try:
-            release = self._reserve(request)
+            release = self._reserve(request.session, request.chat.n)
         except RequestRejected:  # other answers may fail, which would leave room for these
             return Speculation()
         return Speculation(request, self._start_sampling(request), release)
@@ -407,7 +411,7 @@ class ModelCallHandler:
         """
         sampling = speculation.claim(request)
         if sampling is None:
-            self._reserve(request)
+            self._reserve(request.session, request.chat.n)
             sampling = self._start_sampling(request)
         request.session.reserve_ordinal(request.body, request.ordinal)
         recording = asyncio.create_task(self._sample_and_record(request, sampling, began_s))
@@ -416,40 +420,38 @@ class ModelCallHandler:
 
         def on_done(recording: asyncio.Task[Answer]) -> None:
             del self._in_flight[request.key]
-            self._release(request)
+            self._release(request.session.name, request.chat.n)
             if recording.cancelled() or recording.exception() is not None:
                 request.session.release_ordinal(request.body, request.ordinal)
 
         recording.add_done_callback(on_done)
         return call
 
-    def _reserve(self, request: PendingRequest) -> Callable[[], None]:
-        """Keep room for the answers of a request among the calls of its session. Returns what gives
-        it back. Raises RequestRejected.
+    def _reserve(self, session: LiveSession, n: int) -> Callable[[], None]:
+        """Keep room for `n` answers among the calls of a session. Returns what gives it back.
+        Raises RequestRejected.
         """
-        session = request.session.name
-        reserved = self._reserved[session]
-        recorded = len(request.session.tree.calls)
-        if recorded + reserved + request.chat.n > MAX_CALLS:
+        reserved = self._reserved[session.name]
+        recorded = len(session.tree.calls)
+        if recorded + reserved + n > MAX_CALLS:
             raise RequestRejected(
                 400,
                 f"a session has at most {MAX_CALLS} calls. This one has had"
                 f" {recorded} and waits for {reserved}; end it",
                 code="max_calls",
             )
-        if reserved and reserved + request.chat.n > MAX_IN_FLIGHT:
+        if reserved and reserved + n > MAX_IN_FLIGHT:
             raise RequestRejected(
                 429,
                 f"{reserved} answers of this session are being sampled, and {MAX_IN_FLIGHT} may be"
                 " at a time; wait for them",
                 retry_after_s=1,
             )
-        self._reserved[session] += request.chat.n
-        return lambda: self._release(request)
+        self._reserved[session.name] += n
+        return lambda: self._release(session.name, n)
 
-    def _release(self, request: PendingRequest) -> None:
-        session = request.session.name
-        self._reserved[session] -= request.chat.n
+    def _release(self, session: SessionName, n: int) -> None:
+        self._reserved[session] -= n
         if not self._reserved[session]:
             del self._reserved[session]
 

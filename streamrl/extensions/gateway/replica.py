@@ -17,7 +17,6 @@ from streamrl.envs.sessions.keys import keys_of
 from streamrl.extensions.gateway.calls import ModelCallHandler
 from streamrl.extensions.gateway.flow_control import SessionLimit
 from streamrl.extensions.gateway.follower import Follower
-from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.open_sessions import read_open_records
 from streamrl.extensions.gateway.recorder import Recorder
 from streamrl.extensions.gateway.sampling import CallSampler
@@ -34,6 +33,7 @@ from streamrl.stream.log.protocol import (
     partitions_of,
 )
 from streamrl.stream.records import Demand, Record, SessionStart
+from streamrl.system.offloading import Offloader
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ class GatewayReplica:
         group_sizes = {env: run.buffer_of(env).group_size for env in run.session_envs}
         self._index = SessionIndex(wanted, self._on_session_end, group_sizes=group_sizes)
         pools = {run.envs[env].pool for env in run.session_envs}
-        self._clients = {pool: make_client(run, pool) for pool in pools}
+        offloader = Offloader()
+        self._clients = {pool: make_client(run, pool, offloader) for pool in pools}
         self._follower = Follower(log, self._turns, self._apply)
         recorder = Recorder(producer, self._follower)
-        sampler = CallSampler(run, self._clients)
+        sampler = CallSampler(run, self._clients, offloader)
         keys = keys_of(run)
-        offloader = Offloader()
         self._calls = ModelCallHandler(
             run=run,
             index=self._index,

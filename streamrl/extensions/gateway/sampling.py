@@ -20,9 +20,10 @@ from streamrl.envs.sessions.thoughts import without_thoughts
 from streamrl.envs.sessions.tool_calls import parse_answer
 from streamrl.extensions.gateway.requests import ChatRequest, ParsedRequest
 from streamrl.extensions.gateway.session_index import LiveSession
-from streamrl.inference.clients.client import Client
+from streamrl.inference.clients.client import Client, SampledCompletion
 from streamrl.inference.clients.prefix import Prefix
 from streamrl.stream.records import ModelCall
+from streamrl.system.offloading import Offloader
 
 
 class VisibleAnswer(NamedTuple):
@@ -35,8 +36,9 @@ class VisibleAnswer(NamedTuple):
 class CallSampler:
     """Samples with the settings of a session's env, on the servers of its pool."""
 
-    def __init__(self, run: RunFile, clients: Mapping[str, Client]) -> None:
+    def __init__(self, run: RunFile, clients: Mapping[str, Client], offloader: Offloader) -> None:
         self._run = run
+        self._offloader = offloader
         self._clients = clients
         self._syntaxes: dict[str, ToolSyntax] = {
             env: tool_syntax_of(run, env) for env in run.session_envs
@@ -55,23 +57,26 @@ class CallSampler:
         position = locate_answer(tree, request.messages, continuation, answers[0])
         first = secrets.token_hex(12)
         syntax = self._syntaxes[session.env]
-        calls = list[ModelCall]()
-        for choice, answer in enumerate(answers):
+
+        def call_of(choice: int, answer: SampledCompletion) -> ModelCall:
             call = f"{first}-{choice}" if choice else first
             parsed = visible_answer(answer.text, request, syntax, call)
-            calls.append(
-                to_call(
-                    session.start.session,
-                    call,
-                    name,
-                    position,
-                    answer,
-                    choice=choice,
-                    tool_calls=parsed.tool_calls,
-                    content=parsed.content,
-                )
+            return to_call(
+                session.start.session,
+                call,
+                name,
+                position,
+                answer,
+                choice=choice,
+                tool_calls=parsed.tool_calls,
+                content=parsed.content,
             )
-        return calls
+
+        return await self._offloader.run(
+            str(session.name),
+            sum(len(answer.text) for answer in answers),
+            lambda: [call_of(choice, answer) for choice, answer in enumerate(answers)],
+        )
 
     async def count_prompt_tokens(
         self, session: LiveSession, request: ChatRequest, continuation: Continuation

@@ -35,11 +35,11 @@ from streamrl.extensions.gateway.bodies import BodyReader, ReceivedBody
 from streamrl.extensions.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.extensions.gateway.fields import FIELDS, left_out_header
 from streamrl.extensions.gateway.lookups import LookupsApi
-from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import Dialect, RequestRejected, openai_error, rejection
 from streamrl.extensions.gateway.sessions_api import SessionsApi
 from streamrl.inference.clients.client import Client
 from streamrl.system.errors import StreamrlError, describe_error
+from streamrl.system.offloading import Offloader
 from streamrl.system.text import printable
 
 logger = logging.getLogger(__name__)

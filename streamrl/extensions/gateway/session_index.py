@@ -29,6 +29,7 @@ BYTES_PER_TOKEN = 256
 FREE_BYTES = 1_000_000
 MAX_CLOSED = 100_000  # sessions of which it is remembered that their rollout was made
 MAX_REMEMBERED = 256  # rewards of such a session that are known when they are sent again
+MAX_REMEMBERED_OF_ALL = 1_000_000  # of all such sessions together, so in about 100 MB
 
 
 class SessionRewards:
@@ -112,7 +113,10 @@ class LiveSession:
         """The request was not answered, so a new one with the same body is this one again."""
         if self._next_reserved.get(body) == ordinal + 1:
             self.revision += 1
-            self._next_reserved[body] = ordinal
+            if ordinal:
+                self._next_reserved[body] = ordinal
+            else:
+                del self._next_reserved[body]
 
     def start_again(self, time_s: float) -> None:
         """The agent was killed and repeats its calls from the first one. It gets the recorded
@@ -152,6 +156,7 @@ class SessionIndex:
         self._wanted = wanted
         self._on_session_end = on_session_end
         self._max_closed = max_closed
+        self._remembered_rewards = 0
 
     def apply(self, env: str, record: Record) -> None:
         """Add the next record of turns.<env>."""
@@ -245,8 +250,12 @@ class SessionIndex:
     def _remember(self, name: SessionName, rewards: frozenset[int]) -> None:
         """Remember that the session's rollout was made, for some time."""
         self.closed[name] = rewards
-        while len(self.closed) > self._max_closed:
-            del self.closed[next(iter(self.closed))]
+        self._remembered_rewards += len(rewards)
+        while (
+            len(self.closed) > self._max_closed or self._remembered_rewards > MAX_REMEMBERED_OF_ALL
+        ):
+            oldest = next(iter(self.closed))
+            self._remembered_rewards -= len(self.closed.pop(oldest))
 
 
 @dataclass

@@ -120,4 +120,8 @@ def _when(letter: DeadLetter) -> str:
 
 
 def _time(letter: DeadLetter) -> str:
-    return f"{datetime.fromtimestamp(letter.message.timestamp_s):%Y-%m-%d %H:%M:%S}"
+    timestamp_s = letter.message.timestamp_s
+    try:
+        return f"{datetime.fromtimestamp(timestamp_s):%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):  # a producer gives any time
+        return f"{timestamp_s:g} s"

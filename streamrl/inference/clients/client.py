@@ -42,11 +42,16 @@ from streamrl.inference.clients.server_connection import (
 from streamrl.inference.clients.vllm_api import GeneratedChoice, GenerateResponse, experts_of
 from streamrl.stream.log.protocol import Event, TopicPartition
 from streamrl.stream.records import InferenceMetadata, Server, VersionSpan, token_dtype
+from streamrl.system.offloading import Offloader
 
 logger = logging.getLogger(__name__)
 
 REGISTRY_POLL_S = 0.05  # The interval of looking for a server while there is none.
 REPORT_S = 10.0
+# Of the choices that a server answers at a time. Its JSON has about 100 bytes for each, and Python
+# runs nothing else while it is decoded.
+ANSWER_TOKENS = 65_536
+CHOICE_TOKEN_BYTES = 32  # what one takes in a choice that is decoded
 # The errors of reading an answer that is not as expected.
 UNUSABLE = (TypeError, ValueError, OverflowError)
 CONTEXT = "maximum context length"  # in a server's error for a prompt that is too long
@@ -140,11 +145,13 @@ class Client:
         api_key: str = "",
         heartbeat_s: float = 1.0,  # between two records of a server
         keeps_history: bool = False,  # `model.history: keep`
+        offloader: Offloader | None = None,  # reads long answers
     ) -> None:
         self.registry = Registry(pool, heartbeat_s)
         self._clock = clock
         self._api_key = api_key
         self._keeps_history = keeps_history
+        self._offloader = offloader or Offloader()
         self._connections: dict[str, ServerConnection] = {}  # by URL
         self._closing: set[asyncio.Task[None]] = set()
         self._asking: Counter[str] = Counter()  # requests in flight, by URL
@@ -190,7 +197,7 @@ class Client:
         prefix: Prefix = NO_PREFIX,
         demonstration: Mapping[str, Any] | None = None,
     ) -> list[SampledCompletion]:
-        """`n` answers to a conversation, in one request to one server, another one if that fails.
+        """`n` answers to a conversation, from one server, another one if that fails.
         `tools`: as its chat template is told of them. `prefix`: what its prompt continues from.
         `demonstration`: a message of the assistant, which is then the only answer.
 
@@ -293,13 +300,16 @@ class Client:
                     shown = await score_demonstration(connection, server.model, tokens, given)
                     latency_s = time.monotonic() - started
                     return [_completion_of_demonstration(server, tokens, kept, shown, latency_s)]
-                answer = await self._generate(server, tokens, n, env)
-            if len(answer.choices) != n:
-                raise ValueError(f"{len(answer.choices)} choices, where {n} were asked for")
-            return [
-                _completion_of_choice(server, tokens, kept, choice, env, time.monotonic() - started)
-                for choice in answer.choices
-            ]
+                choices = await self._generate(server, tokens, n, env)
+            latency_s = time.monotonic() - started
+            return await self._offloader.run(
+                server.url,
+                CHOICE_TOKEN_BYTES * sum(len(choice.token_ids) for choice in choices),
+                lambda: [
+                    _completion_of_choice(server, tokens, kept, choice, env, latency_s)
+                    for choice in choices
+                ],
+            )
         except TimeoutError:
             raise ServerTimeout(f"no answer within {env.timeout_s:g} s") from None
         except ServerRejected as error:
@@ -319,9 +329,25 @@ class Client:
 
     async def _generate(
         self, server: Server, tokens: list[int], n: int, env: EnvSettings
-    ) -> GenerateResponse:
-        """The server's answer. All sampling parameters are sent: a default is the server's, and may
-        be another model's.
+    ) -> list[GeneratedChoice]:
+        """What the server has sampled, in answers of at most ANSWER_TOKENS or of one choice."""
+        most = max(1, ANSWER_TOKENS // env.max_tokens)
+        asked = [
+            asyncio.create_task(self._generate_answer(server, tokens, min(most, n - first), env))
+            for first in range(0, n, most)
+        ]
+        try:
+            answers = await asyncio.gather(*asked)
+        finally:
+            for answer in asked:
+                answer.cancel()
+        return [choice for choices in answers for choice in choices]
+
+    async def _generate_answer(
+        self, server: Server, tokens: list[int], n: int, env: EnvSettings
+    ) -> list[GeneratedChoice]:
+        """One answer of the server. All sampling parameters are sent: a default is the server's,
+        and may be another model's.
         """
         top_p, top_k = truncation(env)
         sampling = {
@@ -344,14 +370,17 @@ class Client:
             "sampling_params": sampling,
             "output_mode": "text",
         }
-        return await self._connection(server.url).post(
+        answer = await self._connection(server.url).post(
             "/inference/v1/generate", body, GenerateResponse, n * env.max_tokens
         )
+        if len(answer.choices) != n:
+            raise ValueError(f"{len(answer.choices)} choices, where {n} were asked for")
+        return answer.choices
 
     def _connection(self, url: str) -> ServerConnection:
         if url not in self._connections:
             self._close_unused_connections()
-            self._connections[url] = ServerConnection(url, self._api_key)
+            self._connections[url] = ServerConnection(url, self._api_key, self._offloader)
         return self._connections[url]
 
     def _close_unused_connections(self) -> None:
@@ -392,13 +421,16 @@ def apply_server_event(
             client.on_server(event.key, event.record, is_old)
 
 
-def make_client(run: RunFile, pool: str) -> Client:
-    """The client for the servers of a pool of the run. A conversation stays with its server."""
+def make_client(run: RunFile, pool: str, offloader: Offloader | None = None) -> Client:
+    """The client for the servers of a pool of the run. A conversation stays with its server.
+    `offloader`: that of the event loop, where it has one.
+    """
     return Client(
         pool,
         api_key=resolve_reference(run.inference.api_key, "inference.api_key"),
         heartbeat_s=run.inference.heartbeat_s,
         keeps_history=run.model.history == "keep",
+        offloader=offloader,
     )
 
 

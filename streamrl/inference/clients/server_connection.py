@@ -17,6 +17,7 @@ import httptools
 import msgspec
 
 from streamrl.system.errors import describe_error
+from streamrl.system.offloading import Offloader
 from streamrl.system.text import one_line
 
 T = TypeVar("T")
@@ -54,14 +55,15 @@ class Response(NamedTuple):
 class ServerConnection:
     """The connections to one server. How long a request may take is up to the caller.
 
-    `api_key`: is sent to the server; empty: none is.
+    `api_key`: is sent to the server; empty: none is. `offloader`: decodes long answers.
     """
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", offloader: Offloader | None = None) -> None:
         self._url = urlsplit(url)
         self._base = self._url.path.rstrip("/")
         self._ssl = ssl.create_default_context() if self._url.scheme == "https" else None
         self._api_key = api_key
+        self._offloader = offloader or Offloader()
         self._idle: deque[OpenConnection] = deque()  # the one that was used last is the last
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
         self._is_closed = False
@@ -85,7 +87,11 @@ class ServerConnection:
             kind = ServerRejected if answer.status in REJECTED else RequestFailed
             raise kind(reason_of(answer))
         try:
-            return msgspec.json.decode(answer.body, type=answer_type)
+            return await self._offloader.run(
+                self._url.netloc,
+                len(answer.body),
+                lambda: msgspec.json.decode(answer.body, type=answer_type),
+            )
         except UNREADABLE as error:
             raise ValueError(describe_error(error)) from None
 

@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from streamrl.extensions.gateway import bodies
 from streamrl.extensions.gateway.bodies import BodyReader
-from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import RequestRejected
+from streamrl.system.offloading import Offloader
 from tests.support.gateways import run_of
 
 JSON = {"content-type": "application/json"}

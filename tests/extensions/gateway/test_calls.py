@@ -12,12 +12,12 @@ import pytest
 from streamrl.envs.sessions.call_tree import CallTree
 from streamrl.envs.sessions.keys import SessionName
 from streamrl.extensions.gateway.calls import AgentRequest, CallInFlight, ModelCallHandler
-from streamrl.extensions.gateway.offloading import Offloader
 from streamrl.extensions.gateway.requests import ChatRequest, RequestRejected
 from streamrl.extensions.gateway.session_index import SessionIndex, message_bytes
 from streamrl.inference.clients.client import SamplingFailed
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import ModelCall, Record, SessionEnd
+from streamrl.system.offloading import Offloader
 from tests.extensions.gateway.test_session_index import START, call
 from tests.support.gateways import ENV, run_of
 from tests.support.waiting import eventually
@@ -187,6 +187,36 @@ def test_a_call_that_fails_gives_its_place_back(tmp_path: Path, monkeypatch: pyt
                     await calls.answer(asking("q", n=2))
                 assert refused.value.status == 503
         assert len((await calls.answer(asking("q", n=2))).calls) == 2
+
+    asyncio.run(scenario())
+
+
+def test_counts_of_tokens_take_the_places_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamrl.extensions.gateway.calls.MAX_IN_FLIGHT", 4)
+
+    async def scenario() -> None:
+        log = Slow()
+        counting = list[str]()
+
+        async def counted(*_: Any) -> int:
+            counting.append("one")
+            await log.gate.wait()
+            return 7
+
+        log.count_prompt_tokens = counted  # pyright: ignore[reportAttributeAccessIssue]
+        calls = handler(log, tmp_path)
+        asked = [asyncio.create_task(calls.count_prompt_tokens(asking(f"q{i}"))) for i in range(10)]
+        await eventually(lambda: sum(task.done() for task in asked) == 6)
+        assert len(counting) == 4
+        with pytest.raises(RequestRejected) as refused:
+            await calls.answer(asking("q"))
+        assert refused.value.status == 429
+        log.gate.set()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert results.count(7) == 4
+        assert len((await calls.answer(asking("q"))).calls) == 1
 
     asyncio.run(scenario())
 

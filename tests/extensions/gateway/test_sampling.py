@@ -23,6 +23,7 @@ from streamrl.inference.clients.client import SampledCompletion
 from streamrl.inference.clients.prefix import Prefix
 from streamrl.stream.log.codec import encode
 from streamrl.stream.records import SessionStart, VersionSpan
+from streamrl.system.offloading import Offloader
 from tests.extensions.gateway.test_openai_chat import ASKED, client
 from tests.support.gateways import ENV, gateways, run_of
 from tests.support.sampling_stub import END, ROLES, rendered, tool_call
@@ -185,7 +186,7 @@ class Policy:
 async def test_the_200th_call_of_a_session_takes_no_more_of_the_log_than_the_first(tmp_path: Path):
     """The agent sends the whole conversation each time, and a record has only what is new in it."""
     run = run_of(tmp_path)
-    sampler = CallSampler(run, {run.envs[ENV].pool: Policy()})  # pyright: ignore[reportArgumentType]
+    sampler = CallSampler(run, {run.envs[ENV].pool: Policy()}, Offloader())  # pyright: ignore[reportArgumentType]
     session = LiveSession(ENV, SessionStart(session="s", environment=ENV, problem_id="7"))
     conversation: list[dict[str, Any]] = []
     sizes = list[int]()

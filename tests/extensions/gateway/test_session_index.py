@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,6 +132,29 @@ def test_rewards_count_until_the_rollout_is_made():
     index.apply("e", paid(3.0, "b"))
     closed = index.closed[SessionName("e", "s")]
     assert reward_hash(paid(2.0, "b")) in closed and reward_hash(paid(3.0, "b")) not in closed
+
+
+def test_rewards_of_closed_sessions_are_bounded_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamrl.extensions.gateway.session_index.MAX_REMEMBERED_OF_ALL", 3)
+    index = SessionIndex(WANTED)
+    for name in ("s", "t", "u"):
+        index.apply("e", SessionStart(session=name, environment="e", problem_id="p"))
+        for value in (1.0, 2.0):
+            index.apply("e", Reward(rollout=name, name=f"r{value}", value=value))
+        index.apply("e", SessionEnd(session=name, failure="gone", is_last=True))
+    assert {name.session: len(rewards) for name, rewards in index.closed.items()} == {"u": 2}
+
+
+def test_requests_that_fail_leave_nothing():
+    live = session(folded(START))
+    for number in range(3):
+        live.reserve_ordinal(f"body-{number}", 0)
+        live.reserve_ordinal("same", number)
+    for number in range(3):
+        live.release_ordinal(f"body-{number}", 0)
+        assert live.next_ordinal(f"body-{number}") == 0
+    live.release_ordinal("same", 2)
+    assert live._next_reserved == {"same": 2} and live.next_ordinal("same") == 2
 
 
 def test_the_last_end_of_the_assembler_closes_a_session():

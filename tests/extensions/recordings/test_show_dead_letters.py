@@ -106,6 +106,15 @@ def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):
         find(recording, "rollouts.copy[0]@9")
 
 
+def test_a_letter_of_a_time_that_no_calendar_has_is_shown(
+    recording: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
+    letter = find(recording, "rollouts.copy[0]@1")
+    late = letter._replace(message=letter.message._replace(timestamp_s=9.2e15))
+    monkeypatch.setattr("streamrl.extensions.recordings.dead_letters.find", lambda *_: late)
+    assert "dead-lettered 9.2e+15 s" in printed(show_letter, recording, "rollouts.copy[0]@1")
+
+
 def test_a_terminal_survives_what_is_shown():
     log = MemoryLog(TOPICS)
     value = msgpack.packb({"\x1b[2J": "[bold]\x1b[31m", "rewards": 1})

@@ -76,6 +76,18 @@ def late(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
+def test_many_long_answers_come_in_several_that_are_read_without_holding_up_the_loop():
+    with Stub("a") as stub:
+        for tokens, asked in ((13_107, [5]), (20_000, [3, 2]), (70_000, [1] * 5)):
+            stub.asked.clear()
+            answers = run(ask(5, ENV.model_copy(update={"max_tokens": tokens})), stub)
+            assert len(answers) == 5
+            counts = [
+                body["sampling_params"]["n"] for path, body in stub.asked if "generate" in path
+            ]
+            assert sorted(counts) == sorted(asked)
+
+
 async def test_a_server_has_what_is_in_flight_on_it_counted_for_as_long_as_it_is():
     client = Client()
     with Stub("a", "held") as stub:

@@ -1,8 +1,7 @@
-"""What runs in the event loop of a gateway, and what in its other thread."""
+"""What of a body runs in the event loop of a gateway, and what in its other thread."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from typing import Any
@@ -17,7 +16,7 @@ from streamrl.extensions.gateway import (
     openai_responses,
     token_ids,
 )
-from streamrl.extensions.gateway.offloading import INLINE_BYTES, Offloader
+from streamrl.system.offloading import INLINE_BYTES
 from tests.extensions.gateway.conftest import BODIES, Shared, post
 
 # All that goes through a body.
@@ -80,26 +79,3 @@ def test_a_large_body_of_a_reward_is_read_in_the_other_thread(
     )
     assert refused.status_code == 400
     assert threads["parse_body"] == {"large-requests_0"}
-
-
-async def test_an_owner_has_one_call_in_the_thread_and_others_do_not_wait_for_all_of_its():
-    offloader = Offloader()
-    began = list[str]()
-    first_may_end = threading.Event()
-
-    def work(name: str) -> str:
-        began.append(name)
-        if name == "a0":
-            assert first_may_end.wait(60)
-        return name
-
-    async def asked(owner: str, name: str) -> str:
-        return await offloader.run(owner, INLINE_BYTES + 1, work, name)
-
-    tasks = [asyncio.create_task(asked("a", f"a{number}")) for number in range(4)]
-    await asyncio.sleep(0)
-    tasks.append(asyncio.create_task(asked("b", "b0")))
-    await asyncio.sleep(0)
-    first_may_end.set()
-    assert await asyncio.gather(*tasks) == ["a0", "a1", "a2", "a3", "b0"]
-    assert began.index("b0") == 1

@@ -1,5 +1,5 @@
-"""Runs what takes long with a large request in another thread, so that the event loop answers the
-requests of all others meanwhile.
+"""Runs what takes long with a large request or answer in another thread, so that the event loop
+serves all others meanwhile.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ INLINE_BYTES = 100_000  # What is about more bytes runs in the other thread.
 
 
 class Offloader:
-    """The other thread of a replica. There is one, so that the event loop shares the interpreter
-    with one at most.
-    """
+    """The other thread of an event loop, which shares the interpreter with no more than one."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "large-requests")
