@@ -1,5 +1,5 @@
-"""`python -m tests.attacks.live [ATTACK ...]`: a gateway on a real broker, and how long calls of one
-client take while another does its worst. Exit code 1 if the 99th percentile is 1 s or more.
+"""`python -m tests.attacks.live [ATTACK ...]`: a gateway on a real broker, and how long calls of
+one client take while another does its worst. Exit code 1 if the 99th percentile is 1 s or more.
 
 The gateway is a process of its own with 1,024 descriptors, as a shell gives it. The attacker is
 another process. The model is a stub, so what a call takes is the gateway's time and the log's.

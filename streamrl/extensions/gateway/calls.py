@@ -228,13 +228,14 @@ class ModelCallHandler:
             # this is the next request with the same body: it gets another name, and other answers.
             began_s = time.monotonic()
 
-    async def recorded_answer(self, session: SessionName, call: str) -> tuple[Answer, CallTree]:
-        """An answer that an open session has had, and its calls. Raises RequestRejected."""
-        await self._catch_up(session)
-        tree = self._open_session(session).tree
+    async def recorded_answer(self, name: SessionName, call: str) -> tuple[Answer, LiveSession]:
+        """An answer that an open session has had, and the session. Raises RequestRejected."""
+        await self._catch_up(name)
+        session = self._open_session(name)
+        tree = session.tree
         if call not in tree.calls:
-            raise RequestRejected(404, f"session {session.session} has no response {call}")
-        return Answer([tree.calls[call]], [tree.context(call)]), tree
+            raise RequestRejected(404, f"session {name.session} has no response {call}")
+        return Answer([tree.calls[call]], [tree.context(call)]), session
 
     async def count_prompt_tokens(self, incoming: AgentRequest) -> int:
         """The tokens of the prompt of a request, which is not answered. Raises RequestRejected."""

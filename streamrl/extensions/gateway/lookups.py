@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from streamrl.config.run_file import RunFile
 from streamrl.envs.sessions.keys import SessionName
 from streamrl.extensions.gateway import openai_responses
 from streamrl.extensions.gateway.calls import AgentRequest, ModelCallHandler
 from streamrl.extensions.gateway.requests import RequestRejected
 from streamrl.inference.clients.client import Client
+from streamrl.system.offloading import Offloader
 
 CREATED = "1970-01-01T00:00:00Z"  # A model has no date: it is trained while it is asked.
 
@@ -22,9 +25,14 @@ class LookupsApi:
     """Answers from what the log and the servers have. Nothing is sampled."""
 
     def __init__(
-        self, run: RunFile, calls: ModelCallHandler, clients: Mapping[str, Client]
+        self,
+        run: RunFile,
+        calls: ModelCallHandler,
+        clients: Mapping[str, Client],
+        offloader: Offloader,
     ) -> None:
         self._run = run
+        self._offloader = offloader
         self._calls = calls
         self._clients = clients
 
@@ -64,18 +72,27 @@ class LookupsApi:
             body["previous_response_id"] = openai_responses.ID + previous
         return openai_responses.response(body, answer)
 
-    async def input_items(self, session: SessionName, identity: str) -> dict[str, Any]:
-        """The conversation before a response, newest item first. Raises RequestRejected."""
+    async def input_items(self, name: SessionName, identity: str) -> bytes:
+        """The conversation before a response as JSON, newest item first. Raises
+        RequestRejected.
+        """
         call = identity.removeprefix(openai_responses.ID)
-        _, tree = await self._calls.recorded_answer(session, call)
-        items = openai_responses.input_items(tree.visible_conversation(call)[:-1])[::-1]
-        return {
-            "object": "list",
-            "data": items,
-            "has_more": False,
-            "first_id": items[0]["id"] if items else None,
-            "last_id": items[-1]["id"] if items else None,
-        }
+        _, session = await self._calls.recorded_answer(name, call)
+
+        def written() -> bytes:
+            messages = session.tree.visible_conversation(call)[:-1]
+            items = openai_responses.input_items(messages)[::-1]
+            return msgspec.json.encode(
+                {
+                    "object": "list",
+                    "data": items,
+                    "has_more": False,
+                    "first_id": items[0]["id"] if items else None,
+                    "last_id": items[-1]["id"] if items else None,
+                }
+            )
+
+        return await self._offloader.run(str(name), session.message_bytes, written)
 
     async def token_count(self, incoming: AgentRequest) -> dict[str, Any]:
         """The tokens of a request's prompt, as the chat template writes it. Raises

@@ -86,7 +86,7 @@ class HttpApi:
         self._keys = keys
         self._calls = calls
         self._sessions = sessions
-        self._lookups = LookupsApi(run, calls, clients)
+        self._lookups = LookupsApi(run, calls, clients, offloader)
         self._bodies = BodyReader(run, offloader)
 
     def app(
@@ -247,7 +247,8 @@ class HttpApi:
     async def _input_items(self, request: Request) -> Response:
         name = self._session_of(request)
         response = request.path_params["response"]
-        return json_response(await self._lookups.input_items(name, response))
+        items = await self._lookups.input_items(name, response)
+        return Response(items, media_type="application/json")
 
     async def _unknown_path(self, request: Request, error: Exception) -> Response:
         """The error of a path or method that no route has."""

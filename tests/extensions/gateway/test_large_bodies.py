@@ -6,6 +6,7 @@ import json
 import threading
 from typing import Any
 
+import httpx
 import pytest
 
 from streamrl.extensions.gateway import (
@@ -18,6 +19,7 @@ from streamrl.extensions.gateway import (
 )
 from streamrl.system.offloading import INLINE_BYTES
 from tests.extensions.gateway.conftest import BODIES, Shared, post
+from tests.support.waiting import patience
 
 # All that goes through a body.
 STEPS = (
@@ -28,6 +30,7 @@ STEPS = (
     (anthropic_messages, "canonical_messages"),
     (token_ids, "is_token"),
     (calls, "parsed_request"),
+    (openai_responses, "input_items"),
 )
 LARGE = {
     **BODIES,
@@ -79,3 +82,15 @@ def test_a_large_body_of_a_reward_is_read_in_the_other_thread(
     )
     assert refused.status_code == 400
     assert threads["parse_body"] == {"large-requests_0"}
+
+
+def test_the_items_of_a_long_conversation_are_written_in_the_other_thread(
+    shared: Shared, threads: dict[str, set[str]], monkeypatch: pytest.MonkeyPatch
+):
+    first = post(f"{shared.url}/v1/responses", shared.key, json={"input": "of two"}).json()["id"]
+    monkeypatch.setattr("streamrl.system.offloading.INLINE_BYTES", 8)
+    headers = {"authorization": f"Bearer {shared.key}"}
+    path = f"{shared.url}/v1/responses/{first}/input_items"
+    items = httpx.get(path, headers=headers, timeout=patience(20)).json()["data"]
+    assert [item["content"][0]["text"] for item in items] == ["of two"]
+    assert threads["input_items"] == {"large-requests_0"}
