@@ -113,7 +113,7 @@ PROGRAMS = {
     "node": Program("step", "qwen3-8b", 32_768, 4, 73, settings={"logprob_chunk": 512}),
     "step": Program("step", "qwen3-8b", 32_768, 8, 50),
     "reference": Program("reference", "qwen3-8b", 32_768, 8, 20),
-    "export": Program("export", "qwen3-8b", 32_768, 8, 10),
+    "export": Program("export", "qwen3-8b", 32_768, 8, 8),
     "mixture": Program("step", "qwen3-30b-a3b", 32_768, 64, 50, mesh={"nodes": "divide"}),
 }
 

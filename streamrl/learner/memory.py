@@ -53,16 +53,23 @@ def use_virtual_devices(count: int) -> None:
 
 
 def program_memory(
-    what: What, model_config: dict[str, Any], settings: Learner, rows: int, tokens: int
+    what: What,
+    model_config: dict[str, Any],
+    settings: Learner,
+    rows: int,
+    tokens: int,
+    weights_dtype: str = "bfloat16",
 ) -> Memory:
     """The memory of a program: a step of training, the logprobs of a reference, or the copy of the
     weights that is exported.
 
     `model_config`: a Hugging Face config.json. `rows`: of `tokens` each, of all devices.
+    `weights_dtype`: that weights are exported in.
     """
     import equinox as eqx
     import haliax as hax
     import jax
+    import jax.numpy as jnp
     from haliax import Axis, NamedArray
     from jax.sharding import NamedSharding, PartitionSpec
     from levanter.trainer_state import TrainerState
@@ -126,7 +133,8 @@ def program_memory(
         parameters = trainer.parameter_axis_mapping
         shapes = eqx.filter_eval_shape(made)
         if what == "export":
-            return compiled(export.named_tensors, place(shapes, parameters))
+            dtype = jnp.dtype(weights_dtype)
+            return compiled(export.named_tensors, place(shapes, parameters), None, dtype)
         example = jax.tree.map(
             lambda array: NamedArray(
                 cast(Any, jax.ShapeDtypeStruct(array.shape, array.dtype)),
@@ -169,7 +177,8 @@ def learner_memory(run: RunFile, model_config: dict[str, Any]) -> float:
     step = program_memory("step", model_config, settings, rows, tokens)
     most = sum(step)
     if not settings.lora:  # adapters are small
-        export = program_memory("export", model_config, settings, rows, tokens)
+        dtype = run.inference.weights_dtype
+        export = program_memory("export", model_config, settings, rows, tokens, dtype)
         most = max(most, step.arguments + export.temporary + export.results)
     if settings.reference and settings.reference.by == "learner":
         most += program_memory("reference", model_config, settings, rows, tokens).arguments

@@ -45,7 +45,7 @@ from streamrl.learner.files.staging import StagedFiles, shards_beside, staging_d
 from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.loss.masking import mask_untrainable
-from streamrl.learner.model import model
+from streamrl.learner.model import attention, model
 from streamrl.learner.model.examples import RlExample, expand, rollout_numbers, to_dense
 from streamrl.learner.parallel.distributed import (
     barrier,
@@ -186,6 +186,11 @@ class PolicyTrainer:
     def version(self) -> int:
         return self.position.version
 
+    @property
+    def _weights_dtype(self) -> np.dtype[Any]:
+        """The data type that versions are written in. Checkpoints are in float32."""
+        return np.dtype(self.run.inference.weights_dtype)
+
     def is_due(self, batch: Batch) -> bool:
         """Whether the batch has not been trained on. It is false for a batch that is in the log a
         second time.
@@ -229,6 +234,14 @@ class PolicyTrainer:
             logger.warning("nothing is trained on batch %d: %s", batch.number, error)
             measured = {"skipped": 1.0}
         else:
+            if slow := attention.slow_rows(self.state.model, example.segment_ids):
+                logger.warning(
+                    "batch %d: %d of its rows have more than %d rollouts, so their attention is"
+                    " computed by the slower reference; lower batcher.max_seq_len",
+                    batch.number,
+                    slow,
+                    attention.CUDNN_SEGMENTS - 1,
+                )
             self.state, measured = self.updater.step(
                 self.state, self._reference_model(), example, rollout_numbers(batch)
             )
@@ -322,7 +335,7 @@ class PolicyTrainer:
             weights = adapters.local_weights(self.state.model)
         else:
             head = export.has_head(self.initial_model_dir)
-            weights = export.local_weights(self.state.model, head)
+            weights = export.local_weights(self.state.model, head, self._weights_dtype)
         staged = None
         if checkpoint_dir is not None:
             directory = staging_directory(checkpoint_dir, self.version)
@@ -373,7 +386,8 @@ class PolicyTrainer:
             return checkpoints.write_nothing
         assert self.reference.version == version, "the batch before had the same"
         origin = self.initial_model_dir
-        weights = export.local_weights(self.reference.model, export.has_head(origin))
+        head = export.has_head(origin)
+        weights = export.local_weights(self.reference.model, head, self._weights_dtype)
 
         def write(checkpoint: Path) -> None:
             directory = checkpoint / reference_dir_name(version)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from safetensors.numpy import load_file
+
 from streamrl.config.run_file import parse
 from streamrl.learner.trainer import open_trainer
 from streamrl.weights.store import Store
 
 
-def test_a_version_has_the_same_hash_in_memory_and_in_the_store(tiny: Path, tmp_path: Path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_version_has_the_same_hash_in_memory_and_in_the_store(
+    dtype: str, tiny: Path, tmp_path: Path
+):
     run = parse(
         {
             "run": "small",
@@ -17,6 +23,7 @@ def test_a_version_has_the_same_hash_in_memory_and_in_the_store(tiny: Path, tmp_
             "envs": {"copy": {}},
             "batcher": {"total_token_budget": 24, "max_seq_len": 16, "row_count": 2},
             "model": {"path": str(tiny), "max_seq_len": 16},
+            "inference": {"dtype": dtype},
         }
     )
     with open_trainer(run) as policy:
@@ -30,3 +37,5 @@ def test_a_version_has_the_same_hash_in_memory_and_in_the_store(tiny: Path, tmp_
     alone.write_model(tmp_path / "model")
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert {tensor.dtype.name for tensor in found.values()} == {dtype}

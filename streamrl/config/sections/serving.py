@@ -97,7 +97,9 @@ class Inference(Section):
     # env:NAME of the key that this run's requests carry. Its servers answer no others, except those
     # of also_serves. What controls a server is its agent's alone in any case.
     api_key: str = ""
-    dtype: str = "float32"  # Data type that vLLM computes in.
+    # Data type that vLLM computes in. Versions are written in bfloat16 where all servers of the
+    # policy compute in that, and in float32 otherwise.
+    dtype: str = "float32"
     # Number of devices that divide the model of a server.
     tensor_parallel: int = Field(default=1, ge=1)
     # Further settings of vLLM by the names of its arguments, such as {gpu_memory_utilization: 0.8}
@@ -125,6 +127,15 @@ class Inference(Section):
         return {GENERATION: self.replicas} | {
             name: own.replicas for name, own in self.pools.items()
         }
+
+    @property
+    def weights_dtype(self) -> str:
+        """The data type of a version's files: bfloat16, if no server of the policy computes in
+        more. Each would round the weights so anyway.
+        """
+        others = (own.dtype for own in self.pools.values() if not own.model)
+        served = {self.dtype, *(dtype or self.dtype for dtype in others)}
+        return "bfloat16" if served == {"bfloat16"} else "float32"
 
     def of_pool(self, pool: str) -> Inference:
         """The settings of a pool's servers: its own, and for the rest those of all."""

@@ -19,7 +19,7 @@ from haliax.state_dict import flatten_modules_for_export, to_state_dict
 from jax.experimental.multihost_utils import process_allgather
 
 from streamrl.learner.files import weight_shards
-from streamrl.learner.files.tensor_files import ITEM_BYTES, write_tensors
+from streamrl.learner.files.tensor_files import FLOAT32, write_tensors
 from streamrl.learner.files.weight_shards import LocalWeights
 from streamrl.learner.parallel.distributed import is_rank_zero
 from streamrl.weights.files import parallel_map
@@ -35,15 +35,17 @@ HEADLESS = ("gemma2",)  # vLLM's has no separate head, and reads the embedding e
 
 
 @eqx.filter_jit
-def named_tensors(model: Any, prefix: str | None = None) -> dict[str, jax.Array]:
-    """Tensors by their Hugging Face names. It is one compiled program, because layers are stacked,
-    and slicing them one by one takes longer than writing a small model.
+def named_tensors(
+    model: Any, prefix: str | None = None, dtype: np.dtype[Any] = FLOAT32
+) -> dict[str, jax.Array]:
+    """Tensors by their Hugging Face names, in one data type. It is one compiled program, because
+    layers are stacked, and slicing them one by one takes longer than writing a small model.
 
     Each tensor is a copy, even if nothing was sliced, because the next training step donates the
     model's memory.
     """
     return {
-        name: jnp.copy(tensor)
+        name: jnp.array(tensor, dtype, copy=True)
         for name, tensor in to_state_dict(
             flatten_modules_for_export(eqx.filter(model, is_jax_array_like)), prefix
         ).items()
@@ -59,19 +61,17 @@ def state_dict(model: Any, prefix: str | None = None) -> dict[str, np.ndarray]:
     for name, tensor in named_tensors(model, prefix).items():
         whole = process_allgather(tensor, tiled=True)
         if is_rank_zero():
-            tensors[name] = np.asarray(whole).astype(np.float32, copy=False)
+            tensors[name] = np.asarray(whole)
     return tensors
 
 
-def local_weights(model: Any, head: bool = True) -> LocalWeights:
+def local_weights(model: Any, head: bool = True, dtype: np.dtype[Any] = FLOAT32) -> LocalWeights:
     """The weights of a model, of which this process has copied its shards. All processes of a
-    learner call this together. `head`: as for `save_weights`.
+    learner call this together. `head`: as for `save_weights`. `dtype`: that they are written in.
     """
-    tensors = named_tensors(model)
+    tensors = named_tensors(model, dtype=dtype)
     sources = {HEAD: EMBEDDING} if head and HEAD not in tensors else {}
-    sizes = {
-        name: tensors[sources.get(name, name)].size * ITEM_BYTES for name in [*tensors, *sources]
-    }
+    sizes = {name: tensors[sources.get(name, name)].nbytes for name in [*tensors, *sources]}
     files = split_into_files({name: sizes[name] for name in sorted(sizes)})
     return weight_shards.local_weights(tensors, files, sources)
 
@@ -140,14 +140,14 @@ def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> No
     loaded from.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _write_settings(origin, directory)
+    _write_settings(origin, directory, FLOAT32)
     save_weights(tensors, directory, head=has_head(origin))
 
 
 def save_settings(weights: LocalWeights, origin: Path, directory: Path) -> None:
     """Write the files other than the weights. `origin`: as for `save`. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    _write_settings(origin, directory)
+    _write_settings(origin, directory, weights.dtype)
     _write_index(weights.files, weights.size_bytes, directory)
 
 
@@ -156,10 +156,10 @@ def has_head(origin: Path) -> bool:
     return json.loads((origin / CONFIG).read_text()).get("model_type") not in HEADLESS
 
 
-def _write_settings(origin: Path, directory: Path) -> None:
-    """Write config and tokenizer."""
+def _write_settings(origin: Path, directory: Path, dtype: np.dtype[Any]) -> None:
+    """Write config and tokenizer of a model whose weights have that data type."""
     copy_files(origin, tokenizer_files(origin), directory)
-    settings = export_config(json.loads((origin / CONFIG).read_text()))
+    settings = export_config(json.loads((origin / CONFIG).read_text()), dtype)
     (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
 
 
@@ -170,13 +170,13 @@ def copy_files(origin: Path, names: Sequence[str], directory: Path) -> None:
         shutil.copyfile(origin / name, directory / name)
 
 
-def export_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of an export: float32, with an untied head, which a server must read."""
+def export_config(settings: Mapping[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The config.json of an export: its data type, and an untied head, which a server must read."""
     tied = {} if settings.get("model_type") in HEADLESS else {"tie_word_embeddings": False}
     # A server refuses auto_map, because it loads Python code.
     without_code = {name: value for name, value in settings.items() if name != "auto_map"}
     return {
         **without_code,
         **tied,
-        **{name: "float32" for name in ("dtype", "torch_dtype") if settings.get(name)},
+        **{name: dtype.name for name in ("dtype", "torch_dtype") if settings.get(name)},
     }

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from safetensors import safe_open
 
-from streamrl.learner.files.tensor_files import ITEM_BYTES, write_tensors
+from streamrl.learner.files.tensor_files import write_tensors
 from streamrl.weights.files import parallel_map
 
 Bounds = tuple[tuple[int, int], ...]  # where a shard begins and ends, along each axis
@@ -55,8 +55,9 @@ def bounds_of(index: tuple[slice, ...], shape: Sequence[int]) -> Bounds:
 
 
 class LocalWeights(NamedTuple):
-    """Weights to be written, of which this process has copied its shards, in float32."""
+    """Weights to be written, of which this process has copied its shards."""
 
+    dtype: np.dtype[Any]  # of all tensors
     process: int
     processes: int
     files: Mapping[str, Sequence[str]]  # the names of the tensors in each file
@@ -67,7 +68,7 @@ class LocalWeights(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """The size of all tensors together."""
-        return sum(prod(shape) * ITEM_BYTES for shape in self.shapes.values())
+        return sum(prod(shape) * self.dtype.itemsize for shape in self.shapes.values())
 
     def files_of(self, process: int) -> list[str]:
         """The files that a process writes: every n-th of them."""
@@ -94,9 +95,8 @@ class LocalWeights(NamedTuple):
             if copies:
                 directory.mkdir(parents=True, exist_ok=True)
                 shapes = {name: copy.shape for name, copy in copies.items()}
-                write_tensors(
-                    directory / shard_file(self.process, file), shapes, copies.__getitem__
-                )
+                path = directory / shard_file(self.process, file)
+                write_tensors(path, shapes, copies.__getitem__, self.dtype)
 
     def write_files(self, directory: Path, shards: Path) -> None:
         """Write this process's files of the model. `shards`: the directory with the shards that
@@ -114,14 +114,16 @@ class LocalWeights(NamedTuple):
                 holder: opened.enter_context(safe_open(shards / shard_file(holder, file), "np"))
                 for holder in self._holders(file) - {self.process}
             }
-            write_tensors(directory / file, shapes, lambda name: self._whole(name, from_others))
+            write_tensors(
+                directory / file, shapes, lambda name: self._whole(name, from_others), self.dtype
+            )
 
     def _whole(self, name: str, from_others: Mapping[int, Any]) -> np.ndarray:
         """A whole tensor. `from_others`: an open file of each other process with shards of it."""
         shards = self.shards[name]
         if len(shards) == 1 and shards[0].holder == self.process:
             return self.copies[name, 0]
-        whole = np.empty(self.shapes[name], np.float32)
+        whole = np.empty(self.shapes[name], self.dtype)
         for number, shard in enumerate(shards):
             if shard.holder == self.process:
                 whole[shard.slices] = self.copies[name, number]
@@ -135,16 +137,16 @@ def local_weights(
     files: Mapping[str, Sequence[str]],
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> LocalWeights:
-    """Copy this process's shards of some tensors off its devices.
+    """Copy this process's shards of some tensors off its devices, all at the same time.
 
-    `files`: the names of the tensors in each file. `sources`: the tensors that are written under
-    another name than they have.
+    `tensors`: all of one data type. `files`: the names of the tensors in each file. `sources`: the
+    tensors that are written under another name than they have.
     """
     process = jax.process_index()
     processes = jax.process_count()
     shards = dict[str, list[TensorShard]]()
-    copies = dict[tuple[str, int], np.ndarray]()
-    copied = dict[tuple[str, Bounds], np.ndarray]()
+    on_devices = dict[tuple[str, Bounds], Any]()
+    places = dict[tuple[str, int], tuple[str, Bounds]]()
     for position, names in enumerate(files.values()):
         for name in names:
             source = sources.get(name, name)
@@ -156,17 +158,19 @@ def local_weights(
             }
             for number, shard in enumerate(shards[name]):
                 if shard.holder == process:
-                    where = (source, shard.bounds)
-                    if where not in copied:
-                        copied[where] = np.asarray(own[shard.bounds]).astype(np.float32, copy=False)
-                    copies[name, number] = copied[where]
+                    places[name, number] = (source, shard.bounds)
+                    on_devices[source, shard.bounds] = own[shard.bounds]
+    # All copies begin before the first is waited for.
+    copied = jax.device_get(on_devices)
+    (dtype,) = {np.dtype(tensor.dtype) for tensor in tensors.values()}
     return LocalWeights(
+        dtype=dtype,
         process=process,
         processes=processes,
         files=files,
         shapes={name: tensors[sources.get(name, name)].shape for name in shards},
         shards=shards,
-        copies=copies,
+        copies={key: copied[place] for key, place in places.items()},
     )
 
 

@@ -191,6 +191,18 @@ def with_kernel(model: Any, kernel: str) -> Any:
     return jax.tree.map(replaced, model, is_leaf=lambda node: isinstance(node, Attention))
 
 
+def slow_rows(model: Any, segment_ids: np.ndarray) -> int:
+    """How many rows of a batch have more segments than the model's kernel takes. The micro-batches
+    with them are computed by the reference. `segment_ids`: (rows, tokens) int32.
+    """
+    layers = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, KernelAttention))
+    fused = any(isinstance(layer, KernelAttention) and layer.kernel == "cudnn" for layer in layers)
+    if not fused:
+        return 0
+    has_padding = segment_ids.min(axis=1) == 0
+    return int((segment_ids.max(axis=1) + has_padding > CUDNN_SEGMENTS).sum())
+
+
 def heads_of(config: Any, dtype: str) -> Heads:
     """What a kernel has to compute for Levanter's config of a layer of attention."""
     scale = config.scaling_factor or config.head_size**-0.5

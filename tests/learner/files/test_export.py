@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from streamrl.learner.adapter_base import base_manifest, write_base
 from streamrl.learner.files import export
+from streamrl.learner.files.tensor_files import BFLOAT16
 from streamrl.learner.model import model
 from streamrl.learner.parallel.mesh import use_mesh
 from streamrl.weights.files import describe
@@ -103,6 +104,21 @@ def test_the_size_is_known_beforehand(tiny: Path):
     with use_mesh():
         size_bytes = export.local_weights(model.load(tiny, CONTEXT)).size_bytes
     assert size_bytes == sum(tensor.nbytes for tensor in load_file(tiny / export.WEIGHTS).values())
+
+
+def test_a_bfloat16_export_has_the_rounded_values_and_names_its_data_type(
+    tiny: Path, tmp_path: Path
+):
+    with use_mesh():
+        weights = export.local_weights(model.load(tiny, CONTEXT), dtype=BFLOAT16)
+    export.save_settings(weights, tiny, tmp_path)
+    weights.write_files(tmp_path, tmp_path)
+    found = load_file(tmp_path / export.WEIGHTS)
+    for name, tensor in load_file(tiny / export.WEIGHTS).items():
+        assert found[name].dtype == BFLOAT16
+        np.testing.assert_array_equal(found[name], tensor.astype(BFLOAT16), err_msg=name)
+    assert weights.size_bytes == sum(tensor.nbytes for tensor in found.values())
+    assert export.export_config({"dtype": "float32"}, BFLOAT16)["dtype"] == "bfloat16"
 
 
 def test_a_large_model_is_several_files_of_about_the_same_size(monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -50,6 +51,7 @@ def tensor(whole: np.ndarray, process: int, sharding: Sharding, processes: int =
     own = sharding(process)
     return SimpleNamespace(
         shape=whole.shape,
+        dtype=whole.dtype,
         sharding=SimpleNamespace(devices_indices_map=lambda shape: held),
         addressable_shards=[SimpleNamespace(index=own, data=whole[own])],
     )
@@ -134,9 +136,16 @@ def test_nothing_is_handed_over_if_every_process_has_everything(
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == sorted(FILES)
 
 
-def test_what_is_in_another_precision_is_written_in_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    weights = local_weights({"a": jax.numpy.ones((2, 2), "bfloat16")}, {"one": ["a"]})
-    weights.write_files(tmp_path, tmp_path)
-    assert load_file(tmp_path / "one")["a"].dtype == np.float32
+def test_bfloat16_is_exchanged_and_written_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    whole = np.arange(18).reshape(6, 3).astype(ml_dtypes.bfloat16)
+    weights = list[LocalWeights]()
+    for process in range(3):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        weights.append(local_weights({"a": tensor(whole, process, rows)}, {"one": ["a"]}))
+        weights[-1].write_shards(tmp_path / "shards")
+    weights[0].write_files(tmp_path, tmp_path / "shards")
+    found = load_file(tmp_path / "one")["a"]
+    assert found.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(found, whole)
+    assert weights[0].size_bytes == found.nbytes == 36

@@ -150,6 +150,22 @@ def test_segments_are_told_to_cudnn_by_offset_and_length() -> None:
     assert not bool(attention.segment_table(rows, 2)[2])  # The padding is the third.
 
 
+def test_rows_with_more_segments_than_cudnn_takes_are_counted(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "CUDNN_SEGMENTS", 3)
+    rows = np.array([[1, 2, 3, 3], [1, 2, 3, 0], [1, 2, 0, 0], [1, 2, 3, 4]], np.int32)
+    with use_mesh():
+        plain = model.load(tiny, CONTEXT)
+    assert attention.slow_rows(attention.with_kernel(plain, "cudnn"), rows) == 2
+    for row in rows:
+        fits = attention.segment_table(jnp.asarray(row[None]), 3)[2]
+        counted = attention.slow_rows(attention.with_kernel(plain, "cudnn"), row[None])
+        assert counted == (not bool(fits))
+    assert attention.slow_rows(attention.with_kernel(plain, "pallas"), rows) == 0
+    assert attention.slow_rows(plain, rows) == 0
+
+
 @dataclass
 class FakeCudnn:
     """What JAX's cuDNN attention computes by its documentation, in numpy, one segment at a time."""
