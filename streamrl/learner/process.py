@@ -54,7 +54,7 @@ def main(
     """
     learner = name or run.learner.name
     own = learner_settings(run, learner, at, overrides)
-    prepare_process(run.directory, own.learner.deterministic)
+    prepare_process(own)
     if rank is not None:
         distributed.initialize(rank)
     check_division(own.learner, own.batcher.processes)
@@ -88,7 +88,11 @@ def main(
 
 
 def train(publisher: VersionPublisher, inputs: Iterable[TrainingInput]) -> None:
-    """The loop: train on one input after the other, and publish the versions."""
+    """The loop: train on one input after the other, and publish the versions.
+
+    Kafka's client fetches the next batch during the step. It is laid out after it, on this thread:
+    0.06 to 0.12 s a million tokens, of which a step takes tens of seconds.
+    """
     idle_since_s = time.monotonic()
     for taken in inputs:
         publisher.train(taken, time.monotonic() - idle_since_s)

@@ -55,7 +55,7 @@ def open_models(run: RunFile) -> ScoringModels:
 @contextmanager
 def open_updater(run: RunFile) -> Iterator[Updater]:
     """An Updater that can compute logprobs within the block: the mesh of its devices is set."""
-    prepare_process(run.directory, run.learner.deterministic)
+    prepare_process(run)
     updater = Updater(run.learner, run.batcher.rows, run.batcher.max_seq_len)
     with updater.use_mesh():
         yield updater

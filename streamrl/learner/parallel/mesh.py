@@ -20,6 +20,7 @@ from levanter.tracker import NoopConfig
 from levanter.trainer import Trainer, TrainerConfig
 from levanter.utils.mesh import DEFAULT_DP_AXES, MeshConfig
 
+from streamrl.config.run_file import RunFile
 from streamrl.config.sections.learner import Learner, Mesh
 from streamrl.learner.model.experts import EXPERT
 from streamrl.learner.model.model import BATCH, axes_of, compute_policy
@@ -28,6 +29,7 @@ from streamrl.system.tuning import return_freed_arrays
 
 logger = logging.getLogger(__name__)
 
+COMPILED = ".compiled"  # directory of compiled programs in `runs_dir`; it may be deleted
 NODES = "replica_dcn"  # Levanter's name of the mesh's axis of nodes
 
 
@@ -142,16 +144,16 @@ def shard_rows(array: np.ndarray, trainer: Trainer) -> NamedArray:
     )
 
 
-def prepare_process(run_directory: Path, deterministic: bool) -> None:
+def prepare_process(run: RunFile) -> None:
     """Settings of a process that computes with a model of the run. Call this before JAX computes
     anything, and before it compiles anything: it looks for its cache only once.
-
-    `deterministic`: as `learner.deterministic`.
     """
     return_freed_arrays()
-    if deterministic:
+    if run.learner.deterministic:
         make_deterministic()
-    enable_compilation_cache(run_directory / "compiled")
+    # All runs of `runs_dir` share it, because a first step may compile for minutes. A program's
+    # place in it follows from all that it is compiled from.
+    enable_compilation_cache(run.directory.parent / COMPILED)
 
 
 def make_deterministic() -> None:
@@ -170,8 +172,8 @@ def make_deterministic() -> None:
 
 
 def enable_compilation_cache(directory: Path) -> None:
-    """Cache compiled programs in `directory`, so that a restarted learner trains again within
-    seconds.
+    """Cache compiled programs in `directory`, so that a restarted learner, and the next run, train
+    within seconds.
     """
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from streamrl.config.run_file import parse
 from streamrl.config.sections.learner import Learner, Mesh, TinyModel
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.model import model
+from streamrl.learner.parallel import mesh as module
 from streamrl.learner.parallel.mesh import (
     check_division,
     data_parallel_devices,
@@ -157,16 +159,18 @@ def test_gpus_compute_the_same_bits_unless_somebody_has_said_otherwise(
     assert os.environ["XLA_FLAGS"] == after
 
 
-def test_deterministic_kernels_are_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kept = jax.config.jax_compilation_cache_dir
+def test_deterministic_kernels_are_a_choice_and_two_runs_share_what_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directories = list[Path]()
+    monkeypatch.setattr(module, "enable_compilation_cache", directories.append)
     monkeypatch.setenv("XLA_FLAGS", "")
-    try:
-        prepare_process(tmp_path, deterministic=False)
-        assert os.environ["XLA_FLAGS"] == ""
-        prepare_process(tmp_path, deterministic=True)
-        assert os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=true"
-    finally:
-        enable_compilation_cache(Path(kept))
+    settings = {"runs_dir": str(tmp_path), "envs": {"copy-digits": {}}}
+    prepare_process(parse({**settings, "run": "one", "learner": {"deterministic": False}}))
+    assert os.environ["XLA_FLAGS"] == ""
+    prepare_process(parse({**settings, "run": "two"}))
+    assert os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=true"
+    assert directories == [tmp_path / ".compiled"] * 2
 
 
 def test_compiled_programs_are_kept_whatever_they_cost(tmp_path: Path):
