@@ -66,15 +66,15 @@ def learner(path: Path) -> Iterator[str]:
     """The learner's rate against that of Levanter alone."""
     for shape in json.loads(path.read_text())["shapes"]:
         rates = shape["tokens_per_s"]
-        size = f"{shape['tiny']['layers']} x {shape['tiny']['hidden']}"
+        size = shape["model"]
         yield f"learner, {size}\t{rates['learner']:,.0f} tokens/s"
         yield f"Levanter alone, {size}\t{rates['levanter']:,.0f} tokens/s"
-        yield f"ratio\t{shape['ratio']['median']:.3f}"
+        yield f"ratio\t{shape['ratio_of_turns']['median']:.3f}"
 
 
 def run(directory: Path, peak_tflops: float) -> Iterator[str]:
-    """The steps of a run after those that compile: rate, MFU without attention's part, and how long
-    a server stood still for new weights.
+    """The steps of a run after those that compile: rate, MFU without attention's part, how long a
+    server stood still for new weights, and what it passes of held-out problems.
     """
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = [line["values"] for line in lines if "learner/step_s" in line["values"]]
@@ -101,6 +101,11 @@ def run(directory: Path, peak_tflops: float) -> Iterator[str]:
     ]
     if apart:
         yield f"{name}: server and learner apart\t{max(apart):.3g}, mean of a probe's tokens"
+    report = directory / "report.json"
+    evals = json.loads(report.read_text()).get("evals", {}) if report.is_file() else {}
+    for env, points in evals.items():
+        passed = ", ".join(f"{point['pass@1'][0]:.3f}" for point in points)
+        yield f"{name}: held-out pass@1 of {env}, by version\t{passed}"
 
 
 def main() -> None:

@@ -47,8 +47,8 @@ step quickstart 210 make quickstart
 told runs/quickstart
 step learn 300 make learn
 told runs/learn
-step levanter 100 "$python" -m bench.learner --pairs 24 --shape 8x1024x16x1024 \
-    --out "$logs/learner.json"
+step levanter 100 "$python" -m bench.learner --pairs 20 --shape 16x1024 \
+    --model runs/models/smollm2-135m-instruct --out "$logs/learner.json"
 "$python" -m bench.gpu learner "$logs/learner.json" 2>/dev/null | sed 's/^/    /' >>"$table"
 
 sized() { # NAME DETERMINISTIC: 20 steps of Qwen3-0.6B by its shape, with random weights

@@ -30,14 +30,14 @@ def test_a_kernel_has_its_time_and_its_distance_or_the_reason_why_not(
 
 def test_the_learner_is_next_to_levanter_alone(tmp_path: Path):
     shape = {
-        "tiny": {"layers": 8, "hidden": 1_024},
+        "model": "smollm2-135m-instruct",
         "tokens_per_s": {"learner": 190_000.4, "levanter": 200_000.0},
-        "ratio": {"median": 0.95},
+        "ratio_of_turns": {"median": 0.95},
     }
     (tmp_path / "learner.json").write_text(json.dumps({"shapes": [shape]}))
     assert [*gpu.learner(tmp_path / "learner.json")] == [
-        "learner, 8 x 1024\t190,000 tokens/s",
-        "Levanter alone, 8 x 1024\t200,000 tokens/s",
+        "learner, smollm2-135m-instruct\t190,000 tokens/s",
+        "Levanter alone, smollm2-135m-instruct\t200,000 tokens/s",
         "ratio\t0.950",
     ]
 
@@ -56,6 +56,8 @@ def test_a_run_has_its_rate_its_mfu_and_its_pauses(tmp_path: Path):
         {"values": {"buffer/groups": 1}},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evals = {"sums": [{"version": 0, "pass@1": [0.05]}, {"version": 40, "pass@1": [0.6841]}]}
+    (tmp_path / "report.json").write_text(json.dumps({"evals": evals}))
     name = tmp_path.name
     assert [*gpu.run(tmp_path, 989)] == [
         f"{name}: steps\t6",
@@ -63,4 +65,5 @@ def test_a_run_has_its_rate_its_mfu_and_its_pauses(tmp_path: Path):
         f"{name}: MFU, 6 FLOPs a parameter\t36.2% of 989 TFLOPS",
         f"{name}: a swap's pause\t250 ms",
         f"{name}: server and learner apart\t0.02, mean of a probe's tokens",
+        f"{name}: held-out pass@1 of sums, by version\t0.050, 0.684",
     ]
