@@ -35,6 +35,7 @@ NO_DATASET_FILES = ["*.py"]
 STALE_FILES = ["*.safetensors", "*.safetensors.index.json"]
 
 ANSWER_LIMIT_S = 30.0
+TOO_MANY_REQUESTS = 429
 
 Kind = Literal["model", "dataset"]
 
@@ -115,7 +116,7 @@ def _is_reachable(repo: str, kind: Kind, revision: str) -> bool:
     except (ConnectionError, Timeout):
         return False
     except huggingface_hub.errors.HfHubHTTPError as error:
-        if _status(error) < 500:
+        if _status(error) < 500 and _status(error) != TOO_MANY_REQUESTS:
             raise
         return False
     return True

@@ -55,6 +55,7 @@ class Hub:
     models: dict[str, Repository] = field(default_factory=dict)
     datasets: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)  # "METHOD path", in order
+    outage: int = 0  # HTTP status that all requests get; 0: the answers that they ask for
     uploads: Files = field(default_factory=dict)  # LFS objects by their SHA-256
 
     def model(self, repo: str, files: Mapping[str, bytes], **options: Any) -> str:
@@ -100,6 +101,8 @@ class _Handlers:
     def _find(self, request: Request) -> tuple[Repository, str] | Response:
         """The repository and the commit that a path names, or the refusal."""
         self.hub.requests.append(f"{request.method} {request.url.path}")
+        if self.hub.outage:
+            return Response(status_code=self.hub.outage)
         at = request.path_params
         repository = self.repositories.get(f"{at['owner']}/{at['name']}")
         if repository is None or (repository.private and not _may_write(request)):

@@ -139,6 +139,17 @@ def test_without_a_network_the_cache_is_used(
         fetch(HubName("me/other"), "model")
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_hub_that_refuses_for_a_while_leaves_what_the_cache_has(hub: Hub, status: int):
+    commit = hub.model("me/small", MODEL)
+    fetch(HubName("me/small"), "model")
+    hub.outage = status
+    snapshot = fetch(HubName("me/small"), "model")
+    assert snapshot.name.revision == commit and contents(snapshot.directory) == MODEL
+    with pytest.raises(HubError, match=r"^model me/other: it is not in the cache .* cannot be"):
+        fetch(HubName("me/other"), "model")
+
+
 def test_a_repository_that_is_not_there_is_refused(hub: Hub):
     with pytest.raises(
         HubError,

@@ -9,6 +9,13 @@ before the first token of the version whether its weights are right. Then vLLM r
 the prefixes of these requests again under the new weights. So the logprob of a token is that of the
 policy that its version span names, given the whole prefix. No cache block of the old weights is
 left.
+
+This costs a prefill of all that runs, at each version. vLLM can keep these keys and values instead
+(`clear_cache=False`), and then the next tokens of a request come from a mixture of two versions:
+their logprobs are those that were sampled from, but neither learner nor replay can compute them
+again, and `mismatch_mean_abs` could no longer tell a wrong weight from an old key. vLLM also gives
+up its prefix cache only as a whole, so new requests would read keys of the old weights as long as
+one old request runs.
 """
 
 from __future__ import annotations

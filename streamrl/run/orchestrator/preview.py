@@ -208,15 +208,21 @@ def _of(run: RunFile, role: str) -> list[Part]:
 
 
 def _devices(run: RunFile) -> Iterator[str]:
-    """The parts on each GPU, with the share of its memory that each reserves."""
+    """The parts on each GPU, with the share of its memory that each reserves. GPUs of a machine
+    with the same parts are in one line.
+    """
     here = installed_gpus()
+    alike: dict[tuple[str, str], list[str]] = {}
     for device, parts in topology.reserved_memory(run).items():
         gib = here[device.number].memory_gib if device.number < len(here) else 0.0
         reserved = [
             f"{name} reserves {share:.0%}" + (f" ({share * gib:.1f} GiB)" if gib else "")
             for name, share in parts.items()
         ]
-        yield f"{device}: {', '.join(reserved)}"
+        alike.setdefault((device.node, ", ".join(reserved)), []).append(str(device.number))
+    for (node, reserved_by), numbers in alike.items():
+        where = f" of {node}" if node else ""
+        yield f"{', '.join(numbers)}{where}: {reserved_by}"
     if not run.placement:
         yield "no placement: the parts share the GPU of the machine, if it has one"
 

@@ -132,6 +132,19 @@ def test_long_answers_are_old_when_they_train():
     assert told(short)["age"][0].endswith("long answers expire; raise buffer.max_age")
 
 
+def test_devices_of_a_machine_with_the_same_parts_are_in_one_line():
+    placement = {
+        "learner": {"nodes": ["a"], "devices": [0, 1], "memory_fraction": 0.8},
+        "inference": {"nodes": ["b"], "devices": [0, 1, 2, 3]},
+    }
+    run = run_of(placement=placement, inference={"replicas": 2, "tensor_parallel": 2})
+    assert told(run)["device"] == [
+        "0, 1 of a: learner reserves 80%",
+        "0, 1 of b: inference-0 reserves 90%",
+        "2, 3 of b: inference-1 reserves 90%",
+    ]
+
+
 def test_each_device_has_the_parts_that_reserve_it(model: Path):
     facts = told(
         run_of(
