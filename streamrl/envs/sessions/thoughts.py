@@ -1,22 +1,29 @@
-"""Splits an answer into its thoughts, which are between `<think>` and `</think>`, and the rest."""
+"""Splits an answer into its thoughts, such as what is between `<think>` and `</think>`, and the
+rest. Sessions and rewards know the same tags.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-_TAG = re.compile(r"<(/?)think>")
+# The tags that models write around their thoughts. A chat template may write the opening one. A
+# group that is not empty tells that the tag closes a thought.
+_TAG = re.compile(
+    r"(?i)<(/?)(?:seed:)?(?:think|thinking|thoughts?|reasoning)\s*>|\[(/?)THINK\]|◁(/?)think▷"
+    r"|<\|(?:begin|(end))_of_thought\|>"
+)
 
 
 def spans_outside_thoughts(text: str) -> Iterator[tuple[int, int]]:
     """The parts of an answer that are no thoughts, by their first character and the one after their
     last. A chat template may have opened the first thought, and the last may never be closed: a
-    part is a thought if `<think>` is the tag before it or `</think>` the tag after it.
+    part is a thought if an opening tag is before it or a closing one after it.
     """
     start = 0
     is_open = False
     for tag in _TAG.finditer(text):
-        closes = bool(tag[1])
+        closes = any(tag.groups())
         if not is_open and not closes:
             yield start, tag.start()
         is_open = not closes
@@ -30,6 +37,16 @@ def without_thoughts(text: str) -> str:
     if not _TAG.search(text):
         return text
     return "".join(text[start:end] for start, end in spans_outside_thoughts(text)).strip()
+
+
+def after_thoughts(text: str) -> str | None:
+    """What follows the last thought; all of the text if there is none. None if one is open."""
+    end = 0
+    is_open = False
+    for tag in _TAG.finditer(text):
+        is_open = not any(tag.groups())
+        end = tag.end()
+    return None if is_open else text[end:]
 
 
 def thoughts_of(text: str) -> str:

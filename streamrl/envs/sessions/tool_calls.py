@@ -10,7 +10,7 @@ How a call is written depends on the model, whose chat template shows it (`call_
 - brackets: `[3*4]` and nothing else, for models whose vocabulary is a few characters. The first
   tool is called with its first argument.
 
-What the policy writes between `<think>` and `</think>` is no call. A call stays text of the
+What the policy writes in its thoughts (`thoughts.py`) is no call. A call stays text of the
 message, because a template that writes it anew from its parts would rewrite history. All readers
 take time in proportion to the length of the answer.
 """

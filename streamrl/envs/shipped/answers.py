@@ -10,13 +10,12 @@ import re
 from typing import Literal, NamedTuple, get_args
 
 from streamrl.envs.api import Completion
+from streamrl.envs.sessions.thoughts import after_thoughts
 from streamrl.system.text import nearest_or_all
 
 AnswerPlace = Literal["whole", "after-think", "tag", "boxed"]
 PLACES: tuple[str, ...] = get_args(AnswerPlace)
 
-# The tags that models write around their thoughts. A chat template may write the opening one.
-THOUGHT_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]")
 ANSWER_TAG = re.compile(r"<(/?)answer>")
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 # What may be between two boxes, or two formulas, that are one answer together.
@@ -26,6 +25,15 @@ JOINT = re.compile(
     r"|\b(?:and|or|also|either|maybe|perhaps|possibly|if|not|it|is|alternatively|could|might|may|be"
     r"|another|other|option|possibility|second)\b)*"
 )
+
+# Letters, digits and marks as wide as a Chinese character, and the full stop.
+WIDE: dict[int, str] = {0xFEE0 + code: chr(code) for code in range(ord("!"), ord("~") + 1)}
+WIDE |= {ord("\u3000"): " ", ord("。"): ". "}
+
+
+def half_width(text: str) -> str:
+    """A text with full-width letters, digits and marks as ASCII has them."""
+    return text.translate(WIDE)
 
 
 def check_place(place: str) -> None:
@@ -65,16 +73,6 @@ def read_answer(text: str, place: AnswerPlace) -> str | None:
             return in_tag(after)
         case "boxed":
             return in_box(after)
-
-
-def after_thoughts(text: str) -> str | None:
-    """What follows the last thought; all of the text if there is none. None if one is open."""
-    end = 0
-    is_open = False
-    for tag in THOUGHT_TAG.finditer(text):
-        is_open = not (tag[1] or tag[2])
-        end = tag.end()
-    return None if is_open else text[end:]
 
 
 def in_tag(text: str) -> str | None:

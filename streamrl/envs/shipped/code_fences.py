@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 from typing import NamedTuple
 
 # A list's bullet or a quote's mark may come before a fence; a model may write a sentence before it.
@@ -10,7 +11,8 @@ OPENING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 PREFIX = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?")
 CLOSING = re.compile(r"(?P<indent>[\s>]*)(?P<fence>`{3,}|~{3,})\s*")
 LONGEST_FENCE = 500  # characters of a line; a longer one is no fence
-PYTHON = re.compile(r"(?:i?python|py)[0-9.]*|sage")
+PYTHON = re.compile(r"(?:language-|lang-)?(?:i?python|py)[0-9.]*|sage")
+NO_LANGUAGE = ("", "code", "text", "plaintext")
 IN_LINE = re.compile(r"\s*```(?:python[ \t])?([^`\n]+)```\s*")  # a program of one line
 MARKDOWN = ("markdown", "md")
 # What a block defines at its top level: a function, a class, or a lambda with a name.
@@ -43,10 +45,11 @@ def program_in(text: str) -> str:
         return in_line[1] if in_line else text
     python = [block.text for block in blocks if PYTHON.fullmatch(block.tag)]
     untagged = [block.text for block in blocks if not block.tag]
+    others = ("",) if python else NO_LANGUAGE
     code = [
         block.text
         for block in blocks
-        if PYTHON.fullmatch(block.tag) or (not block.tag and _defined(block.text))
+        if PYTHON.fullmatch(block.tag) or (block.tag in others and _defined(block.text))
     ]
     if any(map(_defined, code)):
         return _joined(code)
@@ -70,22 +73,30 @@ def _blocks(text: str) -> list[Block]:
     tag = ""
     indent = 0
     lines: list[str] = []
-    for line in text.replace("\r\n", "\n").removesuffix("\n").split("\n"):
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n"):
         if not fence:
             opening = _opening(line)
             if opening:
                 fence, tag, indent = opening
                 lines = []
         elif _closes(line, fence, indent):
-            blocks.append(Block(tag, "\n".join(lines) + "\n"))
+            blocks.append(_block(tag, lines))
             fence = ""
         else:
             lines.append(_without_indent(line, indent))
     if fence:
         if lines and not lines[-1].lstrip().startswith(("#", "`")):
             lines[-1] = lines[-1].rstrip().removesuffix(fence)
-        blocks.append(Block(tag, "\n".join(lines) + "\n"))
+        blocks.append(_block(tag, lines))
     return blocks
+
+
+def _block(tag: str, lines: list[str]) -> Block:
+    """A block of these lines, without what is before all of them: the blanks before the first fence
+    of an answer are lost where the answer is read.
+    """
+    text = "\n".join(lines) + "\n"
+    return Block(tag, dedent(text) if PYTHON.fullmatch(tag) else text)
 
 
 def _opening(line: str) -> tuple[str, str, int] | None:

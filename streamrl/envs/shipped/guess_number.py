@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
-from streamrl.envs.shipped.answers import after_thoughts
+from streamrl.envs.sessions.thoughts import after_thoughts
 
 
 class GuessNumber(MultiTurnEnv):

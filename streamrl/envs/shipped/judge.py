@@ -24,7 +24,8 @@ from streamrl.config.secrets import resolve_reference
 from streamrl.envs.api import Completion, Problem
 from streamrl.envs.engine.time_limits import acquired
 from streamrl.envs.sessions.messages import joined_text
-from streamrl.envs.shipped.answers import AnswerPlace, after_thoughts, answer_in, check_place
+from streamrl.envs.sessions.thoughts import after_thoughts
+from streamrl.envs.shipped.answers import AnswerPlace, answer_in, check_place
 from streamrl.inference.clients.chat_endpoint import ChatEndpoint
 from streamrl.inference.clients.client import Client
 from streamrl.inference.clients.pool_endpoint import PoolEndpoint

@@ -9,20 +9,22 @@ import logging
 import re
 from typing import Any
 
-from streamrl.envs.shipped.math_text import NUMBER, PLAIN_NUMBER, TOKEN, is_word
+from streamrl.envs.shipped.math_text import CJK, NUMBER, PLAIN_NUMBER, TOKEN, is_word
 
 # Signs that keyboards and models have for LaTeX's.
 SIGNS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ",
     "÷": "/", "⁄": "/", "∕": "/", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-    "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}",
+    "∅": r"\emptyset ", "°": r"^\circ ", "½": r"\frac{1}{2}",
     "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
     "€": r"\$", "£": r"\$", "¥": r"\$",
 }  # fmt: skip
 SIGN = re.compile("|".join(map(re.escape, SIGNS)))
-# Spellings that the library reads as products of letters or digits.
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+# Spellings that the library reads as products of letters or digits, or does not read.
 SPELLINGS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\{,\}|\\[,;:! ]|[ ~])\d{3})+)(?![\d,])"), ""),
     (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.])"), r"\1\\times 10^{\2}"),
@@ -34,11 +36,18 @@ SPELLINGS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)\b"), r"\\infty"),
     (re.compile(r"(?i)(?<=\d)\s*percent\b"), r"\\%"),
     (re.compile(r"\*\*"), "^"),
+    (re.compile(r"\\degree\b"), r"^\\circ"),
+    (re.compile(r"(?<=\d)\s+i(?!\w)"), "i"),
+    (re.compile(r"\^(?:\{0?\.5\}|0\.5(?!\d))"), "^{1/2}"),
     (re.compile(r"(?<![\d/.])(\d+) (\d+)/(\d+)(?![\d/.])"), r"\1\\frac{\2}{\3}"),
 ]
 THOUSANDS = SPELLINGS[0][0]
 TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|operatorname|mathbf)\s*\{([^{}]*)\}")
 SPACE = re.compile(r"\\[,;:! ]|\\q?quad\b|~")
+# 0.1\overline{6}: the digits before the point, after it, and those that repeat.
+REPEATING = re.compile(r"(\d{1,9})\.(\d{0,9})\\(?:overline|dot|bar)\s*(?:\{(\d{1,9})\}|(\d))")
+# "(B) 12", "B. 12": a choice with what it is.
+CHOICE = re.compile(r"\(([A-J])\)(?: .*)?|([A-J])(?:[).:] .*)?", re.DOTALL)
 # A date, or a range of two whole numbers: no difference.
 AS_WRITTEN = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}|\d+ ?- ?\d+")
 # Arithmetic that was left to do, which a prompt may have asked for.
@@ -73,7 +82,9 @@ UNITS = {
     )
     for name in names
 }
-UNIT_AT_END = re.compile(rf"(?i)(\d)\s*(?:{'|'.join(name for name in UNITS if len(name) > 2)})$")
+UNIT_AT_END = re.compile(
+    rf"(?i)(\d)\s*(?:{'|'.join(name for name in UNITS if len(name) > 2)}|{CJK}{{1,6}})$"
+)
 # Two numbers that the library takes for equal because both are nearly 0 have to be so close.
 NEAR = 1e-3
 
@@ -86,6 +97,8 @@ def equal(right: str, answer: str) -> bool:
         return False
     if as_words(right) == as_words(answer):
         return True
+    if _choice(right) and _choice(answer):
+        return _choice(right) == _choice(answer)
     if is_text(right) or AS_WRITTEN.fullmatch(right):
         return as_words(right) == as_words(answer)
     if PLAIN_NUMBER.fullmatch(right) and (_is_left_to_do(answer) or _is_untrue(answer)):
@@ -114,10 +127,27 @@ def is_usable(right: str) -> bool:
 def respelled(text: str) -> str:
     """A text with signs and numbers as LaTeX writes them."""
     text = SIGN.sub(lambda match: SIGNS[match[0]], text)
+    text = SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(SUPERSCRIPTS)}}}", text)
+    text = REPEATING.sub(_fraction, text)
     text = THOUSANDS.sub(lambda match: match[1] + re.sub(r"\D", "", match[2]), text)
     for pattern, spelling in SPELLINGS[1:]:
         text = pattern.sub(spelling, text)
     return text.strip().rstrip(".,;").strip()
+
+
+def _fraction(repeating: re.Match[str]) -> str:
+    """The fraction that a decimal number with digits that repeat is."""
+    fixed = repeating[1] + repeating[2]
+    period = repeating[3] or repeating[4]
+    numerator = int(fixed + period) - int(fixed)
+    return f"\\frac{{{numerator}}}{{{(10 ** len(period) - 1) * 10 ** len(repeating[2])}}}"
+
+
+def _choice(text: str) -> str:
+    """The letter of a choice that an answer is, with or without what is chosen."""
+    text = " ".join(SPACE.sub(" ", TEXT.sub(r"\1", text)).split())
+    match = CHOICE.fullmatch(text)
+    return (match[1] or match[2]) if match else ""
 
 
 def as_words(text: str) -> str:
@@ -201,4 +231,4 @@ def _are_near(right: Any, answer: Any) -> bool:
         second = complex(answer)
     except Exception:  # SymPy raises whatever its classes raise
         return True
-    return abs(first - second) <= NEAR * max(abs(first), abs(second))
+    return first == second or abs(first - second) <= NEAR * max(abs(first), abs(second))

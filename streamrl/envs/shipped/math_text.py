@@ -15,6 +15,7 @@ from streamrl.envs.shipped.answers import JOINT, closed_boxes, in_box, in_tag
 # "The final answer is:", "**Answer**", "####". What is between the noun and the verb is bounded.
 STATED = re.compile(
     r"(?i)####|\banswers?\b[^\n.:=$\\]{0,60}?[*_]{0,3}\s*(?:\bis\b|\bare\b|:|=|\n)(?:[*_:\s]|is\b)*"
+    r"|答案(?:应该)?(?:是|为|為|:|=)[*_:\s]*"
 )
 IT_IS = re.compile(
     r"(?i)^(?:(?:so|thus|hence|therefore|then)\b,?\s*)?(?:it|this|that)(?: is| was|'s)\s+"
@@ -25,8 +26,10 @@ FORMULA = re.compile(
     r"|\\\((?P<round>(?:(?!\\\().)+?)\\\)|\\\[(?P<square>(?:(?!\\\[).)+?)\\\]",
     re.DOTALL,
 )
+CJK = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # letters of Chinese, Japanese and Korean
 TOKEN = re.compile(
-    r"\\(?:text|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.|[A-Za-z]+|.",
+    r"\\(?:text|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.|[A-Za-z]+"
+    rf"|{CJK}+|.",
     re.DOTALL,
 )
 # Words of letters that are mathematics, or units that the library takes off.
@@ -127,6 +130,8 @@ def _is_prose(text: str) -> bool:
 
 def is_word(token: str) -> bool:
     """Whether a token of a text is a word of a sentence."""
+    if re.match(CJK, token):
+        return True
     if not token.isalpha() or len(token) == 1 or token.lower() in MATH_WORDS:
         return False
     return len(token) > 2 or token.lower() in SHORT_WORDS

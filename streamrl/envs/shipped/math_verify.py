@@ -18,7 +18,14 @@ from typing import Any
 from streamrl.envs.api import Completion, Problem
 from streamrl.envs.sandbox.limits import SandboxLimits
 from streamrl.envs.sandbox.subprocess_call import CallFailed, SubprocessPool
-from streamrl.envs.shipped.answers import AnswerPlace, answer_in, check_place, closed_boxes, in_box
+from streamrl.envs.shipped.answers import (
+    AnswerPlace,
+    answer_in,
+    check_place,
+    closed_boxes,
+    half_width,
+    in_box,
+)
 from streamrl.envs.shipped.math_equality import as_words, equal, is_usable
 from streamrl.envs.shipped.math_text import FORMULA, PLAIN_NUMBER, said_words, stated_math
 
@@ -88,7 +95,8 @@ def same(right: str, said: str) -> bool:
     """Whether a text states the right answer, which may be written in any way. The library's own
     time-outs are off, because the process that this runs in is ended from outside.
     """
-    wanted = gold_math(right)
+    wanted = gold_math(half_width(right))
+    said = half_width(said)
     if wanted is None:
         return False
     if closed_boxes(said) == [] and as_words(said_words(said)) == as_words(wanted):

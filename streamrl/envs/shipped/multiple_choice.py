@@ -19,6 +19,7 @@ from streamrl.envs.shipped.answers import (
     answer_in,
     check_place,
     closed_boxes,
+    half_width,
     in_box,
     in_tag,
 )
@@ -32,15 +33,26 @@ STATED = re.compile(
     r"(?i)\b(?:answer|choice|option)s?\b[*_]*(?:\s+(?:to|of|for)\b[^\n.:]{0,60}?)?\s*"
     r"(?:\b(?:is|are|would be|must be|should be|has to be)\b|[:=])"
     r"(?:\s*(?:clearly|definitely|therefore|thus|indeed|simply|actually|option|choice|letter|:))*"
+    r"|\b(?:it|that)(?:'s| is)\b"
     r"|\bI(?:'d| would| will|'ll)?\s+(?:choose|pick|select|say|go with|chose|picked|selected)\b"
     r"(?:\s+(?:option|choice|letter))?"
     r"|\b(?:so|thus|hence|therefore)\b,?(?:\s+(?:it|that)(?:'s| is| must be| has to be))?"
 )
-JUDGED = re.compile(r"(?i)\s*(?:is|must be|has to be)\s+(?:the\s+)?(?:right|correct|true)\b")
+JUDGED = re.compile(
+    r"(?i)[\s)*_\]]*\b(?:is|must be|has to be)\s+(?:the\s+)?(?:right|correct|true)\b"
+)
 REJECTED = re.compile(
-    r"(?i)[\s)*_.:,-]*(?:(?:is|was|are)\s+)?(?:no|not|wrong|incorrect|false|isn't|cannot|can't)\b"
+    r"(?i)[\s)*_.:,-]*(?:(?:is|was|are)\s+)?"
+    r"(?:(?:no|not)\b(?![\s(*_]*(?-i:[A-J])\b)|(?:wrong|incorrect|false|isn't|cannot|can't)\b)"
+)
+# Where a small letter is a choice: it is all of the text, or follows one of these words and ends a
+# clause.
+SMALL = re.compile(
+    r"(?i)(?:\b(?:options?|choice|answer)\b[*_]*(?:\s+is\b)?[\s:=(*_]*|^[\s(*_\[{$`\"']*)"
+    r"(?P<letter>[a-j])(?=[\s)*_\]}$`\"']*(?:[.,:;!\n]|$))"
 )
 NOT = re.compile(r"(?i)(?:\bnot|n't(?: be)?|\bnor)\s+(?:option|choice|letter)?[\s(*\"']*$")
+LONE = r"(?<![A-Za-z0-9])(?<![A-Za-z]['’])"  # what is not before a letter that is a choice
 BEFORE = " \t*_(\"'>-`[{"  # marks that come before a letter at the beginning of a line
 MOST_MARKS = 12
 # Between two letters, these make a list of them. A sentence about the second one ends it.
@@ -126,11 +138,13 @@ def chosen_letter(text: str, letters: str = LETTERS) -> str:
     is called right, one that the text begins with, and the last one that the text names. A list of
     letters chooses none, and "A" and "I" in a sentence are words.
     """
+    text = half_width(text)
     if closed_boxes(text) is None:
         return ""
     held = in_box(text) or in_tag(text)
-    if held is not None:
-        return _only_letter(held, letters)
+    if held is not None or "<answer>" in text:
+        return _only_letter(held or "", letters)
+    text = _capitalized(text)
     named = letters_in(text, letters)
     stated = _stated(text, named)
     if stated is not None:
@@ -149,10 +163,17 @@ def chosen_letter(text: str, letters: str = LETTERS) -> str:
 def letters_in(text: str, letters: str) -> list[Letter]:
     """The letters of choices that a text names, in order."""
     found: list[Letter] = []
-    for match in re.finditer(rf"(?<![A-Za-z0-9'’])([{letters}])(?![A-Za-z0-9'’])", text):
+    for match in re.finditer(rf"{LONE}([{letters}])(?![A-Za-z0-9])(?!['’][A-Za-z])", text):
         if not _is_word(text, match):
             found.append(Letter(match[1], match.start(), match.end()))
     return found
+
+
+def _capitalized(text: str) -> str:
+    """A text whose small letters are capitals where they are a choice."""
+    return SMALL.sub(
+        lambda match: text[match.start() : match.end() - 1] + match["letter"].upper(), text
+    )
 
 
 def _is_word(text: str, match: re.Match[str]) -> bool:
@@ -176,6 +197,7 @@ def _is_rejected(text: str, named: Letter) -> bool:
 
 def _only_letter(held: str, letters: str) -> str:
     """The one letter that a box or a tag names."""
+    held = _capitalized(held)
     held = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s*", "", held)
     named = {each.letter for each in letters_in(held, letters)}
     return named.pop() if len(named) == 1 else ""

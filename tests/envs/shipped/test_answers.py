@@ -7,29 +7,11 @@ import pytest
 from streamrl.envs.api import Completion
 from streamrl.envs.shipped.answers import (
     AnswerPlace,
-    after_thoughts,
     answer_in,
     check_place,
+    half_width,
     read_answer,
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ("8", "8"),
-        ("<think>7?</think>\n8", "\n8"),
-        ("7? No.</think> 8", " 8"),  # the chat template has opened the thought
-        ("<think>a</think> 7 <think>b</think> 8", " 8"),
-        ("[THINK]a[/THINK]8", "8"),
-        ("<reasoning>a</reasoning><answer>8</answer>", "<answer>8</answer>"),
-        ("<think>Is it 8", None),
-        ("8 <think>or 9", None),
-        ("<think>8</think>", ""),
-    ],
-)
-def test_what_follows_the_last_thought(text: str, after: str | None):
-    assert after_thoughts(text) == after
 
 
 @pytest.mark.parametrize(
@@ -82,3 +64,7 @@ def test_a_text_of_a_megabyte_is_read(piece: str):
     text = piece * (1_000_000 // len(piece))
     for place in ("whole", "after-think", "tag", "boxed"):
         read_answer(text, place)
+
+
+def test_full_width_letters_digits_and_marks_are_those_of_ascii():
+    assert half_width("答案：（Ｂ），１２．５％。\u3000次") == "答案:(B),12.5%.  次"

@@ -13,6 +13,12 @@ F = "def f(x):\n    return x + 1\n"
     ("text", "program"),
     [
         ("c = 3", "c = 3"),
+        ("```python\n  def f(x):\n    return x + 1\n  ```", "def f(x):\n  return x + 1\n"),
+        (f"```python\n{F}```".replace("\n", "\r"), F),
+        (f"```language-python\n{F}```", F),
+        (f"```code\n{F}```", F),
+        (f"```text\n{F}```", F),
+        (f"```python\n{F}```\n```text\nclass of f: int\ndef f\n```", F),
         (f"```python\n{F}```\nRun it:\n```bash\npython a.py\n```", F),
         (f"```python\n{F}```\nOutput:\n```\n3\n```", F),
         (f"```python3\n{F}```", F),

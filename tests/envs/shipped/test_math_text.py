@@ -41,6 +41,9 @@ from streamrl.envs.shipped.math_text import stated_math
         (r"so \[ it is \[7\]", "7"),
         ("It costs 5 and ", "5"),
         ("Evelyn", "Evelyn"),
+        ("答案:12", "12"),
+        ("所以答案是 12 个苹果.", "12"),
+        ("她一共有12个苹果.", "12"),
         ("", None),
     ],
 )
