@@ -33,6 +33,8 @@ def canonical(message: Mapping[str, Any]) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ValueError(f"a message has a role and content, not {_shown(message)}")
+    if role == "user" and message.get("content") is None:
+        raise ValueError("a message of the user has no content")
     result: Message = {"role": role, "content": text_of(message.get("content"))}
     if role == "assistant" and message.get("reasoning"):
         result["reasoning"] = text_of(message["reasoning"])

@@ -35,7 +35,8 @@ def value_of(cell: Any) -> Any:
     if type(cell).__name__ in MISSING:
         return None
     if type(cell).__module__ == "numpy" and hasattr(cell, "tolist"):
-        return cell.tolist()
+        # 0.1 of single precision is 0.1, and not 0.10000000149011612.
+        return float(str(cell)) if type(cell).__name__ in ("float16", "float32") else cell.tolist()
     return cell
 
 

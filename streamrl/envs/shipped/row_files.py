@@ -8,12 +8,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 NAMED = 5  # How many further lines that cannot be used an error names.
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+LFS_POINTER = b"version https://git-lfs"
 LARGEST_CELL = 1 << 27  # characters of a cell of a CSV file
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 KINDS = ".jsonl, .json, .csv, .tsv or .parquet"
@@ -95,7 +99,7 @@ def unusable(source: str, bad: Sequence[tuple[int, str]]) -> str:
 def _json(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         start = file.read(64)
-        _check_encoding(path, start)
+        _check_start(path, start)
         file.seek(len(BOM) if start.startswith(BOM) else 0)
         if path.suffix.lower() == ".json" and start.removeprefix(BOM).lstrip().startswith(b"["):
             yield from enumerate(_array(path, file.read()), 1)
@@ -136,7 +140,10 @@ def _duplicate(names: Iterable[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def _check_encoding(path: Path, start: bytes) -> None:
+def _check_start(path: Path, start: bytes) -> None:
+    """Raises ValueError for a file that begins as no file with rows does."""
+    if start.startswith(LFS_POINTER):
+        raise ValueError(f"file {path} is a pointer of Git LFS; `git lfs pull` fetches the file")
     if start.startswith(UTF16):
         raise ValueError(f"file {path} is UTF-16 or UTF-32; store it as UTF-8")
 
@@ -144,7 +151,7 @@ def _check_encoding(path: Path, start: bytes) -> None:
 def _csv(path: Path) -> Iterator[Row]:
     """The rows of a CSV file: texts, or None for an empty cell. The first row has the names."""
     data = path.read_bytes()
-    _check_encoding(path, data)
+    _check_start(path, data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -177,17 +184,32 @@ def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     number = 0
+    with path.open("rb") as file:
+        _check_start(path, file.read(64))
     try:
         with pq.ParquetFile(path) as file:
             twice = _duplicate(file.schema_arrow.names)
             if twice is not None:
                 raise ValueError(f"file {path}: two columns have the name {twice!r}; rename one")
             for batch in file.iter_batches():
-                for row in batch.to_pylist():
+                for row in _shortest(batch).to_pylist():
                     number += 1
                     yield number, {name: _without_nulls(cell) for name, cell in row.items()}
     except pa.ArrowException as error:
         raise ValueError(f"file {path} is no Parquet ({' '.join(str(error).split())})") from None
+
+
+def _shortest(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch whose numbers of single precision are the doubles of the same spelling: 0.1 and not
+    0.10000000149011612.
+    """
+    import pyarrow as pa
+
+    for index, field in enumerate(batch.schema):
+        if field.type == pa.float32():
+            column = batch.column(index).cast(pa.string()).cast(pa.float64())
+            batch = batch.set_column(index, field.name, column)
+    return batch
 
 
 def _without_nulls(cell: Any) -> Any:

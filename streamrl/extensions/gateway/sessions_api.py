@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from streamrl.inference.clients.client import Client
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import Record, Reward, SessionEnd, SessionStart
 from streamrl.stream.records.limits import MAX_ID
+from streamrl.system.text import nearest_or_all
 
 MAX_NAMED = 100_000  # characters of a task or a group; records have a hash of a long one
 MAX_METADATA_BYTES = 1 << 18
@@ -30,6 +31,11 @@ MAX_CAUSE = 1_000  # characters of a failure
 RETRY_AFTER_S = 1
 # Time for which the keys of a session are good. The session gives new ones when it is resumed.
 SESSION_KEYS_S = 7 * 86_400.0
+# The fields of each request about a session.
+START = ("env", "task_id", "session_id", "group_id", "metadata", "resume")
+REWARD = ("reward", "name", "interaction_id")
+END = ("failure", "truncation")
+END_OF_SERVER = ("env", "server", "failure")
 # What responses prefix a call's id with.
 ID_PREFIXES = ("chatcmpl-", "resp_", "msg_")
 
@@ -59,6 +65,7 @@ class SessionsApi:
 
     async def start(self, env: str, body: Body, base_url: str, is_retry: bool) -> dict[str, Any]:
         """Begin a session, or resume one. Raises RequestRejected."""
+        check_fields(body, START)
         check_env(env, body)
         session_id = string(body, "session_id") or secrets.token_hex(16)
         if not SESSION_ID.fullmatch(session_id):
@@ -109,6 +116,7 @@ class SessionsApi:
         """Write a reward of a session, which may have ended while it was judged. Raises
         RequestRejected, also where the reward came too late to count.
         """
+        check_fields(body, REWARD)
         reward_name = self._reward_name(name.env, body)
         call = string(body, "interaction_id", limit=MAX_ID)
         for prefix in ID_PREFIXES:
@@ -136,6 +144,7 @@ class SessionsApi:
 
     async def end(self, name: SessionName, body: Body) -> dict[str, Any]:
         """End a session. One that has ended already stays as it is. Raises RequestRejected."""
+        check_fields(body, END)
         end = SessionEnd(
             session=name.session,
             failure=string(body, "failure", limit=MAX_CAUSE),
@@ -153,6 +162,7 @@ class SessionsApi:
         """Fail the open sessions of an env server that has died: those with its name in
         `metadata.server`. Raises RequestRejected.
         """
+        check_fields(body, END_OF_SERVER)
         check_env(env, body)
         server = string(body, "server")
         failure = string(body, "failure", limit=MAX_CAUSE)
@@ -230,9 +240,6 @@ class SessionsApi:
         """The name of a reward. One that is given none is that of the only one the env waits for.
         Raises RequestRejected for another than the env waits for.
         """
-        for field in ("scorer", "scorer_version"):
-            if body.get(field):
-                raise rejection(field, "only `streamrl rescore` names who has judged; leave it out")
         sessions = self._run.envs[env].sessions
         wanted = sessions.rewards if sessions is not None else []
         default = wanted[0] if len(wanted) == 1 else "reward"
@@ -271,6 +278,16 @@ class SessionsApi:
             raise RequestRejected(
                 503, f"no server of pool {pool} is ready yet", retry_after_s=RETRY_AFTER_S
             )
+
+
+def check_fields(body: Body, known: Sequence[str]) -> None:
+    """Raises RequestRejected for a field that the request does not have: with a misspelled
+    `interaction_id` the reward of a call would be the session's.
+    """
+    for field, value in body.items():
+        if field not in known and value is not None:
+            hint = nearest_or_all(field, known)
+            raise rejection(field, f"this request does not have this field; {hint}")
 
 
 def check_env(env: str, body: Body) -> None:

@@ -56,6 +56,7 @@ def test_an_answer_that_calls_tools_is_known_by_its_calls():
     ("message", "why"),
     [
         ({"content": "hi"}, "a message has a role"),
+        ({"role": "user"}, "a message of the user has no content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "reads text only"),
         ({"role": "user", "content": 7}, "the content of a message is text"),
         ({"role": "assistant", "tool_calls": 5}, "the tool calls of a message are a list, not 5"),

@@ -20,6 +20,7 @@ def written(path: Path, data: str | bytes) -> Path:
 
 
 LINES = "\n".join(map(json.dumps, ROWS))
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 CSV = "prompt,gt_answer\n1+1=?,2\n2+2=?,4\n"
 
 
@@ -67,6 +68,9 @@ def test_nulls_within_the_cells_of_a_parquet_file_are_left_out(tmp_path: Path):
     [
         ("a.jsonl", '{"a": 1, "a": 2}', "a.jsonl:1: not JSON .'a' is there twice"),
         ("a.jsonl", '{"a": "\xe9"}'.encode("latin-1"), "a.jsonl:1: not UTF-8 .* byte 7"),
+        ("a.jsonl", POINTER, "a.jsonl is a pointer of Git LFS"),
+        ("a.csv", POINTER, "a.csv is a pointer of Git LFS"),
+        ("a.parquet", POINTER, "a.parquet is a pointer of Git LFS"),
         ("a.jsonl", LINES.encode("utf-16"), "a.jsonl is UTF-16 or UTF-32; store it as UTF-8"),
         ("a.jsonl", '{"a": 1}\n[1]', "a.jsonl:2: not a map of columns but list"),
         ("a.json", "[{]", "a.json is not JSON"),
@@ -91,3 +95,11 @@ def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path: Path):
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="two columns have the name 'a'"):
         next(rows(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_a_number_is_spelled_as_it_was_written_whatever_its_precision(
+    kind: pa.DataType, tmp_path: Path
+):
+    pq.write_table(pa.table({"a": pa.array([0.1, None], kind)}), tmp_path / "a.parquet")
+    assert [row for _, row in rows(tmp_path / "a.parquet")] == [{"a": 0.1}, {"a": None}]

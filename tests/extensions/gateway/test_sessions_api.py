@@ -28,9 +28,12 @@ def test_a_session_is_a_record_and_so_is_its_reward(tmp_path: Path):
         for wrong in (None, True, "1", [1], -0.1, 1.5, 1e300):
             refused = post(f"{url}/rl/set_reward", key, json={"reward": wrong})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
-        for field, value in (("name", "style"), ("scorer", "judge"), ("scorer_version", "2")):
+        for field, value in (("name", "style"), ("scorer", "judge"), ("interaction", answer["id"])):
             refused = post(f"{url}/rl/set_reward", key, json={"reward": 1, field: value})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == field
+        assert "did you mean 'interaction_id'" in refused.json()["error"]["message"]
+        refused = post(f"{url}/rl/end_session", key, json={"reward": 1})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
         # the rollout is made: an equal request has been sent again, another comes too late
         assert post(f"{url}/rl/set_reward", key, json={"reward": 0.5}).status_code == 200
         assert post(f"{url}/rl/set_reward", key, json={"reward": 0.25}).status_code == 409
