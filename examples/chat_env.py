@@ -55,7 +55,7 @@ def main(run: RunFile, log: Log, env: str, model: Path, groups: int) -> None:
                 max_tokens=settings.max_tokens,
                 temperature=settings.temperature,
                 logprobs=True,
-                # Without ids nobody could tell whether the prompt is the one that was sampled from.
+                # Without ids it is unknown whether the prompt is the one that was sampled from.
                 extra_body={"return_token_ids": True, "skip_special_tokens": False},
             )
             # vLLM does not say which version sampled which token. None is older than this one.
@@ -72,7 +72,7 @@ def main(run: RunFile, log: Log, env: str, model: Path, groups: int) -> None:
 def rollouts_of(
     context: InferenceContext, env: str, group: str, producer: str, question: str, completion: Any
 ) -> list[Rollout]:
-    """A rollout of each choice. What is not aligned with the server's tokens says so, and is not
+    """A rollout of each choice. What is not aligned with the server's tokens is marked, and is not
     trained on.
     """
     return [

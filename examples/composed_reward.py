@@ -19,7 +19,7 @@ from streamrl.envs.api import Completion, Problem, RewardBreakdown
 
 class Brief:
     """The reward is -1 for each sampled token after the first `most_tokens` of a turn. It is given
-    at the token itself, so that only what was said up to there is blamed.
+    at the token itself, so that only the text up to there is blamed.
     """
 
     def __init__(self, most_tokens: int) -> None:

@@ -18,8 +18,8 @@ class SameLength:
         asked = [{"role": "user", "content": question}]
         answer = await client.chat.completions.create(model="policy", messages=asked)
         await client.close()
-        said = answer.choices[0].message.content
-        return Outcome({"length": float(len(said) == len(question))})
+        text = answer.choices[0].message.content
+        return Outcome({"length": float(len(text) == len(question))})
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""An env in a program of its own. It knows nothing of streamrl: it uses Kafka (kafka-python),
+"""An env in a separate program. It knows nothing of streamrl: it uses Kafka (kafka-python),
 MessagePack and HTTP. The policy is asked a digit, and earns 1 for answering an even one.
 
     python examples/external_env.py BOOTSTRAP RUN ENV GROUPS
@@ -102,7 +102,7 @@ def main(bootstrap, run, env, groups):
 
 def read_table(bootstrap, topic):
     """Read a compacted topic to its end: the newest record of each key, by key. A record without a
-    value says that its key is gone.
+    value means that its key is gone.
     """
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap,
@@ -204,8 +204,8 @@ def publish(producer, run, env, group_id, server, question, prompt_ids, choices,
 
 
 def rollout(env, group_id, index, server, question, prompt_ids, choice):
-    """The record of one answer: what the model was asked, what it said, and what that earned."""
-    # The server says which policy version sampled which tokens: [version, start, end].
+    """The record of one answer: what the model was asked, its text, and what that earned."""
+    # The server reports which policy version sampled which tokens: [version, start, end].
     version_spans = []
     for span in choice["weight_versions"]:
         version_spans.append([int(span["version"]), span["start"], span["end"]])

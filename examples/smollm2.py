@@ -115,7 +115,7 @@ def write_tokenizer(settings: dict[str, Any], directory: Path) -> None:
 
 
 def settings_files(settings: dict[str, Any], tied: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The names and contents of the JSON files beside the weights and the tokenizer."""
+    """The names and contents of the JSON files next to the weights and the tokenizer."""
     texts = settings["tokenizer.ggml.tokens"]
     ids = {name: settings[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")}
     yield (

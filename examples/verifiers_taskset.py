@@ -1,4 +1,4 @@
-"""A taskset of the library verifiers, version 1 of its API, with a harness of its own. It knows
+"""A taskset of the library verifiers, version 1 of its API, with its harness. It knows
 nothing of streamrl. The run file names it:
 
     envs:
@@ -30,9 +30,9 @@ class SumTask(vf.Task[SumData]):
 
     @vf.reward(weight=0.5)
     async def brief(self, trace: vf.Trace) -> float:
-        """The less the policy says, the better."""
-        said = sum(len(str(message.content)) for message in trace.assistant_messages)
-        return 1 / (1 + said)
+        """The shorter the policy's answers, the better."""
+        length = sum(len(str(message.content)) for message in trace.assistant_messages)
+        return 1 / (1 + length)
 
 
 class SumTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):
@@ -44,7 +44,7 @@ class SumTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):
 
 
 class TwoTurns(vf.Harness[vf.HarnessConfig]):
-    """Asks, says "again", and asks once more."""
+    """Asks, answers "again", and asks once more."""
 
     NEEDS_CONTAINER = False
     EXECUTES_CODE = False
@@ -57,8 +57,8 @@ class TwoTurns(vf.Harness[vf.HarnessConfig]):
                 body = {"model": ctx.model, "messages": messages}
                 answer = await client.post("/chat/completions", json=body)
                 answer.raise_for_status()
-                said = answer.json()["choices"][0]["message"]["content"]
-                messages.append({"role": "assistant", "content": said})
+                text = answer.json()["choices"][0]["message"]["content"]
+                messages.append({"role": "assistant", "content": text})
                 if follow_up:
                     messages.append({"role": "user", "content": follow_up})
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")

@@ -25,11 +25,11 @@ def practise(number):
     key = opened["grading_key"]  # which the agent does not get
     try:
         client = OpenAI(base_url=opened["base_url"], api_key=opened["api_key"])
-        said = agent(client, f"{number}+{number}=")
+        answer = agent(client, f"{number}+{number}=")
     except Exception as error:  # Nothing was earned, and nothing is trained on.
         post("/rl/end_session", key, failure=repr(error)[:500])
         return
-    post("/rl/set_reward", key, reward=float(said == str(2 * number)))
+    post("/rl/set_reward", key, reward=float(answer == str(2 * number)))
     post("/rl/end_session", key)
 
 

@@ -1,11 +1,11 @@
-"""Lets an agent practise: it poses problems, runs the agent on each of them several times, and says
-what each run has earned. It knows nothing of streamrl but the gateway's address.
+"""Lets an agent practise: it poses problems, runs the agent on each of them several times, and
+reports what each run has earned. It knows nothing of streamrl but the gateway's address.
 
     python practice.py AGENT GATEWAY [SESSIONS]
 
-AGENT is the name of a file beside this one: with_openai, with_anthropic or with_agents_sdk. GATEWAY
-is an address such as http://127.0.0.1:8700. STREAMRL_GATEWAY_KEY is the key that opens sessions, as
-`streamrl gateway-key` prints it. Without SESSIONS it goes on until the gateway is gone.
+AGENT is the name of a file next to this: with_openai, with_anthropic or with_agents_sdk. GATEWAY is
+an address such as http://127.0.0.1:8700. STREAMRL_GATEWAY_KEY is the key that opens sessions, as
+`streamrl gateway-key` prints it. Without SESSIONS it continues until the gateway is gone.
 
 The problem is `7*8=`. The agent has a calculator, which the policy is to call and whose result it
 is to say. Both are worth half a point.
@@ -51,30 +51,30 @@ def practise(agent, gateway, task, group):
     key = opened["grading_key"]  # which the agent does not get
 
     try:
-        said = agent.solve(gateway, opened["api_key"], f"{expression}=", calculator)
+        texts = agent.solve(gateway, opened["api_key"], f"{expression}=", calculator)
     except Exception as error:  # the run has failed, which is not a reward of 0
         post(gateway, "/rl/end_session", key, {"failure": repr(error)[:200]})
         return
 
-    answered = said[-1] if len(said) > 1 else ""
+    answered = texts[-1] if len(texts) > 1 else ""
     rewards = {
-        "call": positions_right(f"[{expression}]", said[0]),
+        "call": positions_right(f"[{expression}]", texts[0]),
         "answer": positions_right(calculator(expression), answered),
     }
     for name, value in rewards.items():
         post(gateway, "/rl/set_reward", key, {"name": name, "reward": value})
     post(gateway, "/rl/end_session", key, {})
-    done = json.dumps({"session": opened["session_id"], "calls": len(said)})
+    done = json.dumps({"session": opened["session_id"], "calls": len(texts)})
     print(done + "\n", end="", flush=True)  # in one piece: other threads print too
 
 
-def positions_right(expected, said):
-    """The share of the positions of a text that are right; what stands behind its end is wrong. A
+def positions_right(expected, found):
+    """The share of the positions of a text that are right; what comes after its end is wrong. A
     special token, such as <user>, takes one position.
     """
-    said = re.findall(r"<\w+>|.", said, re.DOTALL)
-    right = sum(a == b for a, b in zip(expected, said, strict=False))
-    return right / max(len(expected), len(said), 1)
+    found = re.findall(r"<\w+>|.", found, re.DOTALL)
+    right = sum(a == b for a, b in zip(expected, found, strict=False))
+    return right / max(len(expected), len(found), 1)
 
 
 def post(gateway, path, key, body):

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 
 def solve(gateway, key, question, calculator):
-    """Answer a question. Returns what the policy said, turn by turn."""
+    """Answer a question. Returns the text of each turn of the policy."""
     return asyncio.run(connect(gateway, key, question, calculator))
 
 
@@ -46,7 +46,7 @@ async def run(client, question, calculate):
 
 
 def said_in(response):
-    """What the policy said in one call: a call of the tool, or a text, which may be empty."""
+    """What the policy answered in one call: a call of the tool, or a text, which may be empty."""
     text = ""
     for item in response.output:
         if item.type == "function_call":

@@ -11,7 +11,7 @@ TOOL = {
 
 
 def solve(gateway, key, question, calculator):
-    """Answer a question. Returns what the policy said, turn by turn."""
+    """Answer a question. Returns the text of each turn of the policy."""
     client = Anthropic(
         base_url=gateway,
         api_key=key,
@@ -19,21 +19,21 @@ def solve(gateway, key, question, calculator):
         max_retries=8,
     )
     messages = [{"role": "user", "content": question}]
-    said = []
-    while len(said) < 3:
+    texts = []
+    while len(texts) < 3:
         reply = client.messages.create(
             model="policy", max_tokens=6, messages=messages, tools=[TOOL]
         )
         messages.append({"role": "assistant", "content": reply.content})
         uses = [block for block in reply.content if block.type == "tool_use"]
         if not uses:
-            return [*said, "".join(block.text for block in reply.content)]
+            return [*texts, "".join(block.text for block in reply.content)]
         expression = uses[0].input["expression"]
-        said.append(f"[{expression}]")
+        texts.append(f"[{expression}]")
         result = {
             "type": "tool_result",
             "tool_use_id": uses[0].id,
             "content": calculator(expression),
         }
         messages.append({"role": "user", "content": [result]})
-    return said
+    return texts

@@ -16,7 +16,7 @@ TOOL = {
 
 
 def solve(gateway, key, question, calculator):
-    """Answer a question. Returns what the policy said, turn by turn."""
+    """Answer a question. Returns the text of each turn of the policy."""
     client = OpenAI(
         base_url=f"{gateway}/v1",
         api_key=key,
@@ -24,16 +24,16 @@ def solve(gateway, key, question, calculator):
         max_retries=8,
     )
     messages = [{"role": "user", "content": question}]
-    said = []
-    while len(said) < 3:
+    texts = []
+    while len(texts) < 3:
         reply = client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
         message = reply.choices[0].message
         messages.append(message)
         if not message.tool_calls:
-            return [*said, message.content or ""]
+            return [*texts, message.content or ""]
         call = message.tool_calls[0]
         expression = json.loads(call.function.arguments)["expression"]
-        said.append(f"[{expression}]")
+        texts.append(f"[{expression}]")
         result = {"role": "tool", "tool_call_id": call.id, "content": calculator(expression)}
         messages.append(result)
-    return said
+    return texts

@@ -72,7 +72,7 @@ def check(run: str, with_memory: bool, overrides: tuple[str, ...]) -> None:
 
 @click.command()
 @run_argument
-@click.option("--resume", is_flag=True, help="Go on with the run where it was.")
+@click.option("--resume", is_flag=True, help="Continue the run where it was.")
 @click.option(
     "--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew."
 )

@@ -78,7 +78,7 @@ def _cluster(run: str, properties: Path | None) -> Iterator[tuple[RunFile, dict[
 @run_argument
 @kafka_option
 def doctor(run: str, properties: Path | None) -> None:
-    """Try on the run's Kafka what its parts do there, and say what is missing.
+    """Try on the run's Kafka what its parts do there, and report what is missing.
 
     What is tried has names that begin with RUN.doctor-, and is deleted at the end. Topics of the
     run are not touched. The exit code is 2 if anything is missing.

@@ -108,7 +108,7 @@ def _secrets_in_text(text: str, where: str) -> Iterator[str]:
 
 
 def misplaced_references(value: object, where: str = "") -> Iterator[str]:
-    """A sentence for each `env:NAME` in settings that hold no secret. Whoever writes a run file
+    """A sentence for each `env:NAME` in settings that hold no secret. The author of a run file
     would otherwise choose which variables of its reader's are sent elsewhere.
     """
     if isinstance(value, Mapping):

@@ -375,7 +375,7 @@ ENV = Role(
     produces=(TURNS, ROLLOUTS, VISITS, JOURNAL, METRICS),
     parts=env_parts,
     is_per_env=True,
-    # An env may be compromised, or written by somebody else, and must leave capacity for the other
+    # An env may be compromised, or written by others, and must leave capacity for the other
     # users. The rates are far above what rollouts need (docs/operations.md, Sizing).
     quotas=Quotas(write_bytes_per_s=20_000_000, read_bytes_per_s=20_000_000, thread_percent=50),
 )

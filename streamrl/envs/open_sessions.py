@@ -60,7 +60,7 @@ class ResumeOffsets:
 def resume_recorder(
     log: Log, env: str, progress: EnvProgress, group_size: int
 ) -> tuple[TurnRecorder, ResumeOffsets]:
-    """Go on recording where the process before this one ended."""
+    """Continue recording where the process before this one ended."""
     partitions = partitions_of(log, [topology.turns(env)])
     since = dict(zip(partitions, progress.turns_from, strict=False))
     calls = recorded_calls(log, env, session_names(env, progress, group_size), since)

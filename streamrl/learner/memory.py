@@ -2,7 +2,7 @@
 
     python -m streamrl.learner.memory < RUN.json
 
-The programs are compiled ahead of time for virtual CPU devices. Nothing is allocated: XLA says how
+The programs are compiled ahead of time for virtual CPU devices. Nothing is allocated: XLA shows how
 many bytes each device would hold.
 
 XLA assigns buffers for a GPU in another way. Its CPU back end computes bfloat16 in float32, so some
@@ -169,7 +169,7 @@ def program_memory(
 
 def learner_memory(run: RunFile, model_config: dict[str, Any]) -> float:
     """The most GiB that each device of the learner holds: at a step, or while a version is exported
-    beside the state.
+    in addition to the state.
     """
     settings = run.learner
     rows = run.batcher.rows

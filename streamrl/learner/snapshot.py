@@ -1,7 +1,7 @@
 """WeightsSnapshot: a copy of a version's weights, which is written while training continues. The
 processes of a learner publish a version together:
 
-1. Every process copies the shards of its own devices (`PolicyTrainer.snapshot`).
+1. Every process copies the shards of its devices (`PolicyTrainer.snapshot`).
 2. They exchange the shards of each other's files (`exchange_shards`).
 3. Each writes its own files: rank zero into the store, the others into a staging directory
    (`write_own_files`, `stage_own_files`).

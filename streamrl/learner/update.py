@@ -87,7 +87,7 @@ class Updater:
     of a batch may be shorter.
 
     With several devices, in one process or in many, every process has the whole batch and works on
-    the rows of its own devices. Each device has a stretch of consecutive rows, so the batcher,
+    the rows of its devices. Each device has a stretch of consecutive rows, so the batcher,
     which assigns rows to processes, decides how the work is divided.
     """
 

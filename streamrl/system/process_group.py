@@ -5,7 +5,7 @@ it is there in about 20 ms, and becomes or starts any command. Each of the three
 command line:
 
 - `with_parent` is for one process: the kernel kills it at its parent's end (Linux).
-- `guarded` is for a command that leaves processes behind if only its first one is killed, as vLLM
+- `guarded` is for a command that leaves processes running if only its first one is killed, as vLLM
   does: its whole session ends with its owner.
 - `reaper` is for what the parts of a run have started, in whatever session: it is found by a token
   in its environment.

@@ -47,7 +47,7 @@ class Orchestrator(Section):
 
 class Metrics(Section):
     """The pages /livez, /readyz, /progressz and /metrics that every part serves (docs/metrics.md).
-    Whoever reaches them can read them and change nothing.
+    Those who reach them can read them and change nothing.
     """
 
     serve: bool = True  # Whether parts serve pages of health and metrics.

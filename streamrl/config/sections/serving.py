@@ -184,13 +184,13 @@ class Inference(Section):
         """
         if self.python:
             return Path(self.python)
-        beside = [
+        nearby = [
             directory / ".venv-inference" / "bin" / "python"
             for directory in (Path.cwd(), Path(sys.prefix).parent)
         ]
         ours = (
             path
-            for path in beside
+            for path in nearby
             if path.exists() and is_ours(path.parents[1]) and is_ours(path.parent)
         )
         return next(ours, Path(sys.executable))

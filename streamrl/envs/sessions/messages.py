@@ -21,7 +21,7 @@ Message = dict[str, Any]
 """An OpenAI chat message, with `role` and `content`."""
 
 EMPTY = b""
-"""The digest of a conversation in which nothing has been said."""
+"""The digest of a conversation without any message."""
 
 
 def canonical(message: Mapping[str, Any]) -> Message:

@@ -21,9 +21,9 @@ class RewardBreakdown(NamedTuple):
     """
 
     rollout: Mapping[str, float] = {}  # rewards of the whole rollout
-    # One map for each turn of the policy: rewards of what was said up to the end of that turn.
+    # One map for each turn of the policy: rewards of the conversation up to the end of that turn.
     turns: Sequence[Mapping[str, float]] = ()
-    # One map for each turn, with one number for each sampled token: rewards of what was said up to
+    # One map for each turn, with one number for each sampled token: rewards of the text up to
     # that token.
     tokens: Sequence[Mapping[str, Sequence[float]]] = ()
     # The weights of names to which the run file gives none. A name without any weight counts 1.
@@ -38,7 +38,7 @@ class WeightedRewards(NamedTuple):
     turns: list[dict[str, float]]  # of each turn, by name, before weights
     turn_rewards: list[float]  # of each turn, weighted
     # (sampled tokens,) float32 for each turn, weighted. None if no token of the turn earned
-    # anything of its own.
+    # anything itself.
     token_rewards: list[np.ndarray | None]
 
     def in_order(self, turns: Sequence[int]) -> WeightedRewards:

@@ -2,7 +2,7 @@
 `rollout_views.py`), and changes as server-sent events.
 
 There is no login. The server listens on loopback and only reads. It answers only requests to the
-names of its own address, so a web site whose name points at 127.0.0.1 gets nothing. What comes from
+names of its address, so a web site whose name points at 127.0.0.1 gets nothing. What comes from
 a rollout is only ever text: by the headers of each answer the browser refuses scripts from
 elsewhere, and HTML that is made of text.
 """

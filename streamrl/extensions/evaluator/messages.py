@@ -10,7 +10,7 @@ MAX_SHOWN = 5  # A line names at most this many versions.
 
 
 def deleted_line(versions: Sequence[int]) -> str:
-    """Says that these versions cannot be evaluated any more."""
+    """Reports that these versions cannot be evaluated any more."""
     shown = ", ".join(str(version) for version in versions[:MAX_SHOWN])
     if len(versions) > MAX_SHOWN:
         shown = f"{shown} and {len(versions) - MAX_SHOWN} more"
@@ -21,7 +21,7 @@ def deleted_line(versions: Sequence[int]) -> str:
 
 
 def result_line(evaluation: Evaluation) -> str:
-    """Says what an evaluation has found, and how long it took."""
+    """Reports what an evaluation has found, and how long it took."""
     shown = ", ".join(
         f"pass@{at.k} {at.value:.3f} [{at.low:.3f}, {at.high:.3f}]" for at in evaluation.pass_at
     )

@@ -79,7 +79,7 @@ def _is_billing(block: Any) -> bool:
 
 
 def _messages(message: Mapping[str, Any]) -> Iterator[Message]:
-    """A message as chat messages: the results of tools are messages of their own."""
+    """A message as chat messages: the results of tools are separate messages."""
     role = message.get("role")
     content = message.get("content")
     if role not in ("system", "user", "assistant"):

@@ -45,7 +45,7 @@ def left_out(reason: str, *neutral: Any) -> Rule:
 
 
 def inside(**fields: Rule) -> Rule:
-    """An object, or a list of objects, whose fields have rules of their own."""
+    """An object, or a list of objects, whose fields have rules too."""
     return Rule("honoured", fields=fields)
 
 

@@ -23,8 +23,8 @@ RETRY_INTERVAL_S = 0.5
 
 
 class CoalescedCall(Generic[T]):
-    """Calls a function in a thread, once for all who await it meanwhile. Whoever awaits it during a
-    call gets the result of the next call, so no result is older than the wait for it.
+    """Calls a function in a thread, once for all who await it meanwhile. Those who await it during
+    a call get the result of the next call, so no result is older than the wait for it.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:

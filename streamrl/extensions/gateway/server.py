@@ -362,6 +362,6 @@ def is_retry(request: Request) -> bool:
 
 
 def sampling_header(env: EnvSettings) -> dict[str, str]:
-    """The settings that the answer was sampled with, whatever the request said."""
+    """The settings that the answer was sampled with, whatever the request asked for."""
     settings = f"temperature={env.temperature:g}, top_p=1, top_k=-1"
     return {"x-streamrl-sampling": settings}

@@ -282,7 +282,7 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
 
     if not (which or cause or everything):
         raise click.UsageError(
-            "Say what to put back: a topic, the place of one record, --cause, or --all."
+            "Name what to put back: a topic, the place of one record, --cause, or --all."
         )
     with connect(load_run(run)) as (settings, kafka):
         retry_command(KafkaLog(kafka, settings.run), which, cause, console())

@@ -77,14 +77,14 @@ async def demonstrated_tokens(
     bodies += [with_answer({"role": "assistant", "content": text}) for text in TWO_TEXTS]
     rendered = await asyncio.gather(*(render(connection, each) for each in bodies))
     prompt, whole, one, other = rendered
-    behind = common_suffix(one, other)
-    end = await _end_of_turn(connection, model, behind)
+    suffix = common_suffix(one, other)
+    end = await _end_of_turn(connection, model, suffix)
     if not end:
         raise UnusableDemonstration("the chat template writes nothing after an answer to close it")
     is_after_prompt = whole[: len(prompt)] == prompt
-    is_closed = whole[len(whole) - len(behind) :] == behind
-    content = whole[len(prompt) : len(whole) - len(behind)]
-    if not (is_after_prompt and is_closed and len(whole) >= len(prompt) + len(behind)):
+    is_closed = whole[len(whole) - len(suffix) :] == suffix
+    content = whole[len(prompt) : len(whole) - len(suffix)]
+    if not (is_after_prompt and is_closed and len(whole) >= len(prompt) + len(suffix)):
         raise UnusableDemonstration(
             "the chat template does not write this answer after the prompt of its conversation"
         )
@@ -92,13 +92,13 @@ async def demonstrated_tokens(
 
 
 async def _end_of_turn(
-    connection: ServerConnection, model: str, behind: Sequence[int]
+    connection: ServerConnection, model: str, suffix: Sequence[int]
 ) -> list[int]:
     """The tokens after an answer up to the one that closes it, which is the first that is more
     than white space: some templates write a space or a new line before it. Empty if none is.
     """
-    for count in range(1, len(behind) + 1):
-        text = await _text(connection, model, behind[count - 1 : count])
+    for count in range(1, len(suffix) + 1):
+        text = await _text(connection, model, suffix[count - 1 : count])
         if text.strip():
-            return list(behind[:count])
+            return list(suffix[:count])
     return []

@@ -139,7 +139,7 @@ class PendingCheckpoint:
             self.manager.wait_until_finished()
             self.add(_temporary(self.directory, self.version))
         except (OSError, ValueError) as error:
-            # ValueError is TensorStore's, with what the operating system said
+            # ValueError is TensorStore's, with the operating system's message
             raise _failure(self.directory, self.version, error) from None
 
 

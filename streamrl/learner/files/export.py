@@ -53,7 +53,7 @@ def named_tensors(
 
 
 def state_dict(model: Any, prefix: str | None = None) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names, in float32 and in memory of their own, for what is small
+    """Tensors by their Hugging Face names, in float32 and in separate memory, for what is small
     or has one process. All processes of a learner call this together. Rank zero gets the tensors;
     the others get none, and hold one at a time. `prefix` is put before each name.
     """

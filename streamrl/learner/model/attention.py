@@ -4,7 +4,7 @@ learner: through it, packed sequences must not see each other. The kernels are J
 Each kernel maps `q`: (rows, tokens, kv_heads, queries a key-value head, head_size), `k` and `v`:
 (rows, tokens, kv_heads, head_size), `segment_ids`: (rows, tokens) int32 and a scale to (the shape
 of q). Segments have the ids 1, 2, ... from left to right, and 0 after them. Each token
-attends to those of its own segment up to itself.
+attends to those of its segment up to itself.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def pallas(
     which takes long. Rows may have any length: they are padded to whole blocks here.
     """
     rows, tokens, kv_heads, queries, size = q.shape
-    behind = -tokens % PALLAS_BLOCK
+    padding = -tokens % PALLAS_BLOCK
 
     def padded(array: jax.Array) -> jax.Array:
-        return jnp.pad(array, ((0, 0), (0, behind), *((0, 0),) * (array.ndim - 2)))
+        return jnp.pad(array, ((0, 0), (0, padding), *((0, 0),) * (array.ndim - 2)))
 
     attended: Any = mha(
         padded(q.reshape(rows, tokens, kv_heads * queries, size)),
@@ -136,9 +136,9 @@ def segment_table(segment_ids: jax.Array, count: int) -> tuple[jax.Array, jax.Ar
     ends = jnp.cumsum(lengths, axis=1)
     exists = lengths > 0
     offsets = jnp.where(exists, ends - lengths, -1)
-    behind = jnp.full((rows, 1), -1, jnp.int32)
+    padding = jnp.full((rows, 1), -1, jnp.int32)
     fits = number[:, -1].max() < count
-    return jnp.concatenate((offsets, behind), axis=1), jnp.where(exists, lengths, -1), fits
+    return jnp.concatenate((offsets, padding), axis=1), jnp.where(exists, lengths, -1), fits
 
 
 KERNELS: dict[str, Kernel] = {"cudnn": cudnn, "pallas": pallas, "reference": reference}

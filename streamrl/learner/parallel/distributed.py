@@ -1,6 +1,6 @@
 """Coordination of several JAX processes that form one learner.
 
-Every process runs the same program over the same batches and works on the rows of its own devices;
+Every process runs the same program over the same batches and works on the rows of its devices;
 only rank zero writes to the log and the weight store. A computation is collective, so all processes
 must reach the next batch, a checkpoint and the end together. With a single process, everything here
 but the reports does nothing.

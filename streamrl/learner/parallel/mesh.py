@@ -102,7 +102,7 @@ def mesh_config(mesh: Mesh) -> MeshConfig:
 
 
 def data_parallel_devices(compute: Learner) -> int:
-    """The number of devices, or groups of devices, that have rows of their own."""
+    """The number of devices, or groups of devices, that have separate rows."""
     return trainer_config(compute=compute).data_axis_size
 
 
@@ -133,7 +133,7 @@ def use_mesh() -> Generator[None]:
 
 def shard_rows(array: np.ndarray, trainer: Trainer) -> NamedArray:
     """Distribute a (rows, max_seq_len, ...) array over the trainer's devices. Every process passes
-    the whole array and keeps the part of its own devices.
+    the whole array and keeps the part of its devices.
     """
     axes = axes_of(array)
     sharding = NamedSharding(

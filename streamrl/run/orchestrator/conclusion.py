@@ -12,7 +12,7 @@ from streamrl.system.errors import StreamrlError
 
 
 def conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> None:
-    """Say how the run ended, and write its report. An interrupted run has one too."""
+    """Report how the run ended, and write its report. An interrupted run has one too."""
     display.close()
     say(verdict.reason)
     try:

@@ -14,7 +14,7 @@ from streamrl.system.text import one_line
 
 def learner_gib(run: RunFile, model_config: Mapping[str, object], devices: int) -> float:
     """GiB on each of the devices, from the learner's programs as `streamrl/learner/memory.py`
-    compiles them, in a process of its own. It takes half a minute to minutes.
+    compiles them, in a separate process. It takes half a minute to minutes.
 
     Raises ConfigError for settings that cannot be compiled.
     """

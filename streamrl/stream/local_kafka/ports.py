@@ -56,7 +56,7 @@ def free_port(preferred: int = 0, other_than: int = 0) -> int:
 
 
 def _raise_port_taken(port: int) -> NoReturn:
-    """Say who has the port, where this user may know."""
+    """Name who has the port, where this user may know."""
     owner = "another process"
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):

@@ -141,7 +141,7 @@ def parse_dead_letter(message: Message) -> DeadLetter | None:
         cause = headers[PREFIX + "exception.message"].decode()
     except (KeyError, ValueError):
         return None
-    # Whoever may write letters of one topic must not be able to write to another by means of
+    # Those who may write letters of one topic must not be able to write to another by means of
     # the user who requeues them.
     if message.topic != topology.dead_letters(topic):
         return None

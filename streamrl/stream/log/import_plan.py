@@ -31,7 +31,7 @@ class WriteOp(NamedTuple):
 
     @property
     def committed(self) -> bool:
-        """Whether the messages are a transaction of their own, whose marker is the gap. Otherwise
+        """Whether the messages are a separate transaction, whose marker is the gap. Otherwise
         they are written plainly.
         """
         return self.gap == 1

@@ -305,7 +305,7 @@ class FileReader:
         self._groups = {}
 
     def _read_ahead(self, tp: TopicPartition) -> bool:
-        """Whether there is a message to return. Behind the last one the position moves to the
+        """Whether there is a message to return. After the last one the position moves to the
         end.
         """
         ahead = self._ahead[tp]

@@ -77,7 +77,7 @@ class Event:
 
 
 class Undecodable(NamedTuple):
-    """Stands in an event for a record that cannot be read. `value` and `headers` are unchanged."""
+    """The record of an event that cannot be read. `value` and `headers` are unchanged."""
 
     cause: str
     value: bytes | None

@@ -24,7 +24,7 @@ class OpenPart(Generic[W]):
     meter: Meter
 
     def mark_ready(self, is_ready: bool = True) -> None:
-        """Say that the part can do its work from now on, or no longer."""
+        """Report that the part can do its work from now on, or no longer."""
         self.log.mark_ready(is_ready)
 
 

@@ -6,9 +6,9 @@ Each class is one record of one topic (`topics/`). On the wire it is a MessagePa
 field names (`stream/log/codec.py`); docs/records.md describes the bytes for other languages. Fields
 may be added with a default; nothing is renamed, retyped or removed within a schema version.
 
-Arrays are numpy, one-dimensional unless said otherwise. Token ids and logprobs are compact
-(`compact.py`). Times are seconds since the epoch. A record checks
-itself when it is made and when it is decoded, so an invalid one exists nowhere.
+Arrays are numpy, one-dimensional unless stated otherwise. Token ids and logprobs are compact
+(`compact.py`). Times are seconds since the epoch. A record checks itself when it is made and when
+it is decoded, so an invalid one exists nowhere.
 """
 
 from __future__ import annotations

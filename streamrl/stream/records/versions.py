@@ -68,7 +68,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     batch: int | None = None  # the batch it was trained on
     probe: Probe | None = None
     time_s: float = 0.0
-    vocab_size: int = 0  # token ids are below it; 0: not said
+    vocab_size: int = 0  # token ids are below it; 0: not stated
     # nothing was trained on the batch (its loss or gradient was not finite): the weights are those
     # of the version before
     skipped: bool = False

@@ -27,7 +27,7 @@ from tests.support.data_path import RUN
         ),
         (["rescore", "r"], "Missing option '--reward'"),
         (["fork", "r", "--at", "3"], "Missing option '--as'"),
-        (["dead-letters", "retry", "r"], "Say what to put back"),
+        (["dead-letters", "retry", "r"], "Name what to put back"),
     ],
 )
 def test_options_that_need_each_other(arguments: list[str], says: str):

@@ -69,7 +69,7 @@ function rewards({figures, target}) {
 
 function panels(view) {
   const place = byId('panels');
-  if (pinned === null && place.matches(':hover') && place.children.length === view.panels.length) return;  // somebody is reading off a value
+  if (pinned === null && place.matches(':hover') && place.children.length === view.panels.length) return;  // the reader is reading off a value
   forget.forEach(done => done());
   while (place.children.length > view.panels.length) place.lastChild.remove();
   while (place.children.length < view.panels.length) place.append(h('section', {class: 'card'}));
@@ -134,7 +134,7 @@ byId('theme').addEventListener('click', () => {
 system.addEventListener('change', paint);
 paint();
 
-// ---- the run, as it goes on ----
+// ---- the run, live ----
 let listed = 0;
 function take(view) {
   live = view;

@@ -154,7 +154,7 @@ function turnOf(turn, found) {
   if (!turn.texts && turn.message) text.append(h('div', {}, turn.message));  // no tokenizer: the words, then the ids
   more();
   const how = [turn.server, turn.finish_reason, known(turn.latency_s) && `${short(turn.latency_s)} s`, known(turn.reward) && `earned ${short(turn.reward)}`,
-    ...Object.entries(turn.rewards).map(([name, value]) => `${name} ${short(value)}`), turn.fork && (turn.fork_at ? `branches from sequence ${turn.fork_of} after ${whole(turn.fork_at)} tokens` : 'a sequence of its own begins here')].filter(Boolean);
+    ...Object.entries(turn.rewards).map(([name, value]) => `${name} ${short(value)}`), turn.fork && (turn.fork_at ? `branches from sequence ${turn.fork_of} after ${whole(turn.fork_at)} tokens` : 'another sequence begins here')].filter(Boolean);
   const element = h('section', {class: `turn ${turn.logprobs ? 'assistant' : 'given'}`}, h('header', {}, h('b', {}, turn.role), h('span', {}, `${whole(turn.ids.length + turn.omitted)} tokens`), how.map(word => h('span', {}, word))), text);
   return {element, paint: () => spans.forEach(dress)};
 }

@@ -164,7 +164,7 @@ class Guard:
             raise Objection("model: an adapter is sampled with the key of its run only")
 
     def _count(self, path: str, runs: Sequence[str], answers: int) -> None:
-        """Count a request, if it samples, for the runs whose keys it carries: one, unless somebody
+        """Count a request, if it samples, for the runs whose keys it carries: one, unless a client
         has the keys of several.
         """
         for run in runs if path in ANSWERING else ():
