@@ -117,6 +117,21 @@ def short_first(lengths: np.ndarray, hidden: int) -> np.ndarray:
     return 1 / lengths
 
 
+def free_if_short(lengths: np.ndarray, hidden: int) -> np.ndarray:
+    return np.where(lengths < 3, 0.0, 0.5)
+
+
+def negative(lengths: np.ndarray, hidden: int) -> np.ndarray:
+    return -1e-9 * lengths
+
+
+def test_a_cost_of_0_or_a_half_is_taken_and_one_below_0_is_refused():
+    found = costs_of(np.array([1, 4]), f"{__name__}:free_if_short", 0)
+    assert found.tolist() == [0, 0.5]
+    with pytest.raises(ValueError, match="expected 2 finite numbers of at least 0"):
+        costs_of(np.array([1, 4]), f"{__name__}:negative", 0)
+
+
 def test_an_own_cost_and_what_cannot_be_one():
     name = f"{__name__}:short_first"
     assert costs_of(np.array([1, 4]), name, 0).tolist() == [1, 0.25]

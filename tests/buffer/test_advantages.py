@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from streamrl.buffer.advantages import (
+    ROUNDING,
     advantage_named,
     check_advantages,
     dr_grpo,
@@ -78,6 +79,11 @@ def test_equal_rewards_carry_no_information():
         advantage = advantage_named(name)
         assert has_signal(advantage(floats(1, 0, 1)))
         assert has_signal(advantage(floats(*[0.1] * 8))) is (name == "reinforce++")
+
+
+def test_an_advantage_of_the_size_of_rounding_carries_no_information():
+    assert not has_signal(np.array([ROUNDING, -ROUNDING]))
+    assert has_signal(np.array([0, -1.001 * ROUNDING]))
 
 
 @pytest.mark.parametrize("name", choices.ADVANTAGES)

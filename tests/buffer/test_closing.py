@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streamrl.buffer.closing import ClosedGroup, closed_group
+from streamrl.buffer import closing
+from streamrl.buffer.closing import ClosedGroup, closed_group, size_bound
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferConfig, OpenGroup
 from streamrl.stream.log import chunks
@@ -42,6 +43,16 @@ def test_a_group_below_its_minimum_is_empty_and_keeps_what_its_producer_needs():
     assert cause == "group below its minimum size" and record.uids == []
     assert (record.environment, record.group_id, record.problem_id) == ("copy", "g0", "p")
     assert (record.producer, record.partition, record.epoch) == ("copy-7", 3, 2)
+    assert record.prompt.size == record.tokens.size == 0
+
+
+@pytest.mark.parametrize(("over", "uids"), [(0, ["g0-0", "g0-1"]), (1, [])])
+def test_a_record_of_its_topics_limit_is_published_and_one_of_a_byte_more_is_empty(
+    over: int, uids: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    size = size_bound(closed(1.0, 0.0).record)
+    monkeypatch.setattr(closing, "record_limit", lambda topic: size - over)
+    assert closed(1.0, 0.0).record.uids == uids
 
 
 @pytest.mark.parametrize(

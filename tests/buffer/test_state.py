@@ -18,6 +18,19 @@ def a_group(members: list[Event]) -> OpenGroup:
     return OpenGroup(opened=0, problem_id="p", producer="copy-0", partition=0, members=members)
 
 
+@pytest.mark.parametrize(
+    ("session_wait_s", "open_sessions", "waits"),
+    [(0.0, 1, False), (0.5, 1, True), (0.5, None, True), (0.5, 0, False)],
+)
+def test_a_group_waits_for_sessions_where_its_env_has_them_and_some_are_open_or_unknown(
+    session_wait_s: float, open_sessions: int | None, waits: bool
+):
+    group = a_group([])
+    group.open_sessions = open_sessions
+    rules = replace(CONFIG, session_wait_s=session_wait_s)
+    assert group.waits_for_sessions(rules) is waits
+
+
 def test_a_window_is_full_of_bytes_too():
     """64 bytes a token: one token and a message of 8 MB is not one token's worth."""
     config = replace(of_size(3, 3), max_window_tokens=100)

@@ -15,6 +15,7 @@ from streamrl.stream.log.codec import DecodeError, decode, encode
 from streamrl.stream.log.partitioner import partition_of
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import Fate, InferenceMetadata, Metric, Rollout, Turn, VersionSpan
+from streamrl.stream.records.limits import MAX_ID
 from tests.support.buffer import CONFIG
 from tests.support.build import floats, rollout, rollout_event, tokens, turns, version_event
 
@@ -57,6 +58,12 @@ def test_what_is_wrong_with_it(record: Rollout, cause: str):
 
 def test_a_key_that_is_not_the_group():
     assert why(rollout(), "g1").startswith("key 'g1' is not the rollout's group_id 'g0'")
+
+
+def test_an_id_of_256_characters_is_taken_and_one_more_is_refused():
+    assert why(msgspec.structs.replace(rollout(), problem_id="p" * MAX_ID)) == ""
+    longer = msgspec.structs.replace(rollout(), problem_id="p" * (MAX_ID + 1))
+    assert why(longer) == f"problem_id has {MAX_ID + 1} characters, more than {MAX_ID}"
 
 
 def test_a_token_beyond_the_vocabulary():
