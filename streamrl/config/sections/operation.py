@@ -72,7 +72,8 @@ class Topics(Section):
 
     # Partitions of rollouts.<env> and groups.<env>. They stay the same for the whole run.
     partitions: int = Field(default=1, ge=1)
-    replicas: int = Field(default=1, ge=1)  # Copies of each partition.
+    # Copies of each partition. By default 3 on a cluster of three brokers or more, else 1.
+    replicas: int | None = Field(default=None, ge=1)
     retention_hours: float = Field(default=168, gt=0)  # Records are kept at least this long.
     # When a part starts and retention has deleted what it needs: stop with an error, or expire it.
     on_removed: Literal["stop", "expire"] = "stop"

@@ -251,9 +251,11 @@ def _kafka(run: RunFile) -> str:
 def _topics(run: RunFile) -> str:
     planned = topics.plan(run)
     partitions = sum(topic.partitions for topic in planned)
+    replicas = run.topics.replicas
+    copies = _count(replicas, "copy", "copies") if replicas else "1 copy (3 on a cluster)"
     return (
         f"{len(planned)} with {_count(partitions, 'partition')},"
-        f" {_count(run.topics.replicas, 'copy', 'copies')} of each;"
+        f" {copies} of each;"
         f" records are kept {run.topics.retention_hours:g} hours"
     )
 

@@ -92,8 +92,17 @@ def _kind(path: Path) -> Kind:
     )
 
 
-def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
-    """All topics of a run, sorted by kind. `cluster` is the name of Strimzi's Kafka resource."""
+def default_replicas(brokers: int) -> int:
+    """The copies of each partition on a cluster of so many brokers, where the run file sets none:
+    one of three may then be away.
+    """
+    return 3 if brokers >= 3 else 1
+
+
+def plan(run: RunFile, cluster: str = "streamrl", replicas: int = 1) -> list[Topic]:
+    """All topics of a run, sorted by kind. `cluster` is the name of Strimzi's Kafka resource,
+    `replicas` the copies of each partition where the run file sets none.
+    """
     templates = kinds().values()
     sources: list[str] = []
     for kind in templates:
@@ -102,7 +111,8 @@ def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
             sources += [f"{kind.name}.{name}" if name else kind.name for name in names]
     topics: list[Topic] = []
     for kind in templates:
-        topics += [_topic(kind, name, run, cluster) for name in _names(kind, run, sources)]
+        for name in _names(kind, run, sources):
+            topics.append(_topic(kind, name, run, cluster, replicas))
     return topics
 
 
@@ -132,8 +142,9 @@ def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
             return sources
 
 
-def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
+def _topic(kind: Kind, of: str, run: RunFile, cluster: str, replicas: int) -> Topic:
     wanted = run.topics
+    replicas = wanted.replicas or replicas
     values = {
         kind.per: of,
         "run": run.run,
@@ -141,9 +152,9 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
         "writers": ",".join(role.name for role in topology.writers(kind.name)),
         "readers": ",".join(role.name for role in topology.readers(kind.name)),
         "partitions": wanted.partitions,
-        "replicas": wanted.replicas,
+        "replicas": replicas,
         # Writes continue while one replica is down, and each acknowledged record is on the others.
-        "min_insync_replicas": max(1, wanted.replicas - 1),
+        "min_insync_replicas": max(1, replicas - 1),
         "retention_ms": round(wanted.retention_hours * 3_600_000),
     }
     manifest = yaml.safe_load(Template(kind.text).substitute(values))
@@ -158,14 +169,17 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
     return Topic(manifest["metadata"]["name"], kind, manifest)
 
 
-def topics_of_recorded_run(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
+def topics_of_recorded_run(
+    run: RunFile, partitions: Mapping[str, int], replicas: int = 1
+) -> list[Topic]:
     """The topics of a recorded run, and those that its run file plans besides.
 
-    `partitions` has the recorded topics without the run's name, and their numbers of partitions.
+    `partitions` has the recorded topics without the run's name, and their numbers of partitions;
+    `replicas` is that of `plan`.
     Raises ConfigError for a topic of an unknown kind.
     """
     templates = kinds()
-    planned = {topic.name: topic for topic in plan(run)}
+    planned = {topic.name: topic for topic in plan(run, replicas=replicas)}
     for name, count in partitions.items():
         kind, _, of = name.partition(".")
         if kind not in templates:
@@ -173,7 +187,8 @@ def topics_of_recorded_run(run: RunFile, partitions: Mapping[str, int]) -> list[
                 f"topic {name} is of no kind that streamrl knows: {', '.join(templates)}"
             )
         # A topic of an env that the run file no longer has is not planned.
-        topic = planned.get(f"{run.run}.{name}") or _topic(templates[kind], of, run, "streamrl")
+        topic = planned.get(f"{run.run}.{name}")
+        topic = topic or _topic(templates[kind], of, run, "streamrl", replicas)
         spec = {**topic.manifest["spec"], "partitions": count}
         planned[topic.name] = replace(topic, manifest={**topic.manifest, "spec": spec})
     return list(planned.values())

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.kafka.offsets import OffsetClient
 from streamrl.stream.log.kafka.producer import DELIVERY_LIMIT_S, PRODUCER, produce
 from streamrl.stream.log.kafka.topics import TopicAdmin
-from streamrl.stream.log.kafka.writer import TRANSACTIONAL, KafkaWriter
+from streamrl.stream.log.kafka.writer import TRANSACTIONAL, CommitWait, KafkaWriter
 from streamrl.stream.log.protocol import Message, end_offset
 from streamrl.stream.log.reading import read
 from streamrl.stream.log.topics import Topic, plan
@@ -95,7 +96,6 @@ class Trial:
         data: Path | None = None,
     ) -> None:
         self.run = run
-        self.planned = plan(run)
         self.settings = {**COMMON, **settings}
         self.clock = clock
         self.data = data
@@ -109,6 +109,11 @@ class Trial:
     @property
     def address(self) -> str:
         return self.log.address
+
+    @cached_property
+    def planned(self) -> list[Topic]:
+        """The run's topics as they are made on this cluster."""
+        return plan(self.run, replicas=self.topic_admin.default_replicas())
 
     def metadata(self) -> Any:
         return call_with_retries(
@@ -294,7 +299,7 @@ def look_for_room(trial: Trial) -> str:
 
 
 def make_topics(trial: Trial) -> str:
-    copies = min(trial.run.topics.replicas, len(trial.metadata().brokers))
+    copies = min(trial.planned[0].replicas, len(trial.metadata().brokers))
     # Dead letters are the largest messages. The broker's own time shows its clock.
     appended = {"message.timestamp.type": "LogAppendTime"}
     trial.made = [
@@ -350,8 +355,8 @@ def try_fencing(trial: Trial) -> str:
     # librdkafka would print that the first is fenced, whatever its log level is.
     silent = logging.Logger("fenced", logging.CRITICAL + 1)
     settings = {**trial.settings, "logger": silent}
-    first = KafkaWriter(settings, trial.log.prefix, trial.identity)
-    second = KafkaWriter(settings, trial.log.prefix, trial.identity)
+    first = KafkaWriter(settings, trial.log.prefix, trial.identity, CommitWait())
+    second = KafkaWriter(settings, trial.log.prefix, trial.identity, CommitWait())
     try:
         second.commit([trial.message(b"of the second")])
         first.commit([trial.message(b"of the first")])

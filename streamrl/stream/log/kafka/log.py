@@ -21,7 +21,7 @@ from streamrl.stream.log.kafka.admin import (
 from streamrl.stream.log.kafka.offsets import OffsetClient
 from streamrl.stream.log.kafka.producer import KafkaProducer
 from streamrl.stream.log.kafka.reader import CONSUMER, KafkaReader
-from streamrl.stream.log.kafka.writer import SETTLE_TIMEOUT_S, KafkaWriter
+from streamrl.stream.log.kafka.writer import SETTLE_TIMEOUT_S, CommitWait, KafkaWriter
 from streamrl.stream.log.protocol import Log, Offsets, Reader, TopicPartition, end_offset
 from streamrl.system.errors import BrokerError, TopicMissing
 
@@ -35,6 +35,7 @@ class KafkaLog(Log):
         self.settings = {**COMMON, **settings}
         self.prefix = f"{run}."
         self._admin = Admin(settings)
+        self._commit_wait = CommitWait()
         self._offset_client = OffsetClient(self.settings, self.prefix, self._check_partitions)
 
     @property
@@ -63,7 +64,7 @@ class KafkaLog(Log):
         return JoiningReader(reader, offsets, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> KafkaWriter:
-        writer = KafkaWriter(self.settings, self.prefix, identity)
+        writer = KafkaWriter(self.settings, self.prefix, identity, self._commit_wait)
         if changelog_topic:
             self._wait_until_settled(changelog_topic)
         return writer

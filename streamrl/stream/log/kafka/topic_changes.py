@@ -37,7 +37,7 @@ def diff(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
     `settings` are librdkafka's. Topics of the run that the plan does not have are left alone: they
     belong to an env that was removed, and hold its history. Raises BrokerUnreachable.
     """
-    return _diff(TopicAdmin(settings), plan(run))
+    return _diff(TopicAdmin(settings), run)
 
 
 def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
@@ -47,7 +47,7 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
     partitions would shrink or would change on a topic that has data.
     """
     cluster = TopicAdmin(settings)
-    changes = _diff(cluster, plan(run))
+    changes = _diff(cluster, run)
     for change in changes:
         if change.what in ("partitions", "replicas"):
             _check_allowed(cluster, change)
@@ -68,7 +68,7 @@ def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, i
     the cluster has topics of a run of that name.
     """
     cluster = TopicAdmin(settings)
-    wanted = topics_of_recorded_run(run, partitions)
+    wanted = topics_of_recorded_run(run, partitions, cluster.default_replicas())
     existing = sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}."))
     if existing:
         raise ConfigError(
@@ -90,7 +90,8 @@ def add(run: RunFile, settings: Mapping[str, Any], name: str) -> None:
     cluster = TopicAdmin(settings)
     wanted = f"{run.run}.{name}"
     if wanted not in cluster.partitions():
-        planned = topics_of_recorded_run(run, {name: run.topics.partitions})
+        partitions = {name: run.topics.partitions}
+        planned = topics_of_recorded_run(run, partitions, cluster.default_replicas())
         cluster.create([topic for topic in planned if topic.name == wanted])
 
 
@@ -102,8 +103,9 @@ def delete(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _diff(cluster: TopicAdmin, topics: list[Topic]) -> list[Change]:
+def _diff(cluster: TopicAdmin, run: RunFile) -> list[Change]:
     existing = cluster.partitions()
+    topics = _planned(run, existing, cluster.default_replicas())
     missing = [topic for topic in topics if topic.name not in existing]
     present = [topic for topic in topics if topic.name in existing]
     configs = cluster.configs(present)
@@ -111,6 +113,22 @@ def _diff(cluster: TopicAdmin, topics: list[Topic]) -> list[Change]:
     for topic in present:
         changes += _differences(topic, *existing[topic.name], configs[topic.name])
     return changes
+
+
+def _planned(
+    run: RunFile, existing: Mapping[str, tuple[int, int]], default_replicas: int
+) -> list[Topic]:
+    """The topics of the run. Where its file sets no number of replicas, a topic that exists keeps
+    the number that it has.
+    """
+    plans: dict[int, dict[str, Topic]] = {}
+    topics: list[Topic] = []
+    for name in (topic.name for topic in plan(run)):
+        replicas = existing[name][1] if name in existing else default_replicas
+        if replicas not in plans:
+            plans[replicas] = {topic.name: topic for topic in plan(run, replicas=replicas)}
+        topics.append(plans[replicas][name])
+    return topics
 
 
 def _differences(

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 )
 
 from streamrl.stream.log.kafka.admin import Admin, access_denied, call_with_retries
-from streamrl.stream.log.topics import Topic
+from streamrl.stream.log.topics import Topic, default_replicas
 from streamrl.system.errors import AccessDenied, BrokerError, ConfigError
 
 T = TypeVar("T")
@@ -57,6 +57,20 @@ class TopicAdmin:
             replicas = max((len(p.replicas) for p in topic.partitions.values()), default=0)
             counts[name] = (len(topic.partitions), replicas)
         return counts
+
+    def default_replicas(self) -> int:
+        """The copies of each partition that a run has here whose file sets none. A cluster has as
+        many brokers as answer, or as the copies of a topic were put on.
+        """
+        metadata = call_with_retries(
+            lambda: self._admin.list_topics(timeout=CALL_TIMEOUT_S), self.address
+        )
+        copies = [
+            len(partition.replicas)
+            for topic in metadata.topics.values()
+            for partition in topic.partitions.values()
+        ]
+        return default_replicas(max([len(metadata.brokers), *copies]))
 
     def configs(self, topics: list[Topic]) -> dict[str, dict[str, str]]:
         """All settings of each topic, by its name."""

@@ -42,11 +42,12 @@ logger = logging.getLogger(__name__)
 # After it the broker aborts a transaction. At MIN_BYTES_PER_S half a gigabyte can be written in it.
 TRANSACTION_TIMEOUT_S = 60.0
 MIN_BYTES_PER_S = 10_000_000  # a broker that takes less of a transaction is not waited for
+MAX_WAIT_S = 12.0  # for a commit, besides the time in which its messages are sent
 # An open transaction of a process that has died is waited for so long.
 SETTLE_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 15.0
 TRANSACTIONAL = {
     "transaction.timeout.ms": round(TRANSACTION_TIMEOUT_S * 1000),
-    "message.timeout.ms": round(TRANSACTION_TIMEOUT_S * 1000),  # `commit_limit_s` is shorter
+    "message.timeout.ms": round(TRANSACTION_TIMEOUT_S * 1000),  # `CommitWait` is shorter
     "socket.timeout.ms": 3_000,
     # librdkafka would believe in a group's coordinator, and wait for it, long after that broker has
     # died.
@@ -54,13 +55,40 @@ TRANSACTIONAL = {
 }
 
 
+class CommitWait:
+    """How long the commits of a process are waited for. After one that failed it is twice as long,
+    and half as long after one that took less than a quarter of it: a transaction that is aborted
+    and written again makes a cluster that is slow even slower.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = CALL_TIMEOUT_S
+
+    def on_failure(self) -> None:
+        self.seconds = min(2 * self.seconds, MAX_WAIT_S)
+
+    def on_commit(self, took_s: float) -> None:
+        if took_s < self.seconds / 4:
+            self.seconds = max(self.seconds / 2, CALL_TIMEOUT_S)
+
+    def limit_s(self, messages: Sequence[Message]) -> float:
+        """How long to wait for the commit of these messages. Most of them are still to be sent when
+        it begins.
+        """
+        sending_s = sum(map(size_of, messages)) / MIN_BYTES_PER_S
+        return min(self.seconds + sending_s, TRANSACTION_TIMEOUT_S - CALL_TIMEOUT_S)
+
+
 class KafkaWriter:
     """One transactional producer. It is of no use after its first failure: the next producer of the
     same identity aborts what it left open.
     """
 
-    def __init__(self, settings: Mapping[str, Any], prefix: str, identity: str) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], prefix: str, identity: str, wait: CommitWait
+    ) -> None:
         self._settings = settings
+        self._wait = wait
         self._prefix = prefix
         self._identity = identity
         name = prefix + identity
@@ -110,6 +138,7 @@ class KafkaWriter:
                 undelivered.append(error)
 
         messages = split(messages)
+        began_s = time.monotonic()
         try:
             self._producer.begin_transaction()
             for message in messages[:-1]:
@@ -117,10 +146,12 @@ class KafkaWriter:
             # Only the last message has a delivery report: one costs more than a message does.
             for message in messages[-1:]:
                 produce(self._producer, self._prefix, message, on_delivery)
-            self._producer.commit_transaction(commit_limit_s(messages))
+            self._producer.commit_transaction(self._wait.limit_s(messages))
         except KafkaException as exception:
+            self._wait.on_failure()
             topics = {message.topic for message in messages}
             self._raise_failed([exception.args[0], *undelivered], topics)
+        self._wait.on_commit(time.monotonic() - began_s)
         return last_offset
 
     def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
@@ -182,11 +213,3 @@ class KafkaWriter:
             if self._prefix + topic not in existing:
                 return self._prefix + topic
         return ""
-
-
-def commit_limit_s(messages: Sequence[Message]) -> float:
-    """How long to wait for the commit of these messages. Most of them are still to be sent when it
-    begins.
-    """
-    sending_s = sum(map(size_of, messages)) / MIN_BYTES_PER_S
-    return min(CALL_TIMEOUT_S + sending_s, TRANSACTION_TIMEOUT_S - CALL_TIMEOUT_S)

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from streamrl.stream.log.kafka import writer as kafka_writer
 from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.kafka.writer import CommitWait
 from streamrl.stream.log.protocol import Message
 from streamrl.system.errors import BrokerUnreachable, TransactionFailed
 from tests.support.mock_cluster import mock_cluster
@@ -73,7 +74,7 @@ def test_the_limit_of_a_transaction_follows_its_bytes():
         for bytes_per_s, messages, goes_through in (
             (25e6, [part] * 40, True),
             (1e6, [part] * 40, False),
-            (1e6, [part], False),
+            (0.2e6, [part], False),
         ):
             writer._producer = SlowProducer(bytes_per_s)
             with (
@@ -83,6 +84,21 @@ def test_the_limit_of_a_transaction_follows_its_bytes():
             ):
                 assert writer.commit(messages) == 39
         writer.close()
+
+
+def test_after_a_commit_that_failed_the_next_is_waited_for_twice_as_long():
+    """Until commits take less than a quarter of it again."""
+    small = [Message("out", b"k", b"v")]
+    wait = CommitWait()
+    limits = [wait.limit_s(small)]
+    for _ in range(3):
+        wait.on_failure()
+        limits.append(wait.limit_s(small))
+    for took_s in (4.0, 2.9, 1.0, 0.1):
+        wait.on_commit(took_s)
+        limits.append(wait.limit_s(small))
+    assert limits == pytest.approx([3, 6, 12, 12, 12, 6, 3, 3], abs=1e-3)
+    assert wait.limit_s([Message("out", b"k", bytes(1_000_000))]) == pytest.approx(3.1, abs=1e-3)
 
 
 def test_offsets_that_cannot_be_committed_are_a_warning_and_no_end(
