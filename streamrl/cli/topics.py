@@ -31,12 +31,17 @@ if TYPE_CHECKING:
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Of 127.0.0.1; 0: the one of last time, or any free one.",
+    help="Of 127.0.0.1; 0: the one of last time, or any free one. Of a cluster: the first's.",
+)
+@click.option(
+    "--brokers",
+    type=click.Choice(("1", "3")),
+    help="3: a cluster, which survives the death of a broker. Default: what the run has, else 1.",
 )
 @click.option(
     "--download", is_flag=True, help="Only fetch Kafka, so that later starts need no network."
 )
-def broker(run: str | None, port: int, download: bool) -> None:
+def broker(run: str | None, port: int, brokers: str | None, download: bool) -> None:
     """Be the run's own Apache Kafka, with its data in the run's directory."""
     from streamrl.stream.local_kafka import distribution
     from streamrl.stream.local_kafka.connect import serve
@@ -48,7 +53,7 @@ def broker(run: str | None, port: int, download: bool) -> None:
     if run is None:
         raise click.UsageError("Missing argument 'RUN'.")
     with stop_on_signals() as (stop, caught):
-        serve(load_run(run), stop, port)
+        serve(load_run(run), stop, port, int(brokers or 0))
     exit_with_signal(caught)
 
 

@@ -21,7 +21,7 @@ import psutil
 
 from streamrl.stream.local_kafka import storage
 from streamrl.stream.local_kafka.distribution import file_lock
-from streamrl.stream.local_kafka.jvm import java_command, launch, raise_from_log
+from streamrl.stream.local_kafka.jvm import HEAP_MB, java_command, launch, raise_from_log
 from streamrl.stream.local_kafka.ports import HOST, choose_ports
 from streamrl.system.errors import BrokerError, BrokerUnreachable
 
@@ -46,6 +46,7 @@ class Setup:
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
     # librdkafka settings with which to ask whether the broker is up
     client: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    heap_mb: int = HEAP_MB
 
 
 PLAIN = Setup()
@@ -66,6 +67,11 @@ class Broker:
 
     def alive(self) -> bool:
         return _is_kafka(self.process, self.directory)
+
+    def kill(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.process.kill()
+        self.process.wait()
 
     def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
         """Ask the broker to shut down cleanly, and kill it after `limit_s`. Kafka keeps what it has
@@ -106,7 +112,13 @@ def start(
 
 
 def find(directory: Path) -> Broker | None:
-    """The broker that runs on `directory`, no matter which process started it."""
+    """The broker that runs on `directory`, no matter which process started it. Of a cluster it is
+    any that runs.
+    """
+    return next(filter(None, map(_find, storage.node_directories(directory))), None)
+
+
+def _find(directory: Path) -> Broker | None:
     values = storage.read_broker_json(directory)
     try:
         process = psutil.Process(values["pid"])
@@ -117,9 +129,14 @@ def find(directory: Path) -> Broker | None:
 
 
 def running_address(directory: Path) -> str | None:
-    """Address of the broker that runs on `directory` and answers."""
-    broker = find(directory)
-    return broker.address if broker and _answers(broker.address) else None
+    """Address of the broker that runs on `directory` and answers. Of a cluster it has the addresses
+    of all brokers, of which one answers.
+    """
+    nodes = storage.node_directories(directory)
+    brokers = filter(None, map(_find, nodes))
+    if not any(answers(broker.address) for broker in brokers):
+        return None
+    return ",".join(storage.read_broker_json(node)["address"] for node in nodes)
 
 
 @contextlib.contextmanager
@@ -147,7 +164,7 @@ def _start_or_find(
             broker = find(directory)
             if broker is None:
                 return _start(directory, port, die_with_parent, setup), True
-            _wait_until_answers(broker, START_LIMIT_S, setup)
+            wait_until_answers(broker, START_LIMIT_S, setup)
             return broker, False
     except OSError as error:
         raise BrokerError(
@@ -160,7 +177,7 @@ def _start(directory: Path, port: int, die_with_parent: bool, setup: Setup) -> B
     storage.check_free_space(directory)
     last = storage.read_broker_json(directory)
     port, controller_port = choose_ports(port, last.get("port", 0), last.get("controller_port", 0))
-    command = java_command()
+    command = java_command(setup.heap_mb)
     properties = setup.properties
     if not storage.is_formatted(directory):
         storage.format_data(directory, command, port, controller_port, properties)
@@ -168,30 +185,40 @@ def _start(directory: Path, port: int, die_with_parent: bool, setup: Setup) -> B
         _finish_unclean_shutdown(
             directory, command, port, controller_port, die_with_parent, properties
         )
+    broker = launch_on(directory, port, controller_port, die_with_parent, setup)
+    try:
+        wait_until_answers(broker, START_LIMIT_S, setup)
+    except BaseException:
+        broker.kill()
+        raise
+    return broker
+
+
+def launch_on(
+    directory: Path, port: int, controller_port: int, die_with_parent: bool, setup: Setup
+) -> Broker:
+    """Start the process of a broker on data that is formatted, and wait for nothing."""
     config = directory / "server.properties"
     data = directory / "data"
-    storage.write_properties(config, data, port, controller_port, properties)
+    storage.write_properties(config, data, port, controller_port, setup.properties)
     with storage.sole_owner(data) as owner:
         process = launch(
-            [*command, "kafka.Kafka", str(config)],
+            [*java_command(setup.heap_mb), "kafka.Kafka", str(config)],
             storage.rotate_log(directory),
             die_with_parent,
             owner,
         )
     broker = Broker(directory, port, controller_port, process)
+    values = {
+        "pid": process.pid,
+        "address": broker.address,
+        "port": port,
+        "controller_port": controller_port,
+    }
     try:
-        values = {
-            "pid": process.pid,
-            "address": broker.address,
-            "port": port,
-            "controller_port": controller_port,
-        }
         storage.write_broker_json(directory, values)
-        _wait_until_answers(broker, START_LIMIT_S, setup)
     except BaseException:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-        process.wait()
+        broker.kill()
         raise
     return broker
 
@@ -261,9 +288,12 @@ def _wait_until_fenced(directory: Path, process: psutil.Popen, log: Path, port: 
         time.sleep(0.02)
 
 
-def _wait_until_answers(broker: Broker, limit_s: float, setup: Setup) -> None:
+def wait_until_answers(broker: Broker, limit_s: float, setup: Setup = PLAIN) -> None:
+    """Wait until a broker takes work. Raises BrokerError with the reason if it ends, and
+    BrokerUnreachable after `limit_s`.
+    """
     deadline = time.monotonic() + limit_s
-    while not _answers(broker.address, setup.client):
+    while not answers(broker.address, setup.client):
         log = broker.directory / "broker.log"
         if not broker.alive():
             raise_from_log(log, broker.port, "ended before it was ready")
@@ -275,7 +305,7 @@ def _wait_until_answers(broker: Broker, limit_s: float, setup: Setup) -> None:
         time.sleep(0.05)
 
 
-def _answers(address: str, client: Mapping[str, Any] = PLAIN.client) -> bool:
+def answers(address: str, client: Mapping[str, Any] = PLAIN.client) -> bool:
     """Whether a broker at `address` answers, and counts itself as one that takes work. `client` may
     name another of its listeners.
     """

@@ -20,7 +20,7 @@ import yaml
 from streamrl.config.addresses import cleartext_problem
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import resolve_references
-from streamrl.stream.local_kafka import broker, storage
+from streamrl.stream.local_kafka import broker, cluster, storage
 from streamrl.stream.local_kafka.distribution import VERSION
 from streamrl.stream.local_kafka.jvm import raise_from_log
 from streamrl.system.errors import BrokerUnreachable, ConfigError
@@ -125,23 +125,48 @@ def connect_or_start(run: RunFile, create: bool = False) -> Generator[dict[str, 
     """
     settings = cluster_settings(run)
     directory = broker_dir(run)
-    has_broker = create or storage.is_formatted(directory)
+    has_broker = create or storage.is_formatted(directory) or cluster.is_cluster(directory)
     if "bootstrap.servers" in settings or not has_broker:
         yield client_settings(run)
         return
-    with broker.ensure_running(directory) as address:
+    with cluster.ensure_running(directory) as address:
         yield {**settings, "bootstrap.servers": address}
 
 
-def serve(run: RunFile, stop: threading.Event, port: int = 0) -> None:
-    """Be the run's local broker until `stop` is set."""
-    cluster = cluster_settings(run).get("bootstrap.servers")
-    if cluster:
+def serve(run: RunFile, stop: threading.Event, port: int = 0, brokers: int = 0) -> None:
+    """Be the run's local Kafka until `stop` is set: as many `brokers` as it has, or by default one.
+
+    A broker that ends by itself is an error. One of a cluster is started again.
+    """
+    address = cluster_settings(run).get("bootstrap.servers")
+    if address:
         raise ConfigError(
-            f"the run uses the cluster at {cluster} (run file or STREAMRL_KAFKA): "
+            f"the run uses the cluster at {address} (run file or STREAMRL_KAFKA): "
             "there is no broker to start"
         )
-    started = broker.start(broker_dir(run), port)
+    directory = broker_dir(run)
+    is_cluster = cluster.is_cluster(directory)
+    if is_cluster and brokers == 1:
+        raise ConfigError(
+            f"{directory} has the data of {cluster.BROKERS} brokers; leave out --brokers"
+        )
+    if is_cluster or brokers == cluster.BROKERS:
+        _serve_cluster(directory, stop, port)
+    else:
+        _serve_broker(directory, stop, port)
+
+
+def _serve_cluster(directory: Path, stop: threading.Event, port: int) -> None:
+    started = cluster.start(directory, port)
+    logger.info("Kafka %s at %s, data in %s", VERSION, started.address, directory)
+    try:
+        started.watch(stop)
+    finally:
+        started.stop()
+
+
+def _serve_broker(directory: Path, stop: threading.Event, port: int) -> None:
+    started = broker.start(directory, port)
     pid = started.process.pid
     logger.info(
         "Kafka %s at %s, pid %d, data in %s", VERSION, started.address, pid, started.directory

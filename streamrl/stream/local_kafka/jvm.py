@@ -16,7 +16,8 @@ from streamrl.system.process_group import set_pdeathsig
 
 # With compilation limited to its first tier (-XX:TieredStopAtLevel=1) a broker would start in 1.5 s
 # instead of 2, but would take a third more CPU ever after.
-JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC")
+JVM_OPTIONS = ("-Xms256m", "-XX:+UseSerialGC")
+HEAP_MB = 512
 
 REASONS: tuple[tuple[str, type[StreamrlError], str], ...] = (
     (
@@ -53,10 +54,11 @@ REASONS: tuple[tuple[str, type[StreamrlError], str], ...] = (
 )
 
 
-def java_command() -> list[str]:
+def java_command(heap_mb: int = HEAP_MB) -> list[str]:
     """The command line up to the main class. Raises BrokerError where there is no Java."""
     logging = f"-Dlog4j2.configurationFile={FILES / 'log4j2.properties'}"
-    return [find_java(), *JVM_OPTIONS, logging, "-cp", f"{ensure_jars()}/*"]
+    options = (*JVM_OPTIONS, f"-Xmx{heap_mb}m", logging)
+    return [find_java(), *options, "-cp", f"{ensure_jars()}/*"]
 
 
 def launch(command: list[str], log: Path, die_with_parent: bool, inherits: int) -> psutil.Popen:

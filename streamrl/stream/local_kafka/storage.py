@@ -1,4 +1,5 @@
-"""What is in the directory of a local broker.
+"""What is in the directory of a local broker, or in that of each broker of a cluster
+(`cluster.py`), which is broker-1/, broker-2/ and broker-3/ in the directory of the run's Kafka.
 
 data/               the log itself, Kafka's own files
 broker.json         process and ports of the last start
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -50,25 +51,36 @@ def was_shut_down(directory: Path) -> bool:
     return (directory / "data" / CLEAN_SHUTDOWN).exists()
 
 
+def node_directories(directory: Path) -> list[Path]:
+    """The directories of the brokers of a run's Kafka: those of a cluster, else the one given."""
+    return sorted(directory.glob("broker-[1-9]")) or [directory]
+
+
+def new_id() -> str:
+    """A new id of a cluster or of a data directory, as Kafka writes them: base64 of 16 bytes. The
+    first byte makes it begin with A: an id that began with '-' would look like an option.
+    """
+    return base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
+
+
 def format_data(
     directory: Path,
     command: list[str],
     port: int,
     controller_port: int,
     properties: Mapping[str, str],
+    quorum: Sequence[str] = (),
 ) -> None:
-    """Make an empty data directory. It gets its name when it is complete."""
-    # The id of a cluster is base64. The first byte makes it begin with A: an id that began with '-'
-    # would look like an option.
-    uuid_bytes = b"\0" + uuid.uuid4().bytes[1:]
-    cluster_id = base64.urlsafe_b64encode(uuid_bytes).decode().rstrip("=")
+    """Make an empty data directory. It gets its name when it is complete. `quorum`: the arguments
+    that name the cluster and its controllers; by default the broker is a new cluster of its own.
+    """
     incomplete = directory / "data.new"
     shutil.rmtree(incomplete, ignore_errors=True)
     config = directory / "format.properties"
     write_properties(config, incomplete, port, controller_port, properties)
-    tool = ["kafka.tools.StorageTool", "format", "--standalone"]
-    arguments = ["--cluster-id", cluster_id, "--config", str(config)]
-    done = subprocess.run([*command, *tool, *arguments], capture_output=True, text=True)
+    tool = ["kafka.tools.StorageTool", "format", "--config", str(config)]
+    own = quorum or ["--standalone", "--cluster-id", new_id()]
+    done = subprocess.run([*command, *tool, *own], capture_output=True, text=True)
     config.unlink()
     if done.returncode:
         log = directory / "broker.log"
