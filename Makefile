@@ -34,7 +34,7 @@ EXTRAS := $(addprefix --extra ,learner plot s3 broker envs dashboard gateway ten
 # Lists of packages for the images: `make dist` writes what is in them.
 SHIPPED := core envs learner learner-gpu inference inference-gpu
 # Programs in tests/ that try to break streamrl, and measurements in bench/.
-PROOFS := agents attacks chaos clients mutants poison rewards soak
+PROOFS := agents attacks chaos chaos-cluster clients mutants poison rewards soak
 BENCHES := bench-learner bench-loop bench-packing bench-scaling bench-smoke bench-weights
 
 .PHONY: help setup setup-verifiers quickstart learn check docs test test-all dist lock clean \
@@ -44,7 +44,7 @@ BENCHES := bench-learner bench-loop bench-packing bench-scaling bench-smoke benc
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 17
 	@echo
-	@echo "Proofs, each python -m tests.NAME:"
+	@echo "Proofs, each python -m tests.NAME (with _ for -):"
 	@echo "    $(PROOFS)"
 	@echo "Measurements, each python -m bench.NAME (bench/README.md):"
 	@echo "    bench $(BENCHES)"
@@ -112,7 +112,7 @@ clean: ## remove what was installed; runs/ stays
 # ---- proofs and measurements; their options: python -m tests.NAME --help -------------------------
 
 $(PROOFS): $(ENV)/.installed .streamrl/.kafka
-	@$(ENV)/bin/python -m tests.$@
+	@$(ENV)/bin/python -m tests.$(subst -,_,$@)
 agents clients: setup $(AGENTS_ENV)/.synced
 clients: .streamrl/clients/.installed
 # The table is the same each time.

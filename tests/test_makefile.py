@@ -41,7 +41,9 @@ def programs(*targets: str) -> set[str]:
 
 
 def test_every_proof_and_measurement_is_a_program():
-    names = programs("chaos", "clients", "mutants", "soak", "bench", "bench-loop", "bench-smoke")
+    names = programs(
+        "chaos", "chaos-cluster", "clients", "mutants", "soak", "bench", "bench-loop", "bench-smoke"
+    )
     assert names >= {"tests.chaos", "tests.mutants", "bench.data_path", "bench.smoke"}
     for name in names:
         path = ROOT / name.replace(".", "/")
