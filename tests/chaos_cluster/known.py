@@ -74,7 +74,7 @@ def run_file(directory: Path, address: str) -> RunFile:
             QUIZ: {**env, "kind": f"{__file__}:Quiz"},
         },
         "buffer": {"group_size": GROUP_SIZE, "max_age": 50},
-        "batcher": {"total_token_budget": 1024, "max_seq_len": 1024, "lookahead": 2},
+        "batcher": {"total_token_budget": 1024, "max_seq_len": 1024, "lookahead": 8},
         "model": {"max_seq_len": 1024},
         "orchestrator": {"max_wall_s": 36_000},
     }
