@@ -35,7 +35,7 @@ class KafkaLog(Log):
         self.settings = {**COMMON, **settings}
         self.prefix = f"{run}."
         self._admin = Admin(settings)
-        self._commit_wait = CommitWait()
+        self._commit_wait: CommitWait | None = None
         self._offset_client = OffsetClient(self.settings, self.prefix, self._check_partitions)
 
     @property
@@ -64,6 +64,8 @@ class KafkaLog(Log):
         return JoiningReader(reader, offsets, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> KafkaWriter:
+        if self._commit_wait is None:
+            self._commit_wait = CommitWait(self._count_brokers())
         writer = KafkaWriter(self.settings, self.prefix, identity, self._commit_wait)
         if changelog_topic:
             self._wait_until_settled(changelog_topic)
@@ -110,6 +112,12 @@ class KafkaLog(Log):
             call_with_retries(delete, self.address)
 
     def close(self) -> None: ...
+
+    def _count_brokers(self) -> int:
+        metadata = call_with_retries(
+            lambda: self._admin.list_topics(timeout=CALL_TIMEOUT_S), self.address
+        )
+        return len(metadata.brokers)
 
     def _wait_until_settled(self, topic: str, limit_s: float = SETTLE_TIMEOUT_S) -> None:
         """Wait until everything in a topic is committed or aborted."""

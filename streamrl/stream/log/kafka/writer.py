@@ -42,13 +42,16 @@ logger = logging.getLogger(__name__)
 # After it the broker aborts a transaction. At MIN_BYTES_PER_S half a gigabyte can be written in it.
 TRANSACTION_TIMEOUT_S = 60.0
 MIN_BYTES_PER_S = 10_000_000  # a broker that takes less of a transaction is not waited for
-MAX_WAIT_S = 12.0  # for a commit, besides the time in which its messages are sent
+# For a commit, besides the time in which its messages are sent. A cluster replaces a leader that is
+# dead only after the 9 s of a session, so a transaction that is given up before gains nothing.
+WAIT_S = CALL_TIMEOUT_S
+CLUSTER_WAIT_S = 12.0
+MAX_WAIT_S = 24.0
 # An open transaction of a process that has died is waited for so long.
 SETTLE_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 15.0
 TRANSACTIONAL = {
     "transaction.timeout.ms": round(TRANSACTION_TIMEOUT_S * 1000),
     "message.timeout.ms": round(TRANSACTION_TIMEOUT_S * 1000),  # `CommitWait` is shorter
-    "socket.timeout.ms": 3_000,
     # librdkafka would believe in a group's coordinator, and wait for it, long after that broker has
     # died.
     "metadata.max.age.ms": 2_000,
@@ -56,20 +59,26 @@ TRANSACTIONAL = {
 
 
 class CommitWait:
-    """How long the commits of a process are waited for. After one that failed it is twice as long,
-    and half as long after one that took less than a quarter of it: a transaction that is aborted
-    and written again makes a cluster that is slow even slower.
+    """How long the commits of a process are waited for, on a cluster of so many brokers. After one
+    that failed it is twice as long, and half as long after one that took less than a quarter of it:
+    a transaction that is aborted and written again makes a cluster that is slow even slower.
     """
 
-    def __init__(self) -> None:
-        self.seconds = CALL_TIMEOUT_S
+    def __init__(self, brokers: int = 1) -> None:
+        self._least_s = WAIT_S if brokers == 1 else CLUSTER_WAIT_S
+        self.seconds = self._least_s
 
     def on_failure(self) -> None:
         self.seconds = min(2 * self.seconds, MAX_WAIT_S)
 
     def on_commit(self, took_s: float) -> None:
         if took_s < self.seconds / 4:
-            self.seconds = max(self.seconds / 2, CALL_TIMEOUT_S)
+            self.seconds = max(self.seconds / 2, self._least_s)
+
+    @property
+    def request_limit_s(self) -> float:
+        """How long an answer of a broker is waited for. One that stands still is left by then."""
+        return self._least_s
 
     def limit_s(self, messages: Sequence[Message]) -> float:
         """How long to wait for the commit of these messages. Most of them are still to be sent when
@@ -92,7 +101,11 @@ class KafkaWriter:
         self._prefix = prefix
         self._identity = identity
         name = prefix + identity
-        transactional = {**TRANSACTIONAL, "transactional.id": name}
+        transactional = {
+            **TRANSACTIONAL,
+            "transactional.id": name,
+            "socket.timeout.ms": round(wait.request_limit_s * 1000),
+        }
         self._producer = Producer({**settings, **PRODUCER, **transactional})
         # Offsets are committed under the name of the part, where ordinary lag tools look. In the
         # transaction they would cost two requests and a marker.

@@ -91,14 +91,26 @@ def test_after_a_commit_that_failed_the_next_is_waited_for_twice_as_long():
     small = [Message("out", b"k", b"v")]
     wait = CommitWait()
     limits = [wait.limit_s(small)]
-    for _ in range(3):
+    for _ in range(4):
         wait.on_failure()
         limits.append(wait.limit_s(small))
-    for took_s in (4.0, 2.9, 1.0, 0.1):
+    for took_s in (7.0, 2.9, 1.0, 0.5, 0.1):
         wait.on_commit(took_s)
         limits.append(wait.limit_s(small))
-    assert limits == pytest.approx([3, 6, 12, 12, 12, 6, 3, 3], abs=1e-3)
+    assert limits == pytest.approx([3, 6, 12, 24, 24, 24, 12, 6, 3, 3], abs=1e-3)
     assert wait.limit_s([Message("out", b"k", bytes(1_000_000))]) == pytest.approx(3.1, abs=1e-3)
+
+
+def test_a_cluster_is_given_the_time_to_replace_a_leader():
+    """That is 9 s, the session of a broker. The wait grows from there, and returns to it."""
+    small = [Message("out", b"k", b"v")]
+    wait = CommitWait(brokers=3)
+    assert wait.limit_s(small) == pytest.approx(12, abs=1e-3)
+    wait.on_failure()
+    assert wait.limit_s(small) == pytest.approx(24, abs=1e-3)
+    for _ in range(3):
+        wait.on_commit(0.1)
+    assert wait.limit_s(small) == pytest.approx(12, abs=1e-3)
 
 
 def test_offsets_that_cannot_be_committed_are_a_warning_and_no_end(
