@@ -158,14 +158,23 @@ def _start_or_find(
     """The broker of `directory`, and whether this call started it. Two commands at once do not
     start two.
     """
+    with sole_starter(directory):
+        broker = find(directory)
+        if broker is None:
+            return _start(directory, port, die_with_parent, setup), True
+        wait_until_answers(broker, START_LIMIT_S, setup)
+        return broker, False
+
+
+@contextlib.contextmanager
+def sole_starter(directory: Path) -> Generator[None]:
+    """Make the directory of a run's Kafka, and let one process at a time start brokers on it.
+    Raises BrokerError for an OSError, as of a disk that is full.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with file_lock(directory / ".lock"):
-            broker = find(directory)
-            if broker is None:
-                return _start(directory, port, die_with_parent, setup), True
-            wait_until_answers(broker, START_LIMIT_S, setup)
-            return broker, False
+            yield
     except OSError as error:
         raise BrokerError(
             f"{error.filename or directory}: {error.strerror}; a broker writes its log below "

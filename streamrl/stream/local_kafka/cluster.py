@@ -22,7 +22,6 @@ import psutil
 
 from streamrl.stream.local_kafka import broker, storage
 from streamrl.stream.local_kafka.broker import Broker, Setup
-from streamrl.stream.local_kafka.distribution import file_lock
 from streamrl.stream.local_kafka.jvm import java_command, raise_from_log
 from streamrl.stream.local_kafka.ports import HOST, choose_ports
 from streamrl.system.errors import BrokerError, StreamrlError
@@ -124,8 +123,7 @@ def start(directory: Path, port: int = 0, die_with_parent: bool = True) -> Clust
             f"{directory} has the data of one broker, which cannot become a cluster; leave out"
             " --brokers, or take another run"
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    with file_lock(directory / ".lock"):
+    with broker.sole_starter(directory):
         if found := broker.find(directory):
             raise BrokerError(
                 f"a broker is already running on {directory} (at {found.address}, "
