@@ -304,7 +304,7 @@ class Harness:
 
     def drain(self) -> None:
         """The envs stop, the others work off what they can, then all end. Nothing more is written
-        but journals, demand and metrics.
+        but journals, demand, metrics and the server's signs of life.
         """
         self.brokers.restore()
         self.until(self.brokers.in_sync, "all copies are in sync", IN_SYNC_S)
@@ -316,7 +316,7 @@ class Harness:
         written = [
             (topic, partition)
             for topic, partitions in log.topics().items()
-            if topology.kind_of(topic) not in ASIDE
+            if topology.kind_of(topic) not in (*ASIDE, topology.SERVERS)
             for partition in range(partitions)
         ]
         seen: list[tuple[float, dict[TopicPartition, int]]] = []
