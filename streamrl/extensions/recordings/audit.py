@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -27,12 +27,12 @@ from streamrl.stream.log.protocol import (
     Event,
     Log,
     Message,
+    Offsets,
     TopicPartition,
     beginning_offset,
-    end_offset,
     partitions_of,
 )
-from streamrl.stream.log.reading import read
+from streamrl.stream.log.reading import read, read_partitions
 from streamrl.stream.processor.definition import Processor
 from streamrl.stream.processor.journal import entries
 from streamrl.stream.processor.restore import restore
@@ -135,11 +135,10 @@ class TopicReader:
     def add(self, topics: list[str]) -> None:
         """Read these topics too, up to their current ends."""
         counts = self.log.topics()
-        for topic in topics:
-            for partition in range(counts.get(topic, 0)):
-                start = beginning_offset(self.log, topic, partition)
-                end = end_offset(self.log, topic, partition)
-                self.bounds[topic, partition] = (start, end)
+        partitions = [(topic, part) for topic in topics for part in range(counts.get(topic, 0))]
+        begins = self.log.beginning_offsets(partitions)
+        ends = self.log.end_offsets(partitions)
+        self.bounds |= {tp: (begins[tp], ends[tp]) for tp in partitions}
 
     @property
     def total(self) -> int:
@@ -147,19 +146,19 @@ class TopicReader:
         return sum(end - start for start, end in self.bounds.values())
 
     def events(self, topic: str, schemas: tuple[str, ...]) -> Iterator[Event]:
-        """The events of one topic, partition by partition."""
-        return (to_event(message, schemas) for message in self.messages(topic))
+        """The events of a topic that has one partition."""
+        return (to_event(message, schemas) for message in self.messages([topic]))
 
-    def messages(self, topic: str) -> Iterator[Message]:
-        """The messages of one topic, partition by partition."""
-        for (name, partition), (start, end) in self.bounds.items():
-            if name != topic:
-                continue
-            for index, message in enumerate(read(self.log, topic, partition, start, end)):
-                if index % EVERY == 0:
-                    self.report(self.done + message.offset - start, self.total)
-                yield message
-            self.done += end - start
+    def messages(self, topics: Collection[str]) -> Iterator[Message]:
+        """The messages of these topics, in the order of each partition."""
+        wanted = frozenset(topics)
+        starts = {tp: start for tp, (start, _) in self.bounds.items() if tp[0] in wanted}
+        ends = {tp: self.bounds[tp][1] for tp in starts}
+        for index, message in enumerate(read_partitions(self.log, starts, ends)):
+            if index % EVERY == 0:
+                self.report(self.done + index, self.total)
+            yield message
+        self.done += sum(ends[tp] - start for tp, start in starts.items())
 
 
 def audit(log: Log, run: RunFile, progress: OnProgress = no_progress) -> Audit:
@@ -204,7 +203,7 @@ class Auditor:
         """Enter the rollouts of each partition."""
         fates_from_s = oldest_s(self.log, topology.FATES)
         cut_s = groups_cut_s(self.log)
-        for message in chain.from_iterable(self.reader.messages(topic) for topic in self.topics):
+        for message in self.reader.messages(self.topics):
             ledger = self.ledgers[topology.subject_of(message.topic), message.partition]
             ledger.exists[message.offset] = True
             record = to_event(message, ("rollout",)).record
@@ -232,12 +231,14 @@ class Auditor:
         """Enter the fates. Those of envs that were removed from the run are not counted."""
         rollouts = {t for t in self.log.topics() if topology.kind_of(t) == topology.ROLLOUTS}
         removed = rollouts - set(self.topics)
+        # Some of the fates may be of rollouts that were published since the ledgers were made.
+        ends = self.log.end_offsets(list(self.reader.bounds))
         for event in self.reader.events(topology.FATES, ("fate",)):
             fate = event.record
             if isinstance(fate, Fate) and topology.rollouts(fate.environment) not in removed:
-                self._enter_fate(fate)
+                self._enter_fate(fate, ends)
 
-    def _enter_fate(self, fate: Fate) -> None:
+    def _enter_fate(self, fate: Fate, ends: Offsets) -> None:
         """Enter a fate for each rollout that it belongs to."""
         topic = topology.rollouts(fate.environment)
         ledger = self.ledgers.get((fate.environment, fate.partition))
@@ -246,7 +247,7 @@ class Auditor:
             place = f"{topic}[{fate.partition}]@{offset}"
             if ledger is not None:
                 end = len(ledger.exists)
-                if end <= offset < end_offset(self.log, topic, fate.partition):
+                if end <= offset < ends[topic, fate.partition]:
                     continue
                 if 0 <= offset < ledger.start:
                     self.result.gone += 1
@@ -354,15 +355,16 @@ def groups_cut_s(log: Log) -> dict[str, float]:
     return cut_s
 
 
-def unread_events(
-    log: Log, processor: Processor[Any, Any], offsets: Mapping[TopicPartition, int]
-) -> Iterator[Event]:
+def unread_events(log: Log, processor: Processor[Any, Any], offsets: Offsets) -> Iterator[Event]:
     """The rollouts and groups that a processor has not read yet. `offsets` are those it reads
     next.
     """
-    for topic, partition in processor.existing_partitions(log):
-        if topology.kind_of(topic) not in topology.PARTITIONED:
-            continue
-        start = offsets.get((topic, partition), beginning_offset(log, topic, partition))
-        for message in read(log, topic, partition, start):
-            yield to_event(message, processor.inputs[topic])
+    partitions = [
+        tp
+        for tp in processor.existing_partitions(log)
+        if topology.kind_of(tp[0]) in topology.PARTITIONED
+    ]
+    begins = log.beginning_offsets(partitions)
+    starts = {tp: offsets.get(tp, begin) for tp, begin in begins.items()}
+    for message in read_partitions(log, starts, log.end_offsets(partitions)):
+        yield to_event(message, processor.inputs[message.topic])
