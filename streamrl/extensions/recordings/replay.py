@@ -16,7 +16,7 @@ from streamrl.stream.log.codec import DecodeError, decode, digest
 from streamrl.stream.log.partitions_reader import PartitionsReader
 from streamrl.stream.log.protocol import Log, Message, TopicPartition, end_offset
 from streamrl.stream.processor.definition import Processor, ProcessorState
-from streamrl.stream.processor.journal import entries
+from streamrl.stream.processor.journal import SliceReader, entries
 from streamrl.stream.processor.restore import replay_entry, restore_earliest
 from streamrl.stream.records import JournalEntry, Record
 from streamrl.system.errors import InputGone
@@ -27,6 +27,7 @@ S = TypeVar("S")
 # topic. The outputs to other topics are compared by the digest of their journal entry.
 COMPARED = (topology.GROUPS, topology.BATCHES)
 
+ENTRIES_AHEAD = 200
 LOOK_AHEAD = 1_000  # the records of other writers that may be between two of a part
 
 
@@ -63,19 +64,29 @@ class RecordedOutputs:
     def close(self) -> None:
         self._reader.close()
 
-    def partitions(self, topic: str) -> list[TopicPartition]:
-        return [(topic, partition) for partition in range(self._counts[topic])]
+    def partitions(self, kind: str) -> list[TopicPartition]:
+        """All partitions of the topics of a kind."""
+        return [
+            (topic, partition)
+            for topic, count in self._counts.items()
+            if topology.kind_of(topic) == kind
+            for partition in range(count)
+        ]
 
     def has_all_of(self, topic: str) -> bool:
         """Whether the topic still has all outputs, from the first entry on.
 
         Otherwise the outputs can be compared only by the digests of their entries. The broker is
-        asked once for each topic, as its answer takes longer than replaying an entry; what it
-        deletes later is noticed by `next`.
+        asked once for all topics of a kind, as its answer takes longer than replaying an entry;
+        what it deletes later is noticed by `next`.
         """
         if topic not in self._has_all_of:
-            begin = self.log.beginning_offsets(self.partitions(topic))
-            self._has_all_of[topic] = self.from_the_start and not any(begin.values())
+            begin = self.log.beginning_offsets(self.partitions(topology.kind_of(topic)))
+            begins_at = dict.fromkeys((name for name, _ in begin), 0)
+            for (name, _), offset in begin.items():
+                begins_at[name] += offset
+            for name, offset in begins_at.items():
+                self._has_all_of.setdefault(name, self.from_the_start and not offset)
         return self._has_all_of[topic]
 
     def next(self, message: Message) -> Message | None:
@@ -91,12 +102,17 @@ class RecordedOutputs:
             self._has_all_of[message.topic] = False
             return None
 
+    def _open(self, kind: str) -> None:
+        """Read the topics of a kind from now on."""
+        ends = self.log.end_offsets(self.partitions(kind))
+        self._reader.read_ahead(self.log.beginning_offsets(list(ends)), ends)
+        for tp, end in ends.items():
+            unread = self._reader.read(tp, 0, end - 1)
+            self._ahead.setdefault(tp[0], []).append((unread, deque()))
+
     def _next(self, message: Message) -> Message | None:
         if message.topic not in self._ahead:
-            ends = self.log.end_offsets(self.partitions(message.topic))
-            self._ahead[message.topic] = [
-                (self._reader.read(tp, 0, end - 1), deque()) for tp, end in ends.items()
-            ]
+            self._open(topology.kind_of(message.topic))
         for skipped in range(LOOK_AHEAD):
             for unread, ahead in self._ahead[message.topic]:
                 if len(ahead) <= skipped:
@@ -126,7 +142,7 @@ def replay(
     current, start, reader = restore_earliest(log, processor)
     result = ReplayResult(begins_at=current.sequence + 1)
     recorded = RecordedOutputs(log, from_the_start=current.sequence < 0)
-    for offset, entry in entries(log, journal, start):
+    for offset, entry in _ahead(entries(log, journal, start), reader):
         progress(offset, end)
         if not isinstance(entry, JournalEntry) or entry.sequence <= current.sequence:
             continue
@@ -140,6 +156,15 @@ def replay(
     recorded.close()
     result.strays = recorded.strays
     return result, current
+
+
+def _ahead(
+    recorded: Iterator[tuple[int, Record]], reader: SliceReader
+) -> Iterator[tuple[int, Record]]:
+    """These entries of a journal, the inputs of ENTRIES_AHEAD of which are read at once."""
+    while some := list(islice(recorded, ENTRIES_AHEAD)):
+        reader.read_ahead(entry for _, entry in some if isinstance(entry, JournalEntry))
+        yield from some
 
 
 def compare(

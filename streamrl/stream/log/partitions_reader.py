@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 from streamrl.stream.log.chunks import size_of
-from streamrl.stream.log.protocol import Log, Message, Reader, TopicPartition
-from streamrl.stream.log.reading import BoundedReader
+from streamrl.stream.log.protocol import Log, Message, Offsets, Reader, TopicPartition
+from streamrl.stream.log.reading import BoundedReader, read_partitions
+from streamrl.system.errors import InputGone
 
 FETCH_BYTES = 1_000_000  # of one partition before another is read
 AHEAD_BYTES = 256_000_000
@@ -61,6 +63,29 @@ class PartitionsReader:
                 yield message
             if message.offset == last:
                 return
+
+    def read_ahead(self, starts: Offsets, ends: Offsets) -> None:
+        """Read these ranges, `ends` excluded, before they are asked for, up to AHEAD_BYTES of all
+        that is ahead. All partitions are read at once, while one after the other takes a question
+        to the broker for each. What cannot be read now is left to `read`.
+        """
+        begins: dict[TopicPartition, int] = {}
+        for tp, start in starts.items():
+            if tp not in self._next:
+                self._open(tp)
+            if tp not in self._position or start > self._next[tp]:
+                self._move(tp, max(start, self._next[tp]))
+                self._position[tp] = self._next[tp]
+            begins[tp] = self._next[tp]
+        with suppress(InputGone):
+            for message in read_partitions(self._log, begins, ends):
+                tp = message.topic, message.partition
+                self._ahead[tp].append(message)
+                self._ahead_bytes += size_of(message)
+                self._next[tp] = message.offset + 1
+                if self._ahead_bytes >= AHEAD_BYTES:
+                    break
+        self._current = None
 
     def close(self) -> None:
         if self._reader is not None:

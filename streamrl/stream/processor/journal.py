@@ -30,7 +30,7 @@ from streamrl.stream.log.protocol import (
 from streamrl.stream.log.reading import read
 from streamrl.stream.processor.retention import end_offsets, first_offsets
 from streamrl.stream.processor.snapshots import RecordRef
-from streamrl.stream.records import RECORDS, Record, Slice
+from streamrl.stream.records import RECORDS, JournalEntry, Record, Slice
 from streamrl.system.errors import InputGone
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,17 @@ class SliceReader:
             )
         return messages
 
+    def read_ahead(self, entries: Iterable[JournalEntry]) -> None:
+        """Read the slices of these entries at once, as far as there is room."""
+        starts: dict[TopicPartition, int] = {}
+        ends: dict[TopicPartition, int] = {}
+        for entry in entries:
+            for piece in entry.slices:
+                tp = piece.topic, piece.partition
+                starts.setdefault(tp, piece.start)
+                ends[tp] = piece.end
+        self._partitions.read_ahead(starts, ends)
+
     def read_records(self, references: Collection[RecordRef]) -> dict[RecordRef, Event]:
         """Single records, wherever they are in the log. One that retention has deleted, or whose
         topic was deleted and made again, becomes an event without a record.
@@ -132,6 +143,11 @@ class SliceReader:
                 )
             else:
                 existing[topic, partition].append(offset)
+        close = {tp: group for tp, group in existing.items() if is_close(group)}
+        self._partitions.read_ahead(
+            {tp: min(group) for tp, group in close.items()},
+            {tp: max(group) + 1 for tp, group in close.items()},
+        )
         for tp, wanted in existing.items():
             events |= self._read_offsets(tp, sorted(wanted))
         if missing := set(references) - events.keys():
@@ -160,6 +176,11 @@ class SliceReader:
         for message in self._partitions.read(tp, start, last):
             self.records_read += 1
             yield message
+
+
+def is_close(offsets: Collection[int]) -> bool:
+    """Whether the reader would move over none of these offsets."""
+    return bool(offsets) and max(offsets) - min(offsets) <= SKIP_RECORDS
 
 
 def split_at_gaps(offsets: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -42,6 +42,7 @@ def restore(log: Log, processor: Processor[C, S]) -> tuple[ProcessorState[C, S],
         load_snapshot(processor, current, *base, reader)
     since = [(offset, record) for offset, record in records if record.sequence > current.sequence]
     check_inputs(log, processor, [record for _, record in since])
+    reader.read_ahead(record for _, record in since if isinstance(record, JournalEntry))
     # A snapshot is committed right before the entry of the same sequence number. If the processor
     # died after that entry, no later one names the snapshot.
     snapshot: tuple[int, Snapshot] | None = None

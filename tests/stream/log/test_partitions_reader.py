@@ -54,6 +54,32 @@ def test_partitions_that_are_read_in_turns_take_one_reader_and_a_move_each():
     reader.close()
 
 
+def test_what_was_read_ahead_takes_one_reader_for_all_partitions_and_no_move():
+    log = Counting({"rollouts.a": 2, "rollouts.b": 1}, 6)
+    reader = PartitionsReader(log)
+    starts = {("rollouts.a", 0): 1, ("rollouts.a", 1): 0, ("rollouts.b", 0): 5}
+    reader.read_ahead(starts, {("rollouts.a", 0): 4, ("rollouts.a", 1): 6, ("rollouts.b", 0): 6})
+    assert offsets(reader, ("rollouts.a", 1), 0, 5) == [*range(6)]
+    assert offsets(reader, ("rollouts.b", 0), 5, 5) == [5]
+    assert offsets(reader, ("rollouts.a", 0), 1, 3) == [1, 2, 3]
+    assert log.moved == [] and log.opened == 2
+    assert offsets(reader, ("rollouts.a", 0), 4, 5) == [4, 5], "what was not read ahead"
+    assert log.moved == [("rollouts.a", 0, 4)]
+
+
+def test_reading_ahead_continues_after_what_was_read_and_ends_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(partitions_reader, "AHEAD_BYTES", 4)
+    log = Counting({"in": 1}, 6)
+    reader = PartitionsReader(log)
+    for start in (0, 2):
+        reader.read_ahead({("in", 0): start}, {("in", 0): start + 4})
+        assert offsets(reader, ("in", 0), start, start + 1) == [start, start + 1]
+    assert log.moved == []
+    assert offsets(reader, ("in", 0), 4, 5) == [4, 5]
+
+
 def test_what_does_not_fit_is_read_again(monkeypatch: pytest.MonkeyPatch):
     """Each partition has six messages of two bytes, and three of them are read in one turn."""
     monkeypatch.setattr(partitions_reader, "AHEAD_BYTES", 9)
