@@ -42,9 +42,9 @@ def programs(*targets: str) -> set[str]:
 
 def test_every_proof_and_measurement_is_a_program():
     names = programs(
-        "chaos", "chaos-cluster", "clients", "mutants", "soak", "bench", "bench-loop", "bench-smoke"
+        "chaos", "chaos-cluster", "clients", "thousand-envs", "soak", "bench", "bench-loop", "bench-smoke"
     )
-    assert names >= {"tests.chaos", "tests.mutants", "bench.data_path", "bench.smoke"}
+    assert names >= {"tests.chaos", "tests.thousand_envs", "bench.data_path", "bench.smoke"}
     for name in names:
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
