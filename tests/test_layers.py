@@ -61,6 +61,7 @@ OUTSIDE = {
         "stream/local_kafka/*",
         "inference/*",
         "run/orchestrator/*",
+        "run/engines/*",
         "cli/*",
     ],
     "psutil": [
@@ -119,6 +120,7 @@ ROOMS = (
     "learner",
     "run/monitoring",
     "run/orchestrator",
+    "run/engines",
     "cli",
     "extensions/scorer",
     "extensions/evaluator",
@@ -140,6 +142,7 @@ LIGHT = (
     "batcher",
     "run/monitoring",
     "run/orchestrator",
+    "run/engines",
     "extensions/recordings",
     "cli",
 )

@@ -60,9 +60,9 @@ class RunFile(Section):
     orchestrator: Orchestrator = Orchestrator()
     metrics: Metrics = Metrics()
     topics: Topics = Topics()
-    # GPUs of the parts that `streamrl up` starts, by the name of a role (learner, scorer,
-    # inference, evaluator) or of a part (inference-0). A part that is not named sees none. Empty:
-    # all see all.
+    # Machines and GPUs of the parts that `streamrl up` starts, by the name of a role (learner,
+    # inference, env) or of a part (inference-0). A part that is not named sees no GPU. Empty: all
+    # see all.
     placement: dict[str, Placement] = {}
     fork: Fork | None = None
 

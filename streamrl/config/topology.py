@@ -13,7 +13,7 @@ are, who may touch them, what is folded again. Extensions add roles (`config/ext
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from streamrl.system.text import nearest_or_all
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
+    from streamrl.config.sections.operation import Placement
 
 # ---- topics --------------------------------------------------------------------------------------
 # Kinds of topics, each with its template in topics/. Their names here are without the run.
@@ -292,22 +293,56 @@ def uses_gpu(part: Part) -> bool:
     return bool(role_of(part).devices)
 
 
+def placement_of(run: RunFile, part: Part) -> Placement | None:
+    """What `placement` has for a part or else for its role; None: it names neither."""
+    return run.placement.get(part.name) or run.placement.get(part.role)
+
+
+def node_of(run: RunFile, part: Part) -> str:
+    """Name of the machine that `placement` names for a part; empty: none."""
+    placement = placement_of(run, part)
+    nodes = placement.nodes if placement else []
+    if not nodes:
+        return ""
+    sharing = _sharing(run, part)
+    return nodes[min(sharing.index(part.name) // _parts_a_node(nodes, sharing), len(nodes) - 1)]
+
+
 def devices_of(run: RunFile, part: Part) -> tuple[Device, ...]:
     """The GPUs that `placement` gives a part. Parts that share the devices of their role get an
     equal stretch each; there are none where `placement` does not name the part.
     """
-    name = part.name if part.name in run.placement else part.role
-    if name not in run.placement:
+    placement = placement_of(run, part)
+    if placement is None:
         return ()
-    placement = run.placement[name]
-    sharing = [part.name] if name == part.name else sharing_parts(run, part.role)
-    nodes = placement.nodes or [""]
-    own = sharing.index(part.name)
-    parts_a_node = max(1, len(sharing) // len(nodes))
-    node = nodes[min(own // parts_a_node, len(nodes) - 1)]
+    sharing = _sharing(run, part)
+    parts_a_node = _parts_a_node(placement.nodes, sharing)
     each = len(placement.devices) // parts_a_node
-    first = own % parts_a_node * each
+    first = sharing.index(part.name) % parts_a_node * each
+    node = node_of(run, part)
     return tuple(Device(node, number) for number in placement.devices[first : first + each])
+
+
+def _sharing(run: RunFile, part: Part) -> list[str]:
+    """The parts that share what `placement` has for this one."""
+    return [part.name] if part.name in run.placement else sharing_parts(run, part.role)
+
+
+def _parts_a_node(nodes: Sequence[str], sharing: Sequence[str]) -> int:
+    return max(1, len(sharing) // max(1, len(nodes)))
+
+
+def machines(run: RunFile) -> dict[str, tuple[Part, ...]]:
+    """The parts of each machine of a run, by the name that `placement` gives it. The first machine
+    is the learner's, and has all parts for which none is named. A run that names no machine has
+    one, whose name is empty.
+    """
+    every = parts(run)
+    lead = next((node for part in every if (node := node_of(run, part))), "")
+    on: dict[str, list[Part]] = {lead: []}
+    for part in every:
+        on.setdefault(node_of(run, part) or lead, []).append(part)
+    return {name: tuple(members) for name, members in on.items()}
 
 
 def reserved_memory(run: RunFile) -> dict[Device, dict[str, float]]:
@@ -326,7 +361,7 @@ def memory_fraction(run: RunFile, part: Part) -> float:
     if is_server(part):
         engine = run.inference.of_pool(pool_of(part)).engine
         return float(engine.get("gpu_memory_utilization", VLLM_MEMORY_FRACTION))
-    placement = run.placement.get(part.name) or run.placement.get(part.role)
+    placement = placement_of(run, part)
     return (placement.memory_fraction if placement else 0.0) or JAX_MEMORY_FRACTION
 
 

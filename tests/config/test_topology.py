@@ -200,3 +200,37 @@ def test_the_processes_of_a_learner_are_chosen_together():
     assert len(topology.chosen_parts(run, only=["learner"])) == 2
     with pytest.raises(ConfigError, match="learner-1: of the 2 processes .* start each by hand"):
         topology.chosen_parts(run, only=["learner-1"])
+
+
+def test_machines_have_the_parts_that_placement_names_and_the_first_has_the_others():
+    run = parse(
+        {
+            "run": "r",
+            "envs": {"copy-digits": {"replicas": 2}},
+            "inference": {"replicas": 2},
+            "placement": {
+                "learner": {"nodes": ["trains"], "devices": [0]},
+                "inference": {"nodes": ["b", "c"], "devices": [0, 1]},
+                "env": {"nodes": ["c", "samples"]},
+            },
+        }
+    )
+    names = {name: [part.name for part in on] for name, on in topology.machines(run).items()}
+    assert names == {
+        "trains": ["learner", "buffer", "batcher"],
+        "b": ["inference-0"],
+        "c": ["inference-1", "env-copy-digits-0"],
+        "samples": ["env-copy-digits-1"],
+    }
+    assert [*names] == ["trains", "b", "c", "samples"]
+    by_name = {part.name: part for part in parts(run)}
+    assert topology.node_of(run, by_name["buffer"]) == ""
+    assert topology.devices_of(run, by_name["inference-1"]) == (
+        topology.Device("c", 0),
+        topology.Device("c", 1),
+    )
+
+
+def test_a_run_without_named_machines_has_one():
+    run = parse({"run": "r", "envs": {"copy-digits": {}}})
+    assert topology.machines(run) == {"": topology.parts(run)}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
@@ -25,13 +26,19 @@ def test_a_file_may_be_its_owners_alone(tmp_path: Path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path):
+def test_what_cannot_be_written_leaves_the_file_that_was_there_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "notes.json"
     write_atomically(path, "old")
-    (tmp_path / "notes.json.part").mkdir()
+
+    def disk_is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "write_text", disk_is_full)
     with pytest.raises(OSError):
         write_atomically(path, "new")
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
 def test_what_comes_with_streamrl_is_found_in_the_sources():

@@ -54,13 +54,17 @@ class Metrics(Section):
 
 
 class Placement(Section):
-    """The GPUs of a part, or of all parts of a role, which get an equal number each."""
+    """Where a part is, or all parts of a role, and what each of them gets there."""
 
     # Numbers of the GPUs, from 0, among those that `streamrl up` sees.
     devices: list[Annotated[int, Field(ge=0)]] = []
     # Names of the machines that have such GPUs, where a run is on several; the parts are divided
-    # evenly among them. Empty: one machine.
+    # evenly among them. Empty: that of the learner.
     nodes: list[str] = []
+    # CPUs that Slurm or Kubernetes reserves for each part.
+    cpus: int = Field(default=1, ge=1)
+    # Memory that they reserve for each part, in GiB. 0: what is usual there.
+    memory_gib: float = Field(default=0.0, ge=0)
     # Share of each GPU's memory that a learner or scorer reserves. 0: three quarters, as JAX does,
     # or 0.5 of a GPU that it shares with other parts. Servers: `gpu_memory_utilization` in
     # inference.engine, by default 0.9, or their part of 0.35 of a shared GPU.

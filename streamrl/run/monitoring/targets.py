@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from socket import gethostname
 from typing import NamedTuple
@@ -56,10 +57,11 @@ def write_targets(file: Path, run: str, address: Address, log: InstrumentedLog, 
         )
 
 
-def remove_targets(run: RunFile) -> None:
-    """Remove the address files of the run's parts, because a part that is killed leaves its own.
+def remove_targets(run: RunFile, parts: Iterable[str]) -> None:
+    """Remove the address files of these parts of the run, because a part that is killed leaves its
+    own.
 
     A part that is alive writes its file again.
     """
-    for file in (run.directory.parent / TARGETS).glob(f"{run.run}.*.json"):
-        file.unlink(missing_ok=True)
+    for part in parts:
+        targets_file(run, part).unlink(missing_ok=True)

@@ -69,7 +69,7 @@ def device_variables(
     """
     if not run.placement:
         return {}
-    placement = run.placement.get(part.name) or run.placement.get(part.role) or Placement()
+    placement = topology.placement_of(run, part) or Placement()
     devices = [device.number for device in topology.devices_of(run, part)]
     if visible is not None and devices and max(devices) >= len(visible):
         raise ConfigError(

@@ -20,6 +20,7 @@ from streamrl.system.errors import (
     VersionMismatch,
 )
 
+INTERRUPTED = 130  # the exit code of a run that was stopped
 BROKER = "broker"
 BROKER_PART = Part(BROKER, BROKER, BROKER)  # not a role, as the run may use an existing cluster
 # Restarts of one part within RESTART_WINDOW_S, or in a row without its having done any work. One

@@ -15,6 +15,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
 from streamrl.run.orchestrator.gpus import installed_gpus
 from streamrl.run.orchestrator.memory import learner_gib
+from streamrl.run.orchestrator.requests import machine_request, obstacles
 from streamrl.stream.log import topics
 from streamrl.system import hub
 from streamrl.system.errors import ModelError
@@ -50,6 +51,7 @@ def preview(run: RunFile, with_memory: bool = False) -> list[Fact]:
         Fact("parts", ", ".join(part.name for part in topology.parts(run))),
         *(Fact("memory", text) for text in _memory(run, with_memory)),
         *(Fact("device", text) for text in _devices(run)),
+        *(Fact("machine", text) for text in _machines(run)),
         *(Fact("sharing", text) for text in _sharing(run)),
         Fact("kafka", _kafka(run)),
         Fact("topics", _topics(run)),
@@ -225,6 +227,17 @@ def _devices(run: RunFile) -> Iterator[str]:
         yield f"{', '.join(numbers)}{where}: {reserved_by}"
     if not run.placement:
         yield "no placement: the parts share the GPU of the machine, if it has one"
+
+
+def _machines(run: RunFile) -> Iterator[str]:
+    """The parts of each of several machines, and what the machines must share."""
+    machines = topology.machines(run)
+    if len(machines) == 1:
+        return
+    for machine, parts in machines.items():
+        yield f"{machine}: {', '.join(p.name for p in parts)}; {machine_request(run, parts)}"
+    yield f"they must share {run.directory} and {run.store}, by these names"
+    yield from (f"warning: {obstacle}" for obstacle in obstacles(run))
 
 
 def _sharing(run: RunFile) -> Iterator[str]:

@@ -23,6 +23,7 @@ from streamrl.run.orchestrator import run_directory
 from streamrl.run.orchestrator.conclusion import conclude
 from streamrl.run.orchestrator.gauges import gauges
 from streamrl.run.orchestrator.parts import SupervisedParts, parts_by_metrics
+from streamrl.run.orchestrator.plan import INTERRUPTED
 from streamrl.run.orchestrator.preparation import publish_config
 from streamrl.run.orchestrator.run_watch import RunWatch
 from streamrl.run.orchestrator.terminal import logging_to, open_display
@@ -33,7 +34,6 @@ from streamrl.system.errors import StreamrlError
 
 POLL_S = 0.2
 MAX_POLL_RECORDS = 2_000
-INTERRUPTED = 130
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> int:

@@ -119,6 +119,15 @@ def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Ite
         yield directory
 
 
+@contextlib.contextmanager
+def join_run_dir(run: RunFile, part: str) -> Iterator[Path]:
+    """Hold a lock for the `part` that is started here, in the directory of a run that another `up`
+    leads. The two may share the directory.
+    """
+    with _lock(run.directory, f"{LOCK}-{part}"):
+        yield run.directory
+
+
 def resolved_run(run: RunFile) -> RunFile | None:
     """The run as it was started, from the resolved run file in its directory, or None if it has not
     been started yet. Raises ConfigError.
@@ -197,10 +206,10 @@ def _is_held(file: IO[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _lock(directory: Path) -> Iterator[None]:
+def _lock(directory: Path, name: str = LOCK) -> Iterator[None]:
     """Lock a run's directory. The kernel releases the lock when the process ends."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / LOCK).open("a+") as file:
+    with (directory / name).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

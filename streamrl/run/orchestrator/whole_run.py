@@ -15,14 +15,14 @@ from streamrl.run.orchestrator.conclusion import conclude
 from streamrl.run.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.run.orchestrator.parts import SupervisedParts, environment
 from streamrl.run.orchestrator.placement import placed_here
-from streamrl.run.orchestrator.plan import BROKER
+from streamrl.run.orchestrator.plan import BROKER, INTERRUPTED
 from streamrl.run.orchestrator.preparation import (
     ensure_broker,
     prepare_topics,
     wait_for_topics,
     warn_of_end_of_turn,
 )
-from streamrl.run.orchestrator.process import INTERRUPTED, watch
+from streamrl.run.orchestrator.process import watch
 from streamrl.run.orchestrator.supervisor import Supervisor
 from streamrl.run.orchestrator.terminal import logging_to, open_display
 from streamrl.stream.local_kafka import connect
@@ -45,10 +45,11 @@ def up(
 
     `at`: where the orchestrator itself shows its metrics. The parts take ports that are free.
     `excluded`: parts that others start. `only`: parts of a run that is started elsewhere without
-    them; this machine waits for its topics, and leaves its metrics and its report to that one.
+    them; this machine waits for its topics, and leaves its metrics and its report to that one. The
+    two may share the run's directory.
     """
     runner.check(run.orchestrator.sinks)
-    before = run_directory.resolved_run(run) if resume else None
+    before = run_directory.resolved_run(run) if resume or only else None
     run, _ = downloads.download(run, before)
     started = topology.chosen_parts(run, only, excluded)
     run = placed_here(run, started)
@@ -56,13 +57,19 @@ def up(
         raise ConfigError(
             "--only joins a run whose Kafka others reach: name it in STREAMRL_KAFKA or `kafka`"
         )
+    watcher = topology.ORCHESTRATOR.name
+    locked = run_directory.lock_run_dir(run, resume, fresh)
+    if only:
+        watcher = f"{watcher}-{started[0].name}"
+        locked = run_directory.join_run_dir(run, started[0].name)
     with (
-        run_directory.lock_run_dir(run, resume, fresh) as home,
-        logging_to(home / "logs" / "orchestrator.log"),
+        locked as home,
+        logging_to(home / "logs" / f"{watcher}.log"),
         open_display() as display,
     ):
         supervisor = Supervisor(home / "logs", environment())
-        remove_targets(run)
+        processes = [watcher, *(part.identity for part in started)]
+        remove_targets(run, processes)
         try:
             warn_of_end_of_turn(run, display)
             if not ensure_broker(run, supervisor, display, stop):
@@ -70,10 +77,13 @@ def up(
             kafka = KafkaLog(connect.client_settings(run), run.run)
             if not only:
                 prepare_topics(run, kafka, resume, display)
-            elif not wait_for_topics(kafka, display, stop):
+            elif wait_for_topics(kafka, display, stop):
+                # Earlier, the file would keep the one that leads from beginning.
+                run_directory.write_run_file(run)
+            else:
                 return INTERRUPTED
             with (
-                serving(run, kafka, topology.ORCHESTRATOR.name, at) as log,
+                serving(run, kafka, watcher, at) as log,
                 Liveness(run, {part.name: part.identity for part in started}) as liveness,
                 BrokerWatch(kafka) as broker_watch,
             ):
@@ -87,7 +97,7 @@ def up(
             return verdict.exit_code
         finally:
             supervisor.close()
-            remove_targets(run)
+            remove_targets(run, processes)
 
 
 def without_sinks(run: RunFile) -> RunFile:
