@@ -89,6 +89,12 @@ def check(run: str, with_memory: bool, overrides: tuple[str, ...]) -> None:
     metavar="PART",
     help="Leave out this part or role, which another machine starts; may be repeated.",
 )
+@click.option(
+    "--on",
+    "engine",
+    type=click.Choice(["slurm"]),
+    help="Have this engine run the parts of each machine that `placement` names.",
+)
 @overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
 @metrics_options
 def up(
@@ -97,18 +103,50 @@ def up(
     fresh: bool,
     only: tuple[str, ...],
     excluded: tuple[str, ...],
+    engine: str | None,
     overrides: tuple[str, ...],
 ) -> None:
     """Start all parts of a run, watch it, end it at its target."""
-    from streamrl.run.orchestrator import process, whole_run
+    from streamrl.run.engines import slurm
+    from streamrl.run.orchestrator import whole_run
+    from streamrl.run.orchestrator.plan import INTERRUPTED
 
-    if only and excluded:
-        raise click.UsageError("--only and --except exclude each other.")
+    if (only and excluded) or (engine and (only or excluded)):
+        raise click.UsageError("--only, --except and --on exclude each other.")
     with stop_on_signals() as (stop, caught):
-        code = whole_run.up(
-            load_run(run, overrides), stop, resume, fresh, listen_override(), only, excluded
-        )
-    sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
+        settings = load_run(run, overrides)
+        if engine:
+            code = slurm.up(settings, run_arguments(run, overrides), stop, resume, fresh)
+        else:
+            code = whole_run.up(settings, stop, resume, fresh, listen_override(), only, excluded)
+    sys.exit(128 + caught[0] if caught and code == INTERRUPTED else code)
+
+
+def run_arguments(run: str, overrides: tuple[str, ...]) -> list[str]:
+    """The run and its changed settings as another command line has them."""
+    return [run, *(f"--set={override}" for override in overrides)]
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--on", "engine", type=click.Choice(["slurm", "kubernetes"]), required=True, help="The engine."
+)
+@overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
+def render(run: str, engine: str, overrides: tuple[str, ...]) -> None:
+    """Print what an engine is given to run on many machines. Submits nothing.
+
+    slurm: a shell script that submits a job for each machine. kubernetes: the manifests of the
+    envs, as a file of a kustomization.
+    """
+    from streamrl.run.engines import kubernetes, slurm
+
+    settings = load_run(run, overrides)
+    if engine == "slurm":
+        text = slurm.render(settings, run_arguments(run, overrides))
+    else:
+        text = kubernetes.render(settings)
+    click.echo(text, nl=False)
 
 
 @click.command()
@@ -134,13 +172,14 @@ def fetch(run: str, overrides: tuple[str, ...]) -> None:
 def orchestrator(run: str) -> None:
     """Watch a run whose parts were started by hand; end with its report."""
     from streamrl.run.orchestrator import process
+    from streamrl.run.orchestrator.plan import INTERRUPTED
 
     name = topology.ORCHESTRATOR.name
     with stop_on_signals() as (stop, caught):
         settings = load_part_run(run)
         with open_log(settings, name) as log, serving(settings, log, name) as watched:
             code = process.main(settings, watched, stop)
-    sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
+    sys.exit(128 + caught[0] if caught and code == INTERRUPTED else code)
 
 
 @click.command()
@@ -177,6 +216,7 @@ COMMANDS = (
     new,
     check,
     up,
+    render,
     fetch,
     orchestrator,
     down,

@@ -1,5 +1,6 @@
-"""`python -m tests.deploy.manifests`: writes topics and users of the Kubernetes overlays again,
-from their run files, as `streamrl topics render` and `streamrl topics acls --render` print them.
+"""`python -m tests.deploy.manifests`: writes topics, users and envs of the Kubernetes overlays
+again, from their run files, as `streamrl topics render`, `streamrl topics acls --render` and
+`streamrl render --on kubernetes` print them.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from streamrl.config import run_file
+from streamrl.run.engines import kubernetes
 from streamrl.stream.log import topics
 from streamrl.stream.log.kafka import acls
 
@@ -18,6 +20,7 @@ def main() -> None:
         run = run_file.load(file)
         (file.parent / "topics.yaml").write_text(topics.render(run))
         (file.parent / "users.yaml").write_text(acls.render(run))
+        (file.parent / "envs.yaml").write_text(kubernetes.render(run))
 
 
 if __name__ == "__main__":

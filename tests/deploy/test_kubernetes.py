@@ -24,6 +24,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import ServerEnv
 from streamrl.envs.sessions.settings import Gateway
 from streamrl.extensions.scorer.extension import Scorer
+from streamrl.run.engines import kubernetes
 from streamrl.run.monitoring.metric_names import METRICS
 from streamrl.run.orchestrator.plan import BROKER_GONE
 from streamrl.stream.local_kafka.distribution import FILES, VERSION
@@ -149,11 +150,14 @@ def fields(value: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_topics_and_users_are_what_the_run_file_makes_of_topics_and_access_rules(overlay: str):
+def test_topics_users_and_envs_are_what_the_run_file_makes_of_them(overlay: str):
     here = KUBERNETES / "overlays" / overlay
     run = run_of(overlay)
     assert users_of(overlay) == acls.render(run), "run `python -m tests.deploy.manifests`"
     assert (here / "topics.yaml").read_text() == topics.render(run), (
+        "run `python -m tests.deploy.manifests`"
+    )
+    assert (here / "envs.yaml").read_text() == kubernetes.render(run), (
         "run `python -m tests.deploy.manifests`"
     )
     assert set(of(overlay, "KafkaTopic")) == {topic.name for topic in topics.plan(run)}

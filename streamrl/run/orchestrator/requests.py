@@ -18,7 +18,7 @@ from streamrl.stream.local_kafka.connect import cluster_settings
 class Request(NamedTuple):
     """What is reserved for a part, or for all parts of a machine."""
 
-    cpus: int
+    cpus: float
     memory_gib: float  # 0: what is usual there
     gpus: int
 
@@ -28,8 +28,8 @@ class Request(NamedTuple):
         return _count(self.cpus, "CPU") + memory + gpus
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}{'s' if number != 1 else ''}"
 
 
 def part_request(run: RunFile, part: Part) -> Request:
@@ -63,7 +63,7 @@ def obstacles(run: RunFile) -> Iterator[str]:
     elif all(map(is_loopback, hosts)):
         yield f"Kafka at {servers} is reached from its own machine only: give another address"
     spread = topology.machines(run)
-    if len(spread) > 1 and run.inference.sizes and is_loopback(run.inference.host):
+    if len(spread) > 1 and any(run.inference.sizes.values()) and is_loopback(run.inference.host):
         yield (
             f"inference.host {run.inference.host} is reached from its own machine only: set it to"
             " env:STREAMRL_INFERENCE_HOST, and inference.api_key"

@@ -47,6 +47,7 @@ def test_a_request_as_text(request_: Request, shown: str):
     assert str(request_) == shown
 
 
+ALONE = {"learner": {"nodes": ["b"]}}
 REACHED = {"inference": {"host": "env:HOST", "api_key": "env:KEY"}}
 
 
@@ -59,6 +60,11 @@ REACHED = {"inference": {"host": "env:HOST", "api_key": "env:KEY"}}
         ("[::1]:9092", REACHED, ["is reached from its own machine only"]),
         ("kafka:9092", {"placement": PLACEMENT}, ["inference.host 127.0.0.1 is reached"]),
         ("kafka:9092", {}, []),
+        (
+            "kafka:9092",
+            {"inference": {"replicas": 0}, "placement": {"env": {"nodes": ["a"]}, **ALONE}},
+            [],
+        ),
         (
             "kafka:9092",
             {

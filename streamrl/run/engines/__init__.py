@@ -1,0 +1,1 @@
+"""Engines that place a run on many machines: one file for each."""

@@ -1,0 +1,205 @@
+"""A run on Slurm: a job for each machine that `placement` names.
+
+A job is `streamrl up` with the parts of its machine, which starts a part again within a second. A
+job whose node is lost is requeued by Slurm, and the parts of the other jobs continue meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.run.orchestrator import run_directory
+from streamrl.run.orchestrator.plan import INTERRUPTED, LEARNER_STOP_LIMIT_S
+from streamrl.run.orchestrator.requests import machine_request, obstacles
+from streamrl.system.errors import ConfigError, StreamrlError
+
+STREAMRL = (sys.executable, "-m", "streamrl.cli")
+POLL_S = 2.0
+RUNS = ("", "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "NODE_FAIL")
+# Exit codes of a machine whose parts have not failed: it was done, or was told to stop.
+ENDED_WELL = "0 | 130 | 143"
+
+
+def scripts(run: RunFile, arguments: Sequence[str], resume: bool = False) -> dict[str, str]:
+    """The batch script of each machine, by the name of its job. The first one leads.
+
+    `arguments`: the run file and options of `streamrl up`, as they are on the command line.
+    """
+    machines = topology.machines(run)
+    names = {machine: job_name(run, machine) for machine in machines}
+    rendered: dict[str, str] = {}
+    for number, (machine, parts) in enumerate(machines.items()):
+        others = [names[other] for other in machines if other != machine]
+        own = [f"--only={part.name}" for part in parts]
+        elsewhere = [
+            f"--except={part.name}"
+            for other, members in machines.items()
+            if other != machine
+            for part in members
+        ]
+        request = machine_request(run, parts)
+        chosen = own if number else elsewhere
+        line = shlex.join([*STREAMRL, "up", *arguments, *chosen])
+        if number == 0:
+            line += " --resume" if resume else " ${SLURM_RESTART_COUNT:+--resume}"
+        options = [
+            f"--job-name={names[machine]}",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--cpus-per-task={math.ceil(request.cpus)}",
+            *([f"--mem={round(request.memory_gib * 1024)}M"] if request.memory_gib else []),
+            *([f"--gres=gpu:{request.gpus}"] if request.gpus else []),
+            "--requeue",
+            # A learner finishes its step and writes a checkpoint before the time limit.
+            f"--signal=B:TERM@{LEARNER_STOP_LIMIT_S:.0f}",
+            "--open-mode=append",
+            f"--output={log_file(run, names[machine])}",
+        ]
+        rendered[names[machine]] = "\n".join(
+            ["#!/bin/bash"]
+            + [f"#SBATCH {option}" for option in options]
+            + ['export STREAMRL_INFERENCE_HOST="${STREAMRL_INFERENCE_HOST:-$(hostname)}"']
+            + (_until_the_end(line, others, is_lead=number == 0) if others else [f"exec {line}"])
+            + [""]
+        )
+    return rendered
+
+
+def _until_the_end(line: str, others: Sequence[str], is_lead: bool) -> list[str]:
+    """The lines that run a machine's parts, and stop the jobs of the `others` when the run is over
+    or the machine has failed.
+    """
+    which = f'--quiet --user="$(id -un)" --name={",".join(others)}'
+    stop = [
+        f"scancel {which} --state=PENDING",
+        f"scancel {which} --batch --signal=TERM",
+    ]
+    if not is_lead:
+        stop = [f"case $code in {ENDED_WELL}) ;; *)", *stop, "esac"]
+    return [
+        f"{line} &",
+        "trap 'kill -TERM $!' TERM",
+        "wait $!",
+        "code=$?",
+        # A signal ends the first `wait`.
+        "while kill -0 $! 2>/dev/null; do wait $!; code=$?; done",
+        *stop,
+        "exit $code",
+    ]
+
+
+def job_name(run: RunFile, machine: str) -> str:
+    return f"streamrl.{run.run}.{machine}" if machine else f"streamrl.{run.run}"
+
+
+def log_file(run: RunFile, name: str) -> Path:
+    """Where the output of a job is. It is among the logs of the run's parts."""
+    return run.directory / "logs" / f"{name}.log"
+
+
+def render(run: RunFile, arguments: Sequence[str]) -> str:
+    """A shell script that submits the jobs of a run, with the options of `sbatch` that it is
+    given.
+    """
+    jobs = [f"sbatch \"$@\" <<'END'\n{script}END" for script in scripts(run, arguments).values()]
+    return "\n".join([f"mkdir -p {shlex.quote(str(run.directory / 'logs'))}", *jobs, ""])
+
+
+def up(
+    run: RunFile,
+    arguments: Sequence[str],
+    stop: threading.Event,
+    resume: bool = False,
+    fresh: bool = False,
+) -> int:
+    """Submit the jobs of a run, follow them until all have ended, or until `stop`, which stops
+    them. Returns the exit code. The scripts are kept in the run's directory.
+    """
+    if problem := next(obstacles(run), ""):
+        raise ConfigError(problem)
+    if fresh:
+        with run_directory.lock_run_dir(run, fresh=True):
+            (run.directory / run_directory.RUN_FILE).unlink()
+    (run.directory / "logs").mkdir(parents=True, exist_ok=True)
+    rendered = scripts(run, arguments, resume)
+    lines = _lines(log_file(run, next(iter(rendered))))
+    jobs: dict[str, str] = {}
+    for name, script in rendered.items():
+        file = run.directory / f"{name}.sbatch"
+        file.write_text(script)
+        jobs[_slurm("sbatch", "--parsable", str(file)).partition(";")[0].strip()] = name
+    return follow(jobs, lines, stop)
+
+
+def follow(jobs: dict[str, str], lines: Iterator[str], stop: threading.Event) -> int:
+    """Show the states of the jobs and the `lines` of the first, which leads."""
+    states = dict.fromkeys(jobs, "")
+    is_stopping = False
+    while any(state.partition(" ")[0] in RUNS for state in states.values()):
+        for job, state in _states(jobs).items():
+            if states[job] != state:
+                states[job] = state
+                print(f"{jobs[job]} (job {job}): {state}", flush=True)
+        for line in takewhile(bool, lines):
+            print(line, end="", flush=True)
+        if stop.is_set() and not is_stopping:
+            is_stopping = True
+            _slurm("scancel", "--quiet", "--state=PENDING", *jobs)
+            _slurm("scancel", "--quiet", "--batch", "--signal=TERM", *jobs)
+        time.sleep(POLL_S) if is_stopping else stop.wait(POLL_S)
+    if is_stopping:
+        return INTERRUPTED
+    return 0 if next(iter(states.values())).startswith("COMPLETED") else 1
+
+
+def _states(jobs: Iterable[str]) -> dict[str, str]:
+    """State and node of each of the jobs; none while Slurm does not answer."""
+    try:
+        shown = _slurm(
+            "squeue",
+            "--noheader",
+            "--states=all",
+            f"--jobs={','.join(jobs)}",
+            "--format=%i %T %N",
+        )
+    except StreamrlError:
+        return {}
+    known = dict(line.strip().split(" ", 1) for line in shown.splitlines())
+    return {job: known.get(job, "FORGOTTEN") for job in jobs}
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines that a file gets from now on, with an empty one where there is no further one
+    yet.
+    """
+    start = path.stat().st_size if path.exists() else 0
+    yield ""
+    while not path.exists():
+        yield ""
+    with path.open(errors="replace") as file:
+        file.seek(start)
+        while True:
+            yield file.readline()
+
+
+def _slurm(*command: str) -> str:
+    """The output of a command of Slurm. Raises StreamrlError with what it complains of."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise StreamrlError(
+            f"{command[0]} is not installed here; run this where Slurm is"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise StreamrlError(f"{command[0]}: {error.stderr.strip() or error.returncode}") from None
+    return done.stdout
