@@ -42,7 +42,14 @@ def programs(*targets: str) -> set[str]:
 
 def test_every_proof_and_measurement_is_a_program():
     names = programs(
-        "chaos", "chaos-cluster", "clients", "thousand-envs", "soak", "bench", "bench-loop", "bench-smoke"
+        "chaos",
+        "chaos-cluster",
+        "clients",
+        "thousand-envs",
+        "soak",
+        "bench",
+        "bench-loop",
+        "bench-smoke",
     )
     assert names >= {"tests.chaos", "tests.thousand_envs", "bench.data_path", "bench.smoke"}
     for name in names:
