@@ -37,6 +37,18 @@ def env(run: str, name: str | None, index: int) -> None:
     run_part(run, lambda settings: env_part(resolve_env(settings, asked), index), main, name, index)
 
 
+@click.command()
+@run_argument
+@click.argument("name", metavar="NAME")
+@metrics_options
+def host(run: str, name: str) -> None:
+    """Be all envs of the run that have `host: NAME`, in one process."""
+    from streamrl.config.topology import host_part
+    from streamrl.envs.process import host_main
+
+    run_part(run, lambda settings: host_part(name), host_main, name)
+
+
 @click.command("envs")
 def list_envs() -> None:
     """List the envs and rewards that a run file may name, with the package of each.
@@ -169,6 +181,7 @@ def completion(shell: str) -> None:
 
 COMMANDS = (
     env,
+    host,
     list_envs,
     buffer,
     part_command("batcher", "Turn scored groups into batches.", "streamrl.batcher.process:main"),

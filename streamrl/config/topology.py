@@ -130,6 +130,11 @@ def env_part(env: str, index: int) -> str:
     return f"env-{producer(env, index)}"
 
 
+def host_part(name: str) -> str:
+    """The name and identity of the process that runs all envs with `host: NAME`."""
+    return f"host-{name}"
+
+
 def outside_identity(env: str) -> str:
     """The identity under which an env that the run does not start (`replicas: 0`) writes
     transactions.
@@ -223,11 +228,36 @@ class Role:
 
 def env_parts(run: RunFile) -> tuple[Part, ...]:
     parts: list[Part] = []
-    for env, settings in run.envs.items():
-        for index in range(settings.replicas):
+    for env in envs_without_host(run):
+        for index in range(run.envs[env].replicas):
             name = env_part(env, index)
             parts.append(Part("env", name, name, options=(env, *_index(index)), env=env))
     return tuple(parts)
+
+
+def envs_without_host(run: RunFile) -> list[str]:
+    """The envs whose replicas are processes, or whose rollouts come from outside."""
+    return [env for env, settings in run.envs.items() if not settings.host]
+
+
+def hosted_envs(run: RunFile) -> list[str]:
+    return [env for env, settings in run.envs.items() if settings.host]
+
+
+def env_journal(run: RunFile, env: str, index: int) -> str:
+    """The journal with the progress of replica `index` of an env: that of its process."""
+    host = run.envs[env].host
+    return journal(host_part(host) if host else env_part(env, index))
+
+
+def is_source(identity: str) -> bool:
+    """Whether this is the identity of a process of envs. Their journals have no entries."""
+    return identity.partition("-")[0] in (ENV.name, HOST.name)
+
+
+def host_parts(run: RunFile) -> tuple[Part, ...]:
+    hosts = dict.fromkeys(run.envs[env].host for env in hosted_envs(run))
+    return tuple(Part("host", host_part(name), host_part(name), (name,)) for name in hosts)
 
 
 def buffer_parts(run: RunFile) -> tuple[Part, ...]:
@@ -409,10 +439,20 @@ ENV = Role(
     reads_back=(TURNS,),  # where its model calls are recorded
     produces=(TURNS, ROLLOUTS, VISITS, JOURNAL, METRICS),
     parts=env_parts,
+    envs=envs_without_host,
     is_per_env=True,
     # An env may be compromised, or written by others, and must leave capacity for the other
     # users. The rates are far above what rollouts need (docs/operations.md, Sizing).
     quotas=Quotas(write_bytes_per_s=20_000_000, read_bytes_per_s=20_000_000, thread_percent=50),
+)
+HOST = Role(
+    name="host",
+    consumes=ENV.consumes,
+    reads_back=ENV.reads_back,
+    produces=ENV.produces,
+    parts=host_parts,
+    is_needed=lambda run: bool(hosted_envs(run)),
+    envs=hosted_envs,
 )
 BUFFER = Role(
     name="buffer",
@@ -456,9 +496,9 @@ ORCHESTRATOR = Role(
     is_transactional=False,
 )
 
-CORE = (ENV, BUFFER, BATCHER, LEARNER, INFERENCE, ORCHESTRATOR)
+CORE = (ENV, HOST, BUFFER, BATCHER, LEARNER, INFERENCE, ORCHESTRATOR)
 """In the order of the loop, then the one that watches it."""
-CORE_STARTED = (LEARNER, INFERENCE, BUFFER, BATCHER, ENV)
+CORE_STARTED = (LEARNER, INFERENCE, BUFFER, BATCHER, ENV, HOST)
 """In the order in which their parts are started: the learner first, as everybody waits for policy
 version 0.
 """

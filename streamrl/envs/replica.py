@@ -1,10 +1,9 @@
-"""One replica of an env: which problems it launches, and what it knows of demand and servers."""
+"""One replica of an env: which problems it launches, and what it publishes."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,15 +20,12 @@ from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import problem_fingerprint
 from streamrl.envs.open_sessions import ResumeOffsets
 from streamrl.envs.problem_cursor import ProblemCursor
-from streamrl.inference.clients.client import Client, SamplingFailed, apply_server_event
-from streamrl.stream.log.codec import to_event, to_message
-from streamrl.stream.log.protocol import Message, Output, TopicPartition, Undecodable
-from streamrl.stream.records import Demand, Rollout, Server, Visit
+from streamrl.inference.clients.client import SamplingFailed
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.records import Demand, Rollout, Visit
 from streamrl.system.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
-SCHEMAS = ("demand", "server", "visit")
 # A rate is kept on average: launches that were due within this time are made up for.
 BURST_S = 0.1
 # The pause before the next launch, for each group that failed in a row.
@@ -54,21 +50,19 @@ class RolloutGroup(NamedTuple):
 
 @dataclass(kw_only=True)
 class Replica:
-    """One producer of an env. `on_messages` tells it of the world, `launch` begins groups, and
-    `take_finished` and `outputs` give what is to be published.
+    """One producer of an env. `launch` begins groups, and `take_finished` and `outputs` give what
+    is to be published.
     """
 
     name: str  # of the env in the run
+    journal: str  # the topic of its progress
     settings: Env
     runner: RolloutRunner
-    client: Client
     group_size: int
     cursor: ProblemCursor
     limit: OutstandingLimit
     stats: ProblemStats | None = None  # if problems are filtered by pass rate
     held_out: frozenset[bytes] = frozenset()  # fingerprints of problems that are not for training
-    # Where the inputs ended when this process began.
-    began: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     resume_offsets: ResumeOffsets | None = None  # if model calls are recorded
     version: int = 0  # the newest policy version that a server had
     filtered_problems: int = 0  # left out by pass rate since this process began
@@ -83,32 +77,17 @@ class Replica:
     def producer(self) -> str:
         return self.limit.producer
 
-    def on_messages(self, messages: Sequence[Message]) -> None:
-        """Take note of demand, servers, and visits of problems."""
-        for message in messages:
-            event = to_event(message, SCHEMAS)
-            match event.record:
-                case Demand(environment=self.name) as demand:
-                    unpublished = len(self.cursor.progress.open_problems)
-                    self.limit.on_demand(demand, unpublished)
-                case Server() as server:
-                    self.version = max(self.version, server.version)
-                    apply_server_event(event, [self.client], self.began)
-                case Visit(environment=self.name) as visit if self.stats:
-                    self.stats.on_visit(visit)
-                case None if event.topic == topology.SERVERS:
-                    apply_server_event(event, [self.client], self.began)
-                case Undecodable(cause=cause):
-                    logger.warning(
-                        "%s: %s[%d]@%d is skipped: %s",
-                        self.producer,
-                        event.topic,
-                        event.partition,
-                        event.offset,
-                        cause,
-                    )
-                case _:
-                    pass
+    @property
+    def source(self) -> str:
+        """The source of its metrics, in whatever process it is."""
+        return f"env-{self.producer}"
+
+    def on_demand(self, demand: Demand) -> None:
+        self.limit.on_demand(demand, len(self.cursor.progress.open_problems))
+
+    def on_visit(self, visit: Visit) -> None:
+        if self.stats:
+            self.stats.on_visit(visit)
 
     def resume_open(self) -> None:
         """Begin the problems that an earlier process left open, without those that have been held
@@ -208,8 +187,7 @@ class Replica:
         )
         if self.resume_offsets is not None:
             progress = structs.replace(progress, turns_from=self.resume_offsets.by_partition())
-        journal = topology.journal(f"env-{self.producer}")
-        outputs.append(Output(journal, self.producer, progress))
+        outputs.append(Output(self.journal, self.producer, progress))
         return [*recorded, *(to_message(output) for output in outputs)]
 
     def on_commit(self) -> None:
@@ -229,12 +207,11 @@ class Replica:
         return recorder.drain()
 
     async def close(self) -> None:
-        """Cancel what is running, and close the env and the connections."""
+        """Cancel what is running, and close the env."""
         for task in self.running:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
         await self.runner.close()
-        await self.client.close()
 
     def _is_filtered(self, number: int) -> bool:
         filtered = self.stats is not None and self.stats.is_filtered(number)

@@ -1,21 +1,76 @@
-"""What a replica reports once a second: its metrics, and warnings in its log."""
+"""What the replicas of a process report: their metrics, and warnings in the log."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from streamrl.envs.host import EnvHost, Finished
 from streamrl.envs.replica import Replica, RolloutGroup
+from streamrl.stream.log.meter import Meter
 from streamrl.stream.records import Rollout
 from streamrl.system.text import nearest_or_all
 
 logger = logging.getLogger(__name__)
 
+REPORT_S = 1.0
+# Reports in a second and at a time: everybody who watches the run reads them.
+REPORTS_PER_S = 200
+REPORTS_AT_ONCE = 10
 # Seconds without a demand after which the log has a warning, and again after as many.
 NO_DEMAND_S = 5.0
+
+
+class HostReport:
+    """The reports of a process's replicas. Each is due once a second, or more rarely where there
+    are more than REPORTS_PER_S.
+    """
+
+    def __init__(self, host: EnvHost) -> None:
+        self._interval_s = max(REPORT_S, len(host.replicas) / REPORTS_PER_S)
+        self._reports = {replica.producer: EnvReport() for replica in host.replicas}
+        self._next = deque(host.replicas)  # the one reported longest ago first
+        self._warned_s = time.monotonic()
+
+    def count(self, finished: Sequence[Finished]) -> None:
+        for replica, groups in finished:
+            self._reports[replica.producer].count(groups)
+
+    def publish(self, meter: Meter) -> list[Replica]:
+        """Publish what is due, with warnings in the log. Returns the replicas it is of."""
+        reported: list[Replica] = []
+        while len(reported) < REPORTS_AT_ONCE:
+            replica = self._next[0]
+            report = self._reports[replica.producer]
+            if report.elapsed_s < self._interval_s:
+                break
+            self._next.rotate(-1)
+            meter.publish(report.metrics(replica), source=replica.source)
+            report.warn(replica)
+            self._reports[replica.producer] = report.next(replica)
+            reported.append(replica)
+        if reported:
+            self._warn_of_silence()
+        return reported
+
+    def _warn_of_silence(self) -> None:
+        if time.monotonic() - self._warned_s < NO_DEMAND_S:
+            return
+        waits = {name: report.waiting_s for name, report in self._reports.items()}
+        waiting = [name for name, waiting_s in waits.items() if waiting_s >= NO_DEMAND_S]
+        if waiting:
+            self._warned_s = time.monotonic()
+            others = f" and {len(waiting) - 1:,} more" if len(waiting) > 1 else ""
+            longest_s = max(waits.values())
+            logger.warning(
+                "%s%s: no demand heard for %.0f s; is the batcher running?",
+                waiting[0],
+                others,
+                longest_s,
+            )
 
 
 @dataclass
@@ -81,17 +136,10 @@ class EnvReport:
             logger.warning("%s: %s", replica.producer, unknown)
 
     def next(self, replica: Replica) -> EnvReport:
-        """The report that follows this one. It warns if there has been no demand for long."""
+        """The report that follows this one."""
         if replica.limit.demand or replica.running:
             return EnvReport()
-        waiting_s = self.waiting_s + self.elapsed_s
-        if waiting_s // NO_DEMAND_S > self.waiting_s // NO_DEMAND_S:
-            logger.warning(
-                "%s: no demand heard for %.0f s; is the batcher running?",
-                replica.producer,
-                waiting_s,
-            )
-        return EnvReport(waiting_s)
+        return EnvReport(self.waiting_s + self.elapsed_s)
 
     def _unknown_reward(self, replica: Replica) -> str:
         """A complaint about a weight, or a filter, for a reward that no rollout has; or nothing."""

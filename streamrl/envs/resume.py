@@ -1,12 +1,12 @@
-"""Where a replica of an env continues: what its last process, and the other replicas, have left in
+"""Where the replicas of a process continue: what its last process, and other replicas, have left in
 the log.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -16,32 +16,53 @@ from streamrl.envs.difficulty_filter import make_stats
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import held_out_fingerprints
-from streamrl.envs.open_sessions import ResumeOffsets, resume_recorder
+from streamrl.envs.host import EnvHost
+from streamrl.envs.open_sessions import Resumed, resume_recorders
 from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
 from streamrl.envs.replica import Replica
-from streamrl.inference.clients.client import Client
 from streamrl.stream.log.protocol import Log, TopicPartition, partitions_of
-from streamrl.stream.log.reading import read
+from streamrl.stream.log.reading import read_partitions
+from streamrl.stream.log.records_of import read_records
 from streamrl.stream.processor.journal import last_record
 from streamrl.stream.records import EnvProgress
 
-logger = logging.getLogger(__name__)
+
+class ReplicaName(NamedTuple):
+    """One of the replicas of an env."""
+
+    env: str
+    number: int
 
 
-def resume_replica(
-    run: RunFile,
-    settings: Env,
-    log: Log,
-    name: str,
-    number: int,
-    runner: RolloutRunner,
-    client: Client,
+def resume_replicas(
+    run: RunFile, log: Log, runners: Mapping[ReplicaName, RolloutRunner]
+) -> list[Replica]:
+    """The replicas with these runners, resumed after their last processes. Raises ConfigError."""
+    known = progress_of_all(log, {name.env for name in runners})
+    replicas = [
+        _resume_replica(run, name, runner, known.get(name.env, []))
+        for name, runner in runners.items()
+    ]
+    recording = [each for each in replicas if records_turns(run, each.name, each.runner.env)]
+    resumed = resume_recorders(
+        log, [Resumed(each.name, each.cursor.progress, each.group_size) for each in recording]
+    )
+    for replica, (recorder, offsets) in zip(recording, resumed, strict=True):
+        replica.runner = replace(replica.runner, recorder=recorder)
+        replica.resume_offsets = offsets
+    return replicas
+
+
+def _resume_replica(
+    run: RunFile, name: ReplicaName, runner: RolloutRunner, known: Sequence[EnvProgress]
 ) -> Replica:
-    """Replica `number` of env `name`, resumed after its last process. Raises ConfigError."""
-    producer = topology.producer(name, number)
+    env, number = name
+    settings = run.envs[env]
+    assert isinstance(settings, Env)
+    producer = topology.producer(env, number)
     replicas = max(settings.replicas, 1)
-    group_size = run.buffer_of(name).group_size
-    progress = resume_progress(producer, number, replicas, list(progress_of_all(log, name)))
+    group_size = run.buffer_of(env).group_size
+    progress = resume_progress(producer, number, replicas, known)
     limit = OutstandingLimit(
         producer=producer,
         replicas=replicas,
@@ -52,21 +73,16 @@ def resume_replica(
         epoch=progress.epoch,
         forgotten=progress.forgotten_groups,
     )
-    resume_offsets: ResumeOffsets | None = None
-    if records_turns(run, name, runner.env):
-        recorder, resume_offsets = resume_recorder(log, name, progress, group_size)
-        runner = replace(runner, recorder=recorder)
     return Replica(
-        name=name,
+        name=env,
+        journal=topology.env_journal(run, env, number),
         settings=settings,
         runner=runner,
-        resume_offsets=resume_offsets,
-        client=client,
         group_size=group_size,
         cursor=ProblemCursor(progress, replicas),
         limit=limit,
-        stats=make_stats(name, settings, runner.env),
-        held_out=held_out_fingerprints(run, name),
+        stats=make_stats(env, settings, runner.env),
+        held_out=held_out_fingerprints(run, env),
     )
 
 
@@ -75,32 +91,50 @@ def records_turns(run: RunFile, name: str, env: BaseEnv) -> bool:
     return run.records_turns(name) and isinstance(env, MultiTurnEnv | AgentLoopEnv)
 
 
-def progress_of_all(log: Log, name: str) -> Iterator[EnvProgress]:
-    """The last progress of each replica that the env has ever had."""
+def progress_of_all(log: Log, envs: Collection[str]) -> dict[str, list[EnvProgress]]:
+    """The last progress of each replica that these envs have ever had, by env. It is in the journal
+    of the replica or in that of a host: the newest counts.
+    """
+    by_producer: dict[str, EnvProgress] = {}
     for topic in log.topics():
-        env_journal, _, replica = topic.rpartition("-")
-        if env_journal == topology.journal(f"env-{name}") and replica.isdecimal():
-            progress = last_record(log, topic, EnvProgress)
-            if progress:
-                yield progress
+        for progress in _progress_in(log, topic, envs):
+            known = by_producer.get(progress.producer, progress)
+            by_producer[progress.producer] = max(known, progress, key=_posed)
+    by_env: dict[str, list[EnvProgress]] = {}
+    for producer, progress in by_producer.items():
+        env = producer.rpartition("-")[0]
+        if env in envs:
+            by_env.setdefault(env, []).append(progress)
+    return by_env
 
 
-def begin_reading(replica: Replica, log: Log) -> dict[TopicPartition, int]:
-    """The offsets from which the replica reads. It reads all of `demand` and `servers`. All visits
-    are read here, because they decide which problem it poses first.
+def _posed(progress: EnvProgress) -> tuple[int, int]:
+    """What never falls while a replica works."""
+    return progress.published_groups, progress.next_problem
+
+
+def _progress_in(log: Log, topic: str, envs: Collection[str]) -> list[EnvProgress]:
+    """The progress in a journal, if it is one that may have that of these envs."""
+    if topic.startswith(topology.journal(topology.host_part(""))):
+        return [progress for progress, _ in read_records(log, (topic, 0), EnvProgress)]
+    part, _, index = topic.rpartition("-")
+    env = part.removeprefix(topology.journal("env-"))
+    if part == env or env not in envs or not index.isdecimal():
+        return []
+    last = last_record(log, topic, EnvProgress)
+    return [last] if last else []
+
+
+def begin_reading(host: EnvHost, log: Log) -> dict[TopicPartition, int]:
+    """The offsets from which the process reads. It reads all of `demand` and `servers`. All visits
+    are read here, because they decide which problem a replica poses first.
     """
     positions = dict(log.beginning_offsets(partitions_of(log, [topology.DEMAND, topology.SERVERS])))
-    if replica.stats:
-        positions |= read_visits(replica, log)
-    replica.began = log.end_offsets(positions)
+    visits = {topology.visits(replica.name): None for replica in host.replicas if replica.stats}
+    if visits:
+        begins = log.beginning_offsets(partitions_of(log, visits))
+        ends = log.end_offsets(begins)
+        host.on_messages(list(read_partitions(log, begins, ends)))
+        positions |= ends
+    host.began = log.end_offsets(positions)
     return positions
-
-
-def read_visits(replica: Replica, log: Log) -> dict[TopicPartition, int]:
-    """Hand all visits to problems to the replica. Returns the offsets from which to read on."""
-    begins = log.beginning_offsets(partitions_of(log, [topology.visits(replica.name)]))
-    ends = log.end_offsets(begins)
-    for (topic, partition), start in begins.items():
-        end = ends[topic, partition]
-        replica.on_messages(list(read(log, topic, partition, start, end)))
-    return dict(ends)

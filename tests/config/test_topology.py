@@ -67,6 +67,33 @@ def test_a_run_has_a_process_for_every_replica():
     ]
 
 
+def test_envs_with_a_host_are_one_process_with_one_journal():
+    hosted = {"copy": {"host": "a", "replicas": 2}, "add": {"host": "a"}, "sort": {"host": "b"}}
+    run = parse({"run": "r", "envs": {**hosted, "own": {}}})
+    assert commands(run)[-3:] == [
+        ("env-own-0", ("env", "own", "--index", "0")),
+        ("host-a", ("host", "a")),
+        ("host-b", ("host", "b")),
+    ]
+    assert topology.env_journal(run, "copy", 1) == "journal.host-a"
+    assert topology.env_journal(run, "own", 0) == "journal.env-own-0"
+    journals = [topic.name for topic in topics.plan(run) if topic.kind.name == topology.JOURNAL]
+    assert {"r.journal.host-a", "r.journal.host-b", "r.journal.env-own-0"} <= set(journals)
+    assert not any("env-copy" in name for name in journals)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"host": "A 1"}, "envs.copy.host: not a name of lowercase letters"),
+        ({"host": "a", "replicas": 0}, "with `replicas: 0` its rollouts come from outside"),
+    ],
+)
+def test_a_host_that_cannot_be_is_refused(settings: dict[str, object], problem: str):
+    with pytest.raises(ConfigError, match=problem):
+        parse({"run": "r", "envs": {"copy": settings}})
+
+
 def test_a_pool_has_its_own_servers():
     run = parse(
         {

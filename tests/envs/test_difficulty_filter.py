@@ -14,7 +14,7 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.sections.envs import Env, PassRate
-from streamrl.envs import process
+from streamrl.envs import process, report
 from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.envs.difficulty_filter import ProblemStats, is_filtered, to_visit
 from streamrl.inference.clients import client
@@ -323,7 +323,7 @@ def test_the_bounds_are_in_order_and_its_keys_are_known(tmp_path: Path):
 def test_a_reward_that_nobody_earns_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(process, "REPORT_S", 0.05)
+    monkeypatch.setattr(report, "REPORT_S", 0.05)
     live(
         log_for(),
         run_file(tmp_path, pass_rate={"reward": "corect"}),

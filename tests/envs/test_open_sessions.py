@@ -249,12 +249,12 @@ def test_only_calls_of_open_problems_are_read_and_each_request_once():
         call("c", [1], [4], session="talk-2-0", request="r#0"),
     ]
     publish(log, *(Output("turns.talk", record.session, record) for record in written))
-    found = recorded_calls(log, ENV, names, {})
+    partitions = [("turns.talk", 0), ("turns.talk", 1)]
+    found = recorded_calls(log, names, dict.fromkeys(partitions, 0))
     assert {name: [c.call for c in calls.values()] for name, calls in found.items()} == {
         "talk-3-0": ["a"]
     }
-    ends = log.end_offsets([("turns.talk", 0), ("turns.talk", 1)])
-    assert recorded_calls(log, ENV, names, ends) == {}
+    assert recorded_calls(log, names, log.end_offsets(partitions)) == {}
 
 
 def test_what_is_read_again_begins_behind_all_that_was_open_once():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import ClassVar
@@ -192,7 +193,7 @@ def test_what_was_closed_makes_room():
 def test_without_a_demand_nothing_is_launched_and_it_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(process, "REPORT_S", 0.1)
+    monkeypatch.setattr(report, "REPORT_S", 0.1)
     monkeypatch.setattr(report, "NO_DEMAND_S", 0.2)
     log = log_for()
     live(log, run_file(), lambda: "no demand heard" in caplog.text)
@@ -372,6 +373,78 @@ def test_what_is_finished_when_it_is_stopped_is_committed(
     wants(log, 10**6)
     live(log, run_file(max_groups_in_flight=3), stopping.is_set)
     assert {r.group_id for r in published(log)} == {f"copy-digits-{i}" for i in range(3)}
+
+
+def hosted_run(**settings: dict[str, object]) -> tuple[RunFile, MemoryLog]:
+    """A run whose envs copy digits in one host, and its log, in which each wants much."""
+    envs = {
+        env: {"kind": "copy-digits", "host": "all", "max_tokens": 3, **more}
+        for env, more in settings.items()
+    }
+    topics = ["demand", "servers", "metrics", "journal.host-all", *(f"rollouts.{e}" for e in envs)]
+    log = MemoryLog(dict.fromkeys(topics, 1))
+    for env in envs:
+        demand = Demand(environment=env, wanted_tokens=10**6, held_tokens=0, closed_groups={})
+        publish(log, Output("demand", env, demand))
+    run = parse({"run": "r", "envs": envs, "buffer": {"group_size": GROUP}})
+    return run, log
+
+
+def rollouts_of(log: MemoryLog, env: str) -> list[Rollout]:
+    events = (to_event(m, ("rollout",)).record for m in read(log, f"rollouts.{env}", 0, 0))
+    return [record for record in events if isinstance(record, Rollout)]
+
+
+def test_a_host_is_all_its_envs_and_continues_each_where_it_was():
+    run, log = hosted_run(first={}, second={"replicas": 2})
+    producers = ("first-0", "second-0", "second-1")
+
+    def fewest() -> int:
+        made = Counter(r.producer for env in run.envs for r in rollouts_of(log, env))
+        return min(made[producer] for producer in producers)
+
+    for least in (10, 20):
+        life.run_until(
+            lambda stop: process.host_main(run, log, stop, "all"),
+            lambda n=least: fewest() >= n * GROUP,
+        )
+    for env in run.envs:
+        made = rollouts_of(log, env)
+        numbers = [(r.producer, r.rollout_uid) for r in made]
+        assert len(numbers) == len(set(numbers))
+        posed = {int(rollout.problem_id) for rollout in made}
+        assert len(posed) * GROUP == len(made)
+
+
+def test_an_env_whose_code_blocks_does_not_hold_up_the_others_of_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    run, log = hosted_run(quick={}, blocked={"seed": 5})
+    released = threading.Event()
+    rewards = CopyDigits.rewards
+
+    def blocking(self: CopyDigits, *arguments: object) -> dict[str, float]:
+        if self.seed:
+            released.wait()
+        return rewards(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CopyDigits, "rewards", blocking)
+    try:
+        life.run_until(
+            lambda stop: process.host_main(run, log, stop, "all"),
+            lambda: len(rollouts_of(log, "quick")) >= 50 * GROUP,
+        )
+        assert rollouts_of(log, "blocked") == []
+    finally:
+        released.set()
+
+
+def test_an_unknown_host_is_named_and_a_hosted_env_has_no_process():
+    run, log = hosted_run(first={})
+    with pytest.raises(ConfigError, match="no env of the run has the host 'al'; "):
+        process.host_main(run, log, threading.Event(), "al")
+    with pytest.raises(ConfigError, match="start it with `streamrl host RUN all`"):
+        process.main(run, log, threading.Event(), "first")
 
 
 def test_an_unknown_env_or_replica_is_named():

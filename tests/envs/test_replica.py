@@ -14,18 +14,9 @@ from streamrl.envs import replica as replica_module
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.envs.replica import PAUSE_S, Replica, RolloutGroup
-from streamrl.stream.log.codec import to_event, to_message
-from streamrl.stream.log.protocol import Message, Output
-from streamrl.stream.records import Demand, EnvProgress, Rollout, Server
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.records import Demand, EnvProgress, Rollout
 from tests.support.build import rollout
-
-
-class Servers:
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, bool]] = []
-
-    def on_server(self, server_id: str, server: object, old: bool = False) -> None:
-        self.heard.append((server_id if server else f"{server_id} is gone", old))
 
 
 class Launched(Replica):
@@ -40,9 +31,9 @@ class Launched(Replica):
 def replica(demand: Demand | None = None, **settings: Any) -> Launched:
     made = Launched(
         name="copy",
+        journal="journal.env-copy-0",
         settings=Env(**settings),
         runner=SimpleNamespace(recorder=None),  # type: ignore[arg-type]
-        client=Servers(),  # type: ignore[arg-type]
         group_size=2,
         cursor=ProblemCursor(EnvProgress(producer="copy-0", next_problem=0), step=3),
         limit=OutstandingLimit("copy-0", replicas=1, guess_tokens=10.0, demand=demand),
@@ -53,10 +44,6 @@ def replica(demand: Demand | None = None, **settings: Any) -> Launched:
 
 def wanted(tokens: int, environment: str = "copy") -> Demand:
     return Demand(environment=environment, wanted_tokens=tokens, held_tokens=0, closed_groups={})
-
-
-def message(topic: str, key: str, record: Any, offset: int = 0) -> Message:
-    return to_message(Output(topic, key, record))._replace(partition=0, offset=offset)
 
 
 def test_groups_are_launched_as_far_as_tokens_are_wanted():
@@ -107,25 +94,6 @@ def test_a_group_costs_what_it_would_have_if_none_had_failed():
     assert RolloutGroup(0, [failed]).tokens == 0.0
 
 
-def test_demand_of_its_env_and_servers_are_noted(caplog: pytest.LogCaptureFixture):
-    made = replica()
-    made.began = {("servers", 0): 5}
-    ready = Server(server_id="s", url="", version=4, state="ready", heartbeat_s=1.0)
-    made.on_messages(
-        [
-            message("demand", "add", wanted(9, "add")),
-            message("demand", "copy", wanted(7)),
-            message("servers", "s", ready, offset=4),
-            message("servers", "s", ready, offset=5),
-            Message("servers", b"s", None, partition=0, offset=6),
-            Message("servers", b"s", b"\xc1", (("schema", b"server/1"),), partition=0, offset=7),
-        ]
-    )
-    assert made.limit.demand == wanted(7) and made.version == 4
-    assert made.client.heard == [("s", True), ("s", False), ("s is gone", False)]  # type: ignore[attr-defined]
-    assert "copy-0: servers[0]@7 is skipped" in caplog.text
-
-
 def test_open_problems_are_begun_again_but_for_those_held_out_since(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -163,7 +131,7 @@ def test_rollouts_carry_the_epoch_of_the_demand_and_the_progress_what_was_forgot
     made = replica()
     made.cursor.next()
     made.limit.launched = 3
-    made.on_messages([message("demand", "copy", structs.replace(wanted(7), epoch=2))])
+    made.on_demand(structs.replace(wanted(7), epoch=2))
     messages = made.outputs([RolloutGroup(0, [rollout("copy", "g", 0)])])
     records = [to_event(message, ("rollout", "env-progress")).record for message in messages]
     first, progress = records

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from streamrl.config.sections.envs import Env
-from streamrl.envs.report import NO_DEMAND_S, EnvReport
+from streamrl.envs.host import EnvHost
+from streamrl.envs.report import EnvReport, HostReport
 from streamrl.stream.records import Rollout
 from tests.support.build import rollout
 
@@ -56,12 +57,45 @@ def test_failures_and_weights_that_nobody_earns_are_warned_of(caplog: pytest.Log
     assert caplog.text == ""
 
 
-def test_a_wait_for_demand_is_warned_of_every_few_seconds(caplog: pytest.LogCaptureFixture):
-    waiting = report(waiting_s=NO_DEMAND_S)
+def test_a_wait_for_demand_adds_up_until_there_is_one():
+    waiting = report(waiting_s=5.0)
+    waiting.started_s -= 5.0
     following = waiting.next(replica())
-    assert following.waiting_s >= NO_DEMAND_S and caplog.text == ""
-    waiting.started_s -= NO_DEMAND_S
-    following = waiting.next(replica())
-    assert "copy-0: no demand heard for 10 s; is the batcher running?" in caplog.text
-    assert following.rollouts == [] and following.waiting_s >= 2 * NO_DEMAND_S
+    assert following.rollouts == [] and following.waiting_s >= 10.0
     assert waiting.next(replica(demand=object())).waiting_s == 0.0
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+
+    def publish(self, values: object, source: str) -> None:
+        self.sources.append(source)
+
+
+def host_report(count: int) -> HostReport:
+    replicas = [replica(source=f"env-copy-{i}", warned=i) for i in range(count)]
+    for i, each in enumerate(replicas):
+        each.producer = f"copy-{i}"
+    return HostReport(EnvHost(replicas, []))
+
+
+def test_replicas_without_a_demand_are_warned_of_in_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamrl.envs.report.NO_DEMAND_S", 0.0)
+    monkeypatch.setattr("streamrl.envs.report.REPORT_S", 0.0)
+    monkeypatch.setattr("streamrl.envs.report.REPORTS_PER_S", 10**9)
+    reports = host_report(3)
+    reports.publish(Meter())  # type: ignore[arg-type]
+    assert "copy-0 and 2 more: no demand heard for 0 s; is the batcher running?" in caplog.text
+
+
+def test_many_replicas_report_in_turn_and_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamrl.envs.report.REPORT_S", 0.0)
+    monkeypatch.setattr("streamrl.envs.report.REPORTS_PER_S", 10**9)
+    reports = host_report(25)
+    meter = Meter()
+    for _ in range(5):
+        reports.publish(meter)  # type: ignore[arg-type]
+    assert meter.sources == [f"env-copy-{i % 25}" for i in range(50)]

@@ -11,12 +11,14 @@ from streamrl.config.sections.envs import Env, PassRate
 from streamrl.envs.api import BaseEnv
 from streamrl.envs.difficulty_filter import ProblemStats
 from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.host import EnvHost
 from streamrl.envs.replica import Replica
 from streamrl.envs.resume import (
+    ReplicaName,
     begin_reading,
     progress_of_all,
     records_turns,
-    resume_replica,
+    resume_replicas,
 )
 from streamrl.envs.shipped.calculator import Calculator
 from streamrl.envs.shipped.copy_digits import CopyDigits
@@ -48,7 +50,8 @@ def resumed(log: MemoryLog, replicas: int, number: int) -> Replica:
     settings = run.envs[ENV]
     assert isinstance(settings, Env)
     runner = RolloutRunner(CopyDigits(seed=0), settings, client, {})
-    return resume_replica(run, settings, log, ENV, number, runner, client)
+    (replica,) = resume_replicas(run, log, {ReplicaName(ENV, number): runner})
+    return replica
 
 
 FIRST = EnvProgress(
@@ -79,8 +82,20 @@ def test_a_replica_that_is_added_begins_behind_all_problems_that_were_posed():
 
 
 def test_the_progress_of_an_env_is_not_that_of_another_whose_name_begins_alike():
-    log = log_with(*LOG)
-    assert list(progress_of_all(log, ENV)) == list(progress_of_all(log, OTHER)) == [FIRST]
+    other = structs.replace(FIRST, producer=f"{OTHER}-0")
+    log = log_with(LOG[0], (f"journal.env-{OTHER}-0", other))
+    assert progress_of_all(log, {ENV}) == {ENV: [FIRST]}
+    assert progress_of_all(log, {ENV, OTHER}) == {ENV: [FIRST], OTHER: [other]}
+
+
+def test_an_env_goes_on_in_a_host_and_out_of_it_from_its_newest_progress():
+    later = structs.replace(FIRST, next_problem=9, published_groups=8)
+    latest = structs.replace(later, next_problem=10)
+    other = structs.replace(FIRST, producer=f"{OTHER}-0")
+    own, host = f"journal.env-{ENV}-0", "journal.host-all"
+    log = log_with((own, FIRST), (host, later), (host, other), (host, latest))
+    assert progress_of_all(log, {ENV}) == {ENV: [latest]}
+    assert resumed(log, 1, 0).cursor.progress == latest
 
 
 def records(kind: str, env: BaseEnv, **settings: int) -> bool:
@@ -102,7 +117,8 @@ def test_all_visits_are_known_before_a_problem_is_chosen():
     demand = Demand(environment=ENV, wanted_tokens=9, held_tokens=0, closed_groups={})
     publish(log, Output(f"visits.{ENV}", "3-0", visit), Output("demand", ENV, demand))
     replica = resumed(log, 1, 0)
-    assert begin_reading(replica, log) == {("demand", 0): 0, ("servers", 0): 0}
+    unfiltered = EnvHost([replica], [])
+    assert begin_reading(unfiltered, log) == {("demand", 0): 0, ("servers", 0): 0}
     env = CopyDigits(seed=0)
     seen = list[Visit]()
 
@@ -110,8 +126,8 @@ def test_all_visits_are_known_before_a_problem_is_chosen():
         def on_visit(self, visit: Visit) -> None:
             seen.append(visit)
 
-    replica = replace(replica, stats=Stats(PassRate(), ENV, env.dataset_index))
+    host = EnvHost([replace(replica, stats=Stats(PassRate(), ENV, env.dataset_index))], [])
     offsets = {("demand", 0): 0, ("servers", 0): 0, (f"visits.{ENV}", 0): 1}
-    assert begin_reading(replica, log) == offsets
+    assert begin_reading(host, log) == offsets
     assert seen == [visit]
-    assert replica.began == {**offsets, ("demand", 0): 1}
+    assert host.began == {**offsets, ("demand", 0): 1}

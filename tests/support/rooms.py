@@ -2,6 +2,7 @@
 
 ROOMS = {
     "env": "envs",
+    "host": "envs",
     "gateway": "extensions/gateway",
     "assembler": "extensions/assembler",
     "buffer": "buffer",

@@ -22,6 +22,10 @@ def env_problems(run: RunFile) -> Iterator[str]:
     for name, env in run.envs.items():
         if not NAME.fullmatch(name):
             yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
+        if env.host and not NAME.fullmatch(env.host):
+            yield f"envs.{name}.host: not a name of lowercase letters, digits and '-'"
+        if env.host and not env.replicas:
+            yield f"envs.{name}.host: with `replicas: 0` its rollouts come from outside"
         if problem := template_problem(env.chat_template_kwargs):
             yield f"envs.{name}.chat_template_kwargs: {problem}"
         imitates = env.loss.cross_entropy or env.loss.teacher_kl

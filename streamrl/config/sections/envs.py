@@ -133,6 +133,9 @@ class Env(EnvSettings):
 
     # Number of processes; replica i of n poses every n-th problem. 0: rollouts come from outside.
     replicas: int = Field(default=1, ge=0)
+    # Name of a process that runs this env together with all others of the same `host`. Empty: each
+    # replica is a process (docs/add-an-env.md).
+    host: str = ""
     # Limit of open groups, on top of what demand asks for.
     max_groups_in_flight: int = Field(default=64, ge=1)
     # Limit of groups begun in a second. 0: no limit but demand.
@@ -157,6 +160,7 @@ class AgentEnv(EnvSettings):
     # Reward functions that `streamrl rescore` knows by name.
     rewards: dict[str, RewardSetting] = {}
     replicas: ClassVar[int] = 0
+    host: ClassVar[str] = ""
     producers: ClassVar[int] = 0  # The assembler publishes the rollouts of sessions.
     pass_rate: ClassVar[None] = None
 
@@ -178,6 +182,7 @@ class ServerEnv(EnvSettings):
     replicas: int = Field(default=1, ge=0)
     # Limit of open groups.
     max_groups_in_flight: int = Field(default=64, ge=1)
+    host: ClassVar[str] = ""
     producers: ClassVar[int] = 0
     pass_rate: ClassVar[None] = None
     rewards: ClassVar[dict[str, RewardSetting]] = {}

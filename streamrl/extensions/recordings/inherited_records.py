@@ -61,7 +61,7 @@ def env_progress(
                 replicas=env.producers,
                 begins=max(parents_next, default=0),
             )
-            yield to_message(Output(topology.journal(topology.env_part(name, i)), producer, record))
+            yield to_message(Output(topology.env_journal(run, name, i), producer, record))
 
 
 def inherited_visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:

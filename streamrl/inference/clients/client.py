@@ -43,6 +43,7 @@ from streamrl.inference.clients.vllm_api import GeneratedChoice, GenerateRespons
 from streamrl.stream.log.protocol import Event, TopicPartition
 from streamrl.stream.records import InferenceMetadata, Server, VersionSpan, token_dtype
 from streamrl.system.offloading import Offloader
+from streamrl.system.tuning import descriptor_limit
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,8 @@ class Client:
         self._api_key = api_key
         self._keeps_history = keeps_history
         self._offloader = offloader or Offloader()
+        # A connection of each request in flight takes a descriptor, and so does one kept idle.
+        self._free = asyncio.Semaphore(max(1, descriptor_limit() // 3))
         self._connections: dict[str, ServerConnection] = {}  # by URL
         self._closing: set[asyncio.Task[None]] = set()
         self._asking: Counter[str] = Counter()  # requests in flight, by URL
@@ -277,6 +280,13 @@ class Client:
             await connection.close()
 
     async def _ask(
+        self, server: Server, conversation: Conversation, n: int, env: EnvSettings
+    ) -> list[SampledCompletion]:
+        """Ask one server. What waits for a free descriptor does not count as the server's time."""
+        async with self._free:
+            return await self._ask_now(server, conversation, n, env)
+
+    async def _ask_now(
         self, server: Server, conversation: Conversation, n: int, env: EnvSettings
     ) -> list[SampledCompletion]:
         started = time.monotonic()

@@ -29,16 +29,22 @@ class Meter:
         self._writer = log.producer()
 
     def publish(
-        self, values: Mapping[str, float], step: int | None = None, time_s: float | None = None
+        self,
+        values: Mapping[str, float],
+        step: int | None = None,
+        time_s: float | None = None,
+        source: str = "",
     ) -> None:
-        """Send these values without waiting. `step`: the batch or policy version they are of."""
+        """Send these values without waiting. `step`: the batch or policy version they are of.
+        `source`: what they are of, if it is one of several things that the part does.
+        """
         record = Metric(
-            source=self.source,
+            source=source or self.source,
             time_s=time.time() if time_s is None else time_s,
             values=dict(values),
             step=step,
         )
-        self._writer.send(to_message(Output(METRICS, self.source, record)))
+        self._writer.send(to_message(Output(METRICS, record.source, record)))
 
     def send(self, message: Message) -> None:
         """Send a metric that a step function has made."""

@@ -26,6 +26,13 @@ from streamrl.system.files import shipped_directory
 DELETING = ("retention.", "local.retention.", "cleanup.policy")
 # What replay, fork and rescore read months later. Kafka has no tiered storage for compacted topics.
 TIERED = (topology.ROLLOUTS, topology.TURNS, topology.GROUPS, topology.BATCHES)
+# Settings of the journals of envs: a process that starts needs the last progress of each replica,
+# and reads little besides.
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 16_777_216,
+    "min.cleanable.dirty.ratio": 0.1,
+}
 # The longest name of a StatefulSet. Its pods have a label of that name and 11 more characters, and
 # Kubernetes allows 63.
 STATEFUL_SET_CHARS = 52
@@ -159,6 +166,8 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str, replicas: int) -> To
     }
     manifest = yaml.safe_load(Template(kind.text).substitute(values))
     config = manifest["spec"]["config"]
+    if kind.name == topology.JOURNAL and topology.is_source(of):
+        config |= COMPACTED
     # A topic without a time of retention is a part's state, or is needed to read the whole run. The
     # run file must not make the broker delete records from it.
     may_delete = config.get("retention.ms", -1) != -1

@@ -78,7 +78,8 @@ def users(run: RunFile) -> list[User]:
         if not role.is_per_env:
             users.append(User(role.name, role, tuple(part.identity for part in parts)))
             continue
-        for env, settings in run.envs.items():
+        for env in role.envs(run):
+            settings = run.envs[env]
             if settings.sessions:
                 # Agents and env servers go through the gateway. A server has metrics of its part.
                 if isinstance(settings, ServerEnv):
@@ -330,8 +331,9 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
         case "env":
             if of not in user.role.envs(run):
                 return False
-            if user.role is topology.ENV and topic.kind.name == topology.TURNS:
-                return user.env == of and run.records_turns(of)
+            samples = user.role in (topology.ENV, topology.HOST)
+            if samples and topic.kind.name == topology.TURNS and not run.records_turns(of):
+                return False
             return user.env in ("", of)
         case "part":
             return of in user.identities

@@ -92,6 +92,24 @@ def test_an_env_may_touch_turns_only_if_it_records_its_own():
     }
 
 
+def test_a_host_may_touch_the_topics_of_its_envs_and_its_envs_have_no_users():
+    envs = {"a": {"host": "x"}, "calculator": {"host": "x"}, "own": {}}
+    found = acls.rules(parse({"run": "r", "envs": envs}))
+    assert [user for user in found if user.startswith("env-")] == ["env-own"]
+    topics = {
+        rule.name: letters(rule.operations) for rule in found["host"] if rule.resource == "topic"
+    }
+    assert topics == {
+        "r.demand": "r",
+        "r.servers": "r",
+        "r.rollouts.a": "w",
+        "r.rollouts.calculator": "w",
+        "r.turns.calculator": "rw",
+        "r.metrics": "w",
+        "r.journal.host-x": "rw",
+    }
+
+
 # ---- the rules -----------------------------------------------------------------------------------
 
 
