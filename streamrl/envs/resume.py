@@ -98,8 +98,9 @@ def progress_of_all(log: Log, envs: Collection[str]) -> dict[str, list[EnvProgre
     by_producer: dict[str, EnvProgress] = {}
     for topic in log.topics():
         for progress in _progress_in(log, topic, envs):
-            known = by_producer.get(progress.producer, progress)
-            by_producer[progress.producer] = max(known, progress, key=_posed)
+            known = by_producer.get(progress.producer)
+            if known is None or _posed(progress) >= _posed(known):
+                by_producer[progress.producer] = progress
     by_env: dict[str, list[EnvProgress]] = {}
     for producer, progress in by_producer.items():
         env = producer.rpartition("-")[0]

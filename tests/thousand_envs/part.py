@@ -23,7 +23,7 @@ from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.protocol import Log, Output
 from streamrl.stream.log.records_of import record_in
 from streamrl.stream.records import PolicyVersion, Server
-from streamrl.system.errors import StreamrlError
+from streamrl.system.errors import BrokerError, StreamrlError, TransactionFailed
 from tests.chaos import learner
 from tests.support.sampling_stub import rendered, text_of
 
@@ -140,7 +140,16 @@ def write_whole(path: Path, text: str) -> None:
     part.replace(path)
 
 
-PARTS = {"server": serve, "learner": learner.main}
+def train(run: RunFile, log: Log, stop: threading.Event) -> None:
+    """Be the learner, and begin again after a transaction that failed, as `up` would have it."""
+    while not stop.is_set():
+        try:
+            learner.main(run, log, stop)
+        except (BrokerError, TransactionFailed) as error:
+            print(error, file=sys.stderr)
+
+
+PARTS = {"server": serve, "learner": train}
 
 if __name__ == "__main__":
     file, name = sys.argv[1:]

@@ -71,6 +71,7 @@ def test_outputs_that_are_deleted_while_it_runs_are_no_difference(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(partitions_reader, "FETCH_BYTES", 1)
+    monkeypatch.setattr(partitions_reader, "AHEAD_BYTES", 1)
     log = MemoryLog({"groups.copy": 1})
     messages = [Message("groups.copy", f"g{i}".encode(), b"", ()) for i in range(1500)]
     log.append(messages, False)
