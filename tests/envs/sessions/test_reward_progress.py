@@ -56,6 +56,15 @@ def test_a_failure_waits_for_nothing_unless_a_later_reward_replaces_it():
     assert failed.is_complete(["answer"])
 
 
+def test_without_more_rewards_a_rollout_needs_one_of_each_wanted_name_or_a_failure():
+    none = progress_of()
+    assert not none.has_any_of_each([]) and not none.has_any_of_each(["x"])
+    one = progress_of(reward("s", name="x", call="a"))
+    assert one.has_any_of_each([]) and one.has_any_of_each(["x"])
+    assert not one.has_any_of_each(["x", "y"])
+    assert progress_of(reward("s", name="x", failure="timed out")).has_any_of_each(["y"])
+
+
 def test_a_session_without_answers_waits_for_a_reward_of_the_rollout():
     progress = progress_of()
     progress.end([], failure="")

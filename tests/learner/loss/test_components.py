@@ -96,6 +96,11 @@ def test_one_of_the_weights_may_be_missing():
     assert cross_entropy(jnp.array([-0.5])).tolist() == [0.5]
 
 
+def test_without_weights_of_losses_every_sampled_token_is_compared():
+    assert compared_mask(WHOLE).tolist() == (MASK == 1).tolist()
+    assert 0 < MASK.sum() < MASK.size
+
+
 def test_advantages_are_scaled_by_those_that_train():
     taken = mixed()
     assert compared_mask(taken).tolist() == ((MASK > 0) & (SHOWN == 0)).tolist()
