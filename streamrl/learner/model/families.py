@@ -27,7 +27,12 @@ from transformers import Qwen2Config as HfQwen2Config
 from transformers import Qwen3Config as HfQwen3Config
 from transformers import Qwen3MoeConfig as HfQwen3MoeConfig
 
-from streamrl.learner.model.hf_settings import UnsupportedSetting, check_settings, with_plain_rope
+from streamrl.learner.model.hf_settings import (
+    QUANTIZATIONS,
+    UnsupportedSetting,
+    check_settings,
+    with_plain_rope,
+)
 
 PLAIN_YARN = {
     "rope_type",
@@ -151,6 +156,8 @@ def to_transformers_v4(settings: Mapping[str, Any]) -> PretrainedConfig:
     family = FAMILIES[kind]
     check_settings(settings, family.architecture)
     plain = with_plain_rope(settings)
+    for name in QUANTIZATIONS:
+        plain.pop(name, None)  # transformers 4 does not read one that is null
     if kind == "qwen3_moe":
         _check_experts(settings)
         # transformers 5 writes num_local_experts, which transformers 4 does not read

@@ -152,7 +152,15 @@ def _rope_of(given: Mapping[str, Any], base: Any) -> tuple[Any, dict[str, Any] |
     rope = dict(given)
     theta = rope.pop("rope_theta", base)
     factor = rope.pop("partial_rotary_factor", None)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind and rope.get("type", kind) != kind:
+        raise UnsupportedSetting(
+            f"rotary embeddings have rope_type {kind!r} and type {rope['type']!r}; take the wrong"
+            " one out"
+        )
+    if rope and not kind:
+        raise UnsupportedSetting(f"rotary embeddings have {', '.join(rope)} and no rope_type")
+    kind = kind or "default"
     if kind not in ROPES:
         raise UnsupportedSetting(f"rope type {kind!r} is not supported; {', '.join(ROPES)} are")
     if factor not in (None, 1.0):

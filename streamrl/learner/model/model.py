@@ -7,11 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
@@ -219,23 +217,10 @@ def load(
         loaded = converter.load_pretrained(
             config.model_type, ref=RepoRef(str(directory.absolute())), config=config
         )
-        _check_finite(directory, loaded)
         loaded = attention.with_kernel(loaded, kernel)
         # load_pretrained has a `dtype`, but leaves bfloat16 as it is
         policy = compute_policy(compute.precision)
         return policy.cast_to_compute(loaded) if frozen else policy.cast_to_param(loaded)
-
-
-def _check_finite(directory: Path, loaded: Any) -> None:
-    """Raises ModelError for weights with NaN or infinity: nothing could be sampled from them."""
-    arrays = eqx.filter(loaded, eqx.is_inexact_array)
-    are_finite = jax.jit(partial(jax.tree.map, lambda array: jnp.isfinite(array).all()))(arrays)
-    for path, is_finite in jax.tree_util.tree_leaves_with_path(are_finite):
-        if not is_finite:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise ModelError(
-                f"model directory {directory}: its weights {name} have NaN or infinity"
-            )
 
 
 @contextmanager

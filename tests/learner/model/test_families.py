@@ -15,11 +15,13 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
 from streamrl.config.sections.serving import Inference
 from streamrl.learner.files import export
 from streamrl.learner.initial import tiny_tokenizer
 from streamrl.learner.model import model
+from streamrl.learner.model.families import to_transformers_v4
 from streamrl.learner.parallel.mesh import use_mesh
 from streamrl.system.errors import ModelError
 from tests.learner.plain_llama import log_softmax
@@ -227,6 +229,12 @@ def test_a_window_that_is_not_left_does_no_harm(origins: Path, tmp_path: Path):
         origins / "qwen2", tmp_path / "slid", use_sliding_window=True, sliding_window=CONTEXT
     )
     assert model.load(slid, CONTEXT).config.use_sliding_window is False
+
+
+def test_a_quantization_that_is_null_is_none():
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    config = to_transformers_v4({**llama, "quantization_config": None})
+    assert isinstance(config, LlamaConfig)
 
 
 def test_a_tokenizer_that_transformers_5_has_written_is_read(origins: Path, tmp_path: Path):

@@ -209,6 +209,14 @@ def test_a_gemma_3_has_a_base_for_each_type_of_layer(
             "rope type 'dynamic' is not supported; default, linear, llama3, yarn are",
         ),
         (
+            {"rope_scaling": {"factor": 2.0}},
+            "rotary embeddings have factor and no rope_type",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "type": "linear", "factor": 2.0}},
+            "rotary embeddings have rope_type 'yarn' and type 'linear'; take the wrong one out",
+        ),
+        (
             {"rope_scaling": {"rope_type": "linear"}},
             "rotary embeddings of type linear need a number above 0 as factor, not null",
         ),
