@@ -25,6 +25,7 @@ EXTRAS = {
             "jax",
             "jaxtyping",
             "levanter",
+            "ml_dtypes",
             "optax",
             "safetensors",
             "transformers",

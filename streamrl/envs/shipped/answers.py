@@ -27,8 +27,11 @@ JOINT = re.compile(
 )
 
 # Letters, digits and marks as wide as a Chinese character, and the full stop.
-WIDE: dict[int, str] = {0xFEE0 + code: chr(code) for code in range(ord("!"), ord("~") + 1)}
-WIDE |= {ord("\u3000"): " ", ord("。"): ". "}
+WIDE: dict[int, str] = {
+    **{0xFEE0 + code: chr(code) for code in range(ord("!"), ord("~") + 1)},
+    ord("\u3000"): " ",
+    ord("。"): ". ",
+}
 
 
 def half_width(text: str) -> str:

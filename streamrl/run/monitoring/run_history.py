@@ -141,9 +141,7 @@ class RunHistory:
         default_factory=lambda: Thinned[tuple[float, float]](SESSIONS)
     )
     # learner_s or server_s/<server> -> cause -> seconds
-    time_s: dict[str, Counter[str]] = field(
-        default_factory=lambda: defaultdict[str, Counter[str]](Counter)
-    )
+    time_s: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     # the last value of each of these counters of the orchestrator
     _counted_s: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -204,7 +202,9 @@ class RunHistory:
                 continue
             last_s = self._counted_s.get(name, 0.0)
             account, _, cause = name.removeprefix("orchestrator/").rpartition("/")
-            self.time_s[account][cause] += spent_s - last_s if spent_s >= last_s else spent_s
+            more_s = spent_s - last_s if spent_s >= last_s else spent_s
+            causes = self.time_s.setdefault(account, {})
+            causes[cause] = causes.get(cause, 0.0) + more_s
             self._counted_s[name] = spent_s
 
 
