@@ -28,6 +28,9 @@ def test_topics_of_which_some_cannot_be_made_are_all_taken_back(monkeypatch: pyt
         def partitions(self) -> dict[str, tuple[int, int]]:
             return self.there
 
+        def default_replicas(self) -> int:
+            return 1
+
         def create(self, wanted: list[topics.Topic]) -> None:
             self.there[wanted[0].name] = (1, 1)
             raise ConfigError("too many")
@@ -41,6 +44,33 @@ def test_topics_of_which_some_cannot_be_made_are_all_taken_back(monkeypatch: pyt
         with pytest.raises(ConfigError, match="too many"):
             topic_changes.create(run_file(), {}, {})
     assert Cluster.there == {}
+
+
+def test_where_no_copies_are_set_a_topic_keeps_those_that_it_has(monkeypatch: pytest.MonkeyPatch):
+    """It was made on one broker, of what are three now. Others get three copies."""
+    run = run_file()
+    old = next(topic for topic in topics.plan(run) if topic.kind.name == "batches")
+
+    class Cluster:
+        def __init__(self, settings: object) -> None: ...
+
+        def partitions(self) -> dict[str, tuple[int, int]]:
+            return {old.name: (old.partitions, old.replicas)}
+
+        def default_replicas(self) -> int:
+            return topics.default_replicas(brokers=3)
+
+        def configs(self, present: list[topics.Topic]) -> dict[str, dict[str, str]]:
+            return {old.name: old.config}
+
+    monkeypatch.setattr(topic_changes, "TopicAdmin", Cluster)
+    changes = topic_changes.diff(run, {})
+    assert {change.what for change in changes} == {"create"}
+    assert old.name not in {change.topic.name for change in changes}
+    assert {change.topic.replicas for change in changes} == {3}
+    assert {change.topic.config["min.insync.replicas"] for change in changes} == {"2"}
+    set_to_three = topic_changes.diff(run_file(replicas=3), {})
+    assert ("replicas", "1", "3") in {(c.what, c.old, c.new) for c in set_to_three}
 
 
 @pytest.fixture
