@@ -16,6 +16,7 @@ STAGE = (sys.executable, "-m", "tests.slurm.stage")
 
 
 def stand_in(run: RunFile, part: Part) -> list[str]:
+    (run.directory / "notes").mkdir(exist_ok=True)
     file = str(run.directory / RUN_FILE)
     return [sys.executable, "-m", "tests.chaos.part", file, part.name, "transactions"]
 

@@ -79,13 +79,15 @@ def _until_the_end(line: str, others: Sequence[str], is_lead: bool) -> list[str]
     """The lines that run a machine's parts, and stop the jobs of the `others` when the run is over
     or the machine has failed.
     """
-    which = f'--quiet --user="$(id -un)" --name={",".join(others)}'
+    which = '--quiet --user="$(id -un)" --name=$job'
     stop = [
-        f"scancel {which} --state=PENDING",
-        f"scancel {which} --batch --signal=TERM",
+        f"for job in {' '.join(others)}; do",
+        f"  scancel {which} --state=PENDING",
+        f"  scancel {which} --batch --signal=TERM",
+        "done",
     ]
     if not is_lead:
-        stop = [f"case $code in {ENDED_WELL}) ;; *)", *stop, "esac"]
+        stop = [f"case $code in {ENDED_WELL}) ;; *)", *stop, ";; esac"]
     return [
         f"{line} &",
         "trap 'kill -TERM $!' TERM",

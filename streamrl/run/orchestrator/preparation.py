@@ -20,7 +20,7 @@ from streamrl.stream.log.kafka import topic_changes
 from streamrl.stream.log.protocol import Log, Output, end_offset
 from streamrl.stream.records import RunConfig
 from streamrl.system import hub
-from streamrl.system.errors import StreamrlError
+from streamrl.system.errors import BrokerUnreachable, StreamrlError
 
 logger = logging.getLogger(__name__)
 
@@ -88,17 +88,25 @@ def prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> No
 def wait_for_topics(log: Log, display: Display, stop: threading.Event) -> bool:
     """Wait until the machine that leads the run has made its topics. False if `stop` is set
     first.
+
+    A broker may have no answer while topics are made.
     """
     started_s = time.monotonic()
     said_s = 0.0
-    while not has_data(log):
+    problem = ""
+    while True:
+        try:
+            if has_data(log):
+                return True
+        except BrokerUnreachable as error:
+            problem = f": {error}"
         waited_s = time.monotonic() - started_s
         if waited_s - said_s >= WAITING_LINE_S:
             said_s = waited_s
-            display.say(f"waiting {waited_s:.0f} s for the topics of the run")
+            display.say(f"waiting {waited_s:.0f} s for the topics of the run{problem}")
+            problem = ""
         if stop.wait(POLL_S):
             return False
-    return True
 
 
 def has_data(log: Log) -> bool:

@@ -23,7 +23,7 @@ from streamrl.run.orchestrator.supervisor import Supervisor
 from streamrl.stream.local_kafka import broker
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.records import RunConfig
-from streamrl.system.errors import StreamrlError
+from streamrl.system.errors import BrokerUnreachable, StreamrlError
 from tests.run.orchestrator.test_parts import Said
 from tests.support.data_path import announce, published
 from tests.support.waiting import until
@@ -139,3 +139,20 @@ def test_a_further_machine_waits_for_the_topics_of_the_run(
     waiting.join()
     stop.set()
     assert answers == [True] and not wait_for_topics(MemoryLog({}), said, stop)
+
+
+def test_a_broker_that_has_no_answer_is_waited_for_and_named():
+    class Away(MemoryLog):
+        def topics(self) -> dict[str, int]:
+            raise BrokerUnreachable("no broker answers at kafka:9092")
+
+    said = Said()
+    stop = threading.Event()
+    answers = list[bool]()
+    log = Away({})
+    waiting = threading.Thread(target=lambda: answers.append(wait_for_topics(log, said, stop)))
+    waiting.start()
+    until(lambda: any("topics of the run: no broker answers" in line for line in said.lines))
+    stop.set()
+    waiting.join()
+    assert answers == [False]
