@@ -88,6 +88,7 @@ def staged_in(directory: Path, files: int = 5, at: str = ".tmp-v000001-ab") -> S
     names = FILES[:files]
     numbers = {0: 0, 2: 1}
     weights = LocalWeights(
+        dtype=np.dtype(np.float32),
         process=process,
         processes=3,
         files={name: [f"tensor-{name}"] for name in names},
