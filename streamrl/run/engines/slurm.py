@@ -6,6 +6,7 @@ job whose node is lost is requeued by Slurm, and the parts of the other jobs con
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import subprocess
@@ -146,7 +147,6 @@ def up(
 def follow(jobs: dict[str, str], lines: Iterator[str], stop: threading.Event) -> int:
     """Show the states of the jobs and the `lines` of the first, which leads."""
     states = dict.fromkeys(jobs, "")
-    is_stopping = False
     while any(state.partition(" ")[0] in RUNS for state in states.values()):
         for job, state in _states(jobs).items():
             if states[job] != state:
@@ -154,14 +154,23 @@ def follow(jobs: dict[str, str], lines: Iterator[str], stop: threading.Event) ->
                 print(f"{jobs[job]} (job {job}): {state}", flush=True)
         for line in takewhile(bool, lines):
             print(line, end="", flush=True)
-        if stop.is_set() and not is_stopping:
-            is_stopping = True
-            _slurm("scancel", "--quiet", "--state=PENDING", *jobs)
-            _slurm("scancel", "--quiet", "--batch", "--signal=TERM", *jobs)
-        time.sleep(POLL_S) if is_stopping else stop.wait(POLL_S)
-    if is_stopping:
+        if stop.is_set():
+            _ask_to_end(jobs)
+            time.sleep(POLL_S)
+        stop.wait(POLL_S)
+    if stop.is_set():
         return INTERRUPTED
     return 0 if next(iter(states.values())).startswith("COMPLETED") else 1
+
+
+def _ask_to_end(jobs: Iterable[str]) -> None:
+    """Cancel the jobs that have not begun, and have the others end their parts. It is repeated
+    until none is left: `scancel` fails while Slurm does not answer, and where a job has ended
+    already.
+    """
+    for which in (["--state=PENDING"], ["--batch", "--signal=TERM"]):
+        with contextlib.suppress(StreamrlError):
+            _slurm("scancel", "--quiet", *which, *jobs)
 
 
 def _states(jobs: Iterable[str]) -> dict[str, str]:

@@ -180,16 +180,26 @@ def test_a_run_is_followed_until_no_job_is_left(
     ]
 
 
-def test_a_stop_ends_pending_jobs_asks_running_ones_and_waits_for_them(
+def test_a_stop_ends_pending_jobs_and_asks_running_ones_until_none_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    jobs = Jobs(("RUNNING n1", "PENDING"), ("COMPLETING n1", "CANCELLED"), ("FAILED", "CANCELLED"))
+    states = [("RUNNING n1", "PENDING"), ("COMPLETING n1", "CANCELLED"), ("FAILED", "CANCELLED")]
+
+    class Refusing(Jobs):
+        def __call__(self, *command: str) -> str:
+            answer = super().__call__(*command)
+            if command[0] == "scancel":
+                raise StreamrlError("scancel: 1")  # one of the jobs has ended
+            return answer
+
+    jobs = Refusing(*states)
     monkeypatch.setattr(slurm, "_slurm", jobs)
     monkeypatch.setattr(slurm, "POLL_S", 0.0)
     stop = threading.Event()
     stop.set()
     assert slurm.follow({"7": "lead", "8": "other"}, lines(), stop) == INTERRUPTED
-    assert [command for command in jobs.commands if command[0] == "scancel"] == [
+    asked = [command for command in jobs.commands if command[0] == "scancel"]
+    assert asked == len(states) * [
         ("scancel", "--quiet", "--state=PENDING", "7", "8"),
         ("scancel", "--quiet", "--batch", "--signal=TERM", "7", "8"),
     ]
