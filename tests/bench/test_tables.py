@@ -69,7 +69,7 @@ def test_a_loop():
         "100, 50",
     ] in rows
     assert ["rollouts that expired", "25.0%", "25.0%"] in rows and [
-        "server: idle, blocked on a share",
+        "server: idle, one env is slow",
         "12.5%",
         "12.5%",
     ] in rows
@@ -84,7 +84,7 @@ def test_a_learner():
     ratio = {"median": 0.96875, "min": 0.5, "max": 1.0}
     ms = {name: {"median": 150.0} for name in learner.LABELS}
     found = {
-        "tiny": {"layers": 4, "hidden": 128},
+        "model": "4 x 128",
         "rows": 8,
         "max_seq_len": 256,
         "tokens_per_s": {"learner": 9000.0, "levanter": 9300.0},

@@ -25,7 +25,7 @@ def paths(text: str) -> frozenset[str]:
 KEPT = paths(
     """
     run
-    envs.*.kind envs.*.params envs.*.fraction envs.*.replicas envs.*.seed envs.*.pool
+    envs.*.kind envs.*.params envs.*.fraction envs.*.replicas envs.*.host envs.*.seed envs.*.pool
     envs.*.temperature envs.*.max_tokens envs.*.chat_template_kwargs
     envs.*.max_groups_in_flight envs.*.max_groups_per_s envs.*.max_turns
     envs.*.rollout_timeout_s envs.*.env_timeout_s envs.*.pass_rate.between

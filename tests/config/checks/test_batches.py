@@ -32,7 +32,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
             "batcher.total_token_budget=90000000",
             "90000000: a record holds a batch of at most 85333333 tokens",
         ),
-        ("batcher.lookahead=3", "need 0 <= lookahead <= max_age"),
+        ("batcher.lookahead=4", "need 0 <= lookahead <= max_age"),
         ("buffer.min_group_size=9", "larger than buffer.group_size 8"),
         (
             "buffer.max_window_tokens=100",

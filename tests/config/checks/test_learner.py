@@ -53,7 +53,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
         (
             "learner.loss=grpo",
             (
-                "grpo has no ratio, and with buffer.max_age 2 it would train on old rollouts"
+                "grpo has no ratio, and with buffer.max_age 3 it would train on old rollouts"
                 " uncorrected; set buffer.max_age: 0, or"
             ),
         ),

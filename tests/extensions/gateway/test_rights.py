@@ -18,7 +18,12 @@ from tests.support.gateways import ENV, gateways
 
 OPENING = ("/rl/start_session", "/rl/end_sessions")
 GRADING = ("/rl/set_reward", "/rl/end_session")
-OTHER_BODY = {"task_id": "7", "reward": 1.0, "server": "x", "failure": "f"}
+OTHER_BODIES = {
+    "/rl/start_session": {"task_id": "7"},
+    "/rl/end_sessions": {"server": "x", "failure": "f"},
+    "/rl/set_reward": {"reward": 1.0},
+    "/rl/end_session": {"failure": "f"},
+}
 
 
 def test_each_right_opens_its_own_paths_and_no_others(shared: Shared):
@@ -31,9 +36,7 @@ def test_each_right_opens_its_own_paths_and_no_others(shared: Shared):
     }
     for right, own in paths.items():
         for path in (*OPENING, *PATHS, *GRADING):
-            body = BODIES.get(path, OTHER_BODY)
-            if path == "/rl/start_session":
-                body = {"task_id": "7"}
+            body = {**BODIES, **OTHER_BODIES}[path]
             status = post(shared.url + path, keys[right], json=body).status_code
             assert status == (200 if path in own else 403), (right, path)
 
@@ -67,8 +70,8 @@ def test_a_refusal_gives_the_way_to_the_right_key(shared: Shared):
 
 
 def test_a_key_opens_sessions_of_its_env_only(shared: Shared):
-    body = {"env": "another", "task_id": "1"}
     for path in OPENING:
+        body = {**OTHER_BODIES[path], "env": "another"}
         refused = post(shared.url + path, shared.opening_key, json=body)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "env"
 

@@ -28,7 +28,7 @@ def test_what_killed_parts_have_noted_is_forgotten_and_noted_again_by_those_that
         ]
         for file in others:
             file.write_text("[]")
-        remove_targets(run)
+        remove_targets(run, ["gone"])
         assert [file.exists() for file in others] == [False, True]
         assert metrics_urls(run, "buffer") == [mine]
 
