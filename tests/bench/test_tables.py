@@ -82,7 +82,7 @@ def test_a_loop():
 
 def test_a_learner():
     ratio = {"median": 0.96875, "min": 0.5, "max": 1.0}
-    ms = {name: {"median": 150.0} for name in learner.LABELS}
+    ms = {name: {"mean": 150.0} for name in learner.LABELS}
     found = {
         "model": "4 x 128",
         "rows": 8,
@@ -95,7 +95,7 @@ def test_a_learner():
                 {
                     **found,
                     "ratio": ratio,
-                    "ratio_of_all": 0.9375,
+                    "ratio_of_turns": {"median": 0.9375},
                     "ratio_of_the_step": ratio,
                     "ms": ms,
                     "loss_off_max": 3e-8,

@@ -18,7 +18,7 @@ from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.inference.clients.client import Client
 from streamrl.stream.records import Rollout
-from streamrl.stream.records.compact import wide_ids
+from streamrl.stream.records.compact import wide_ids, wide_logprobs
 from streamrl.system.errors import ConfigError
 from tests.support.sampling_stub import SamplingStub
 
@@ -79,7 +79,7 @@ def test_every_answer_of_a_conversation_is_said_in_its_place(tmp_path: Path):
         assert not rollout.failure and "truncation" not in rollout.metadata
         said = [turn for turn in rollout.turns if turn.role == "assistant"]
         tokens = np.concatenate([turn.tokens for turn in said])
-        logprobs = np.concatenate([turn.logprobs for turn in said])
+        logprobs = wide_logprobs(np.concatenate([turn.logprobs for turn in said]))
         assert (logprobs == -wide_ids(tokens).astype(np.float32) / 512).all()
         assert rollout.rewards == {"likelihood": pytest.approx(np.exp(logprobs.mean()))}
 

@@ -303,16 +303,16 @@ def log() -> Log:
     """A short run of buffer and batcher that has ended, and what comes for them afterwards."""
     made = MemoryLog(TOPICS)
     play(made)
-    announce(made, 4)
+    announce(made, 5)
     for env in RUN.envs:
-        send_groups(made, env, range(50, 60), 4, size=4)
+        send_groups(made, env, range(50, 60), 5, size=4)
         publish(
             made,
             *(
                 Output(
                     topology.groups(env),
                     f"{env}-new-{n}",
-                    group(env, f"{env}-new-{n}", sizes=(3, 3), version=4),
+                    group(env, f"{env}-new-{n}", sizes=(3, 3), version=5),
                 )
                 for n in range(20)
             ),
