@@ -93,7 +93,8 @@ def test_memory_does_not_grow_with_the_run(
     runs: tuple[FileLog, FileLog], work: Callable[[Log], None], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(partitions_reader, "FETCH_BYTES", 1)  # so one batch of messages is ahead
-    monkeypatch.setattr(partitions_reader, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(partitions_reader, "AHEAD_BYTES", 100_000)
+    monkeypatch.setattr("streamrl.extensions.recordings.replay.ENTRIES_AHEAD", 20)
     short, long = runs
     work(short)  # what is made once and kept: imports, caches
     before, after = (peak_bytes(work, FileLog(run.directory)) for run in (short, long))
