@@ -64,17 +64,20 @@ class Cluster:
 
     def kill_node(self, node: str) -> int:
         """Kill whatever runs on a node, as its end would. Returns the number of processes."""
-        victims = {self._daemons[node].pid}
+        daemons = {self._daemons[node].pid}
+        others = set[int]()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("SLURMD_NODENAME") == node:
-                    victims.add(process.pid)
-                    victims |= {child.pid for child in process.children(recursive=True)}
-                    victims |= {
+                    others.add(process.pid)
+                    others |= {child.pid for child in process.children(recursive=True)}
+                    daemons |= {
                         parent.pid
                         for parent in process.parents()
                         if parent.name().startswith("slurmstepd")
                     }
+        # Those of Slurm first: they would tell the controller that the job has failed.
+        victims = [*daemons, *(others - daemons)]
         for victim in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
