@@ -13,6 +13,7 @@ from msgspec import structs
 
 from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.process import reconcile, step
+from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.state import BatcherState, EnvQueue
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import Batch, Demand, Fate, Metric
@@ -119,6 +120,18 @@ def test_a_group_that_fits_the_budget_and_not_the_rows_is_filtered_when_it_comes
         "wide-0",
         "group does not fit into the 3 rows of 10 tokens of a batch; raise batcher.row_count",
     )
+
+
+def test_a_group_of_more_sequences_than_rows_is_used_if_they_share_rows():
+    """Four sequences of 5 tokens need two of the three rows of 10."""
+    out = step_once([version_event(0), group_event(0, group(name="four", sizes=(3, 3, 3, 3)))])
+    assert batches(out) == [["four"]]
+
+
+def test_a_batch_no_longer_lacks_tokens_of_an_env_that_was_taken_out():
+    state = BatcherState(short={"copy": 5, "gone": 7, REMAINDER: 3})
+    BatchBuilder(CONFIG, state, 0.0).reconcile({})
+    assert state.short == {"copy": 5, REMAINDER: 3}
 
 
 def test_a_group_that_the_rows_cannot_hold_any_more_does_not_end_the_batcher():

@@ -108,6 +108,12 @@ def test_after_a_while_what_others_lack_is_divided_among_those_that_hold_somethi
     assert wanted_of(out) == {"a": 20, "b": 20}  # 40 lack, and two envs have sent something
 
 
+def test_an_env_that_holds_a_single_token_seems_to_work():
+    queues = {"a": EnvQueue(tokens=1), "b": EnvQueue(tokens=30), "c": EnvQueue()}
+    state = BatcherState(short={REMAINDER: 40}, queues=queues, short_since_s=-SHORTAGE_AFTER_S)
+    assert tokens_from_any_env(SPILL, state) == 20
+
+
 def test_less_than_a_token_that_lacks_is_asked_for_as_well():
     assert tokens_from_any_env(SPILL, BatcherState(short={REMAINDER: 0})) == 1
     assert tokens_from_any_env(SPILL, BatcherState()) == 0

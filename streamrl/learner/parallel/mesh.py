@@ -30,6 +30,7 @@ from streamrl.system.tuning import return_freed_arrays
 logger = logging.getLogger(__name__)
 
 COMPILED = ".compiled"  # directory of compiled programs in `runs_dir`; it may be deleted
+COMPILED_BYTES = 10 << 30  # the least recently used programs go where there are more
 NODES = "replica_dcn"  # Levanter's name of the mesh's axis of nodes
 
 
@@ -176,4 +177,5 @@ def enable_compilation_cache(directory: Path) -> None:
     within seconds.
     """
     jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

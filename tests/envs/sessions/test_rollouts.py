@@ -76,6 +76,30 @@ def test_a_fork_branches_where_the_template_has_changed_the_tokens():
     assert [turn.tokens.tolist() for turn in second] == [[7], [5]] and len(first) == 2
 
 
+def test_a_fork_of_a_fork_branches_from_the_sequence_that_it_continues():
+    """b continues a; c forks after a's 4 tokens and b's 2 more of the 6; d continues c, e forks
+    from d with the 9 tokens up to its answer's last one.
+    """
+    calls = [
+        call("a", [1, 2], [3, 4]),
+        call("b", [5], [6], "a"),
+        call("c", [7], [8], "b", fork="template", kept=5),
+        call("d", [9], [10, 11], "c"),
+        call("e", [12], [13], "d", fork="template", kept=9),
+    ]
+    first, second, third = made(calls).sequences
+    assert [(turns[0].fork_of, turns[0].fork_at) for turns in (first, second, third)] == [
+        (0, 0),
+        (0, 5),
+        (1, 9),
+    ]
+    assert [turn.fork for turns in (first, second, third) for turn in turns] == [
+        *[False] * 4,
+        *[True, False, False, False],
+        *[True, False],
+    ]
+
+
 def test_turns_stand_sequence_by_sequence():
     calls = [call("a", [1], [2]), call("b", [9], [8]), call("c", [3], [4], "a")]
     assert [each.call for each in in_order_of_turns(calls)] == ["a", "c", "b"]
@@ -126,6 +150,8 @@ def test_a_failed_rollout_says_why_in_text_that_can_be_written():
     failed = build_failed_rollout(NAME, "a half \ud83d of a character", 3)
     assert (failed.failure, failed.policy_version) == ("a half ? of a character", 3)
     assert (failed.rollout_uid, failed.producer) == ("s", "agents-0")
+    assert build_failed_rollout(NAME, "late", -3).policy_version == 0
+    assert build_failed_rollout(NAME, "late", 2**40).policy_version == 2**31 - 1
 
 
 def test_a_tree_that_repeats_too_much_is_refused_before_it_is_copied(

@@ -173,12 +173,13 @@ def test_deterministic_kernels_are_a_choice_and_two_runs_share_what_is_compiled(
     assert directories == [tmp_path / ".compiled"] * 2
 
 
-def test_compiled_programs_are_kept_whatever_they_cost(tmp_path: Path):
+def test_compiled_programs_are_kept_whatever_they_cost_up_to_10_gib(tmp_path: Path):
     kept = jax.config.jax_compilation_cache_dir
     try:
         enable_compilation_cache(tmp_path)
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
         assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.0
+        assert jax.config.jax_compilation_cache_max_size == 10 * 2**30
     finally:
         enable_compilation_cache(Path(kept))
 
