@@ -52,6 +52,20 @@ def test_rows_that_cannot_be_divided_are_no_batch():
         assemble([group()], 7, 7, row_count=3, max_seq_len=10, sharding=Sharding(2))
 
 
+def test_experts_of_another_number_of_layers_are_unknown_in_the_batch():
+    """What the first group has decides; a group without experts has unknown ones too: 0."""
+    groups = [group(name=name, sizes=(3, 3), prompt=0) for name in "abc"]
+    experts = np.arange(1, 13, dtype=np.uint8).reshape(6, 2, 1)
+    groups[0] = structs.replace(groups[0], routed_experts=experts)
+    groups[1] = structs.replace(groups[1], routed_experts=np.ones((6, 3, 1), np.uint8))
+    batch = assemble(groups, 0, 0, row_count=6, max_seq_len=5)
+    assert batch is not None and batch.routed_experts is not None
+    assert batch.routed_experts.reshape(18, 2).tolist() == [
+        *experts.reshape(6, 2).tolist(),
+        *[[0, 0]] * 12,
+    ]
+
+
 def test_a_batch_has_as_many_groups_as_its_record_holds():
     """Groups of 10,000 tokens with an expert each: a column that the first two do not have, and
     that is filled in for them as soon as the third one is in the batch.

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
-from streamrl.batcher.state import BatcherState
+from streamrl.batcher.state import BatcherState, EnvQueue
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.records import Batch, Metric
 from tests.support.batcher import CONFIG, arrivals, forked, step_once
@@ -66,6 +66,15 @@ def test_the_metrics_of_a_batch():
         "batches/copy/mixed_versions_frac": 0,
         "batches/copy/age/mean": 0,
     }
+
+
+def test_an_env_that_holds_nothing_has_shares_of_nothing():
+    config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, spill=True)
+    state = BatcherState(queues={"add": EnvQueue()})
+    _, out = step(config, state, [version_event(0), *arrivals("a", "b")], 0.0)
+    (values,) = [o.record.values for o in out if isinstance(o.record, Metric)]
+    names = ("frac_on_policy", "frac_used_in_batch", "rollouts_in_buffer", "tokens_in_buffer")
+    assert [values[f"replays/add/{name}"] for name in names] == [0, 0, 0, 0]
 
 
 def test_the_share_of_rollouts_that_more_than_one_version_sampled():
