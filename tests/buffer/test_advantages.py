@@ -36,6 +36,8 @@ def test_grpo_is_in_units_of_the_standard_deviation():
     # mean 0.5, population std 0.5
     np.testing.assert_allclose(grpo(floats(1, 0)), [1, -1], atol=1e-3)
     assert grpo(floats(0.3, 0.3)).tolist() == [0.0, 0.0]
+    # population std 0.0003, and the epsilon is a third of that
+    np.testing.assert_allclose(grpo(floats(0.0006, 0)), [0.75, -0.75], rtol=1e-5)
 
 
 def test_dr_grpo_leaves_the_scale_alone():

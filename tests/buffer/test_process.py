@@ -170,6 +170,19 @@ def test_of_an_env_that_was_taken_out_no_group_is_published_before_it_is_put_bac
     assert [(group.group_id, group.uids) for group in groups(out)] == [("g0", [])]
 
 
+def test_a_group_closes_when_retention_deletes_the_rollout_that_it_waited_with():
+    """The first rollout waits for version 1; without it the group is complete."""
+    held = [rollout_event(0, rollout(newest=1)), rollout_event(1, rollout(sample=1))]
+    state, out = advance([version_event(0), *held])
+    assert groups(out) == []
+    _, out = reconcile(CONFIG, state, {("rollouts.copy", 0): 1}, 1.0)
+    assert [group.uids for group in groups(out) if group.group_id == "g0"] == [[]]
+    assert [(fate, offsets) for fate, offsets, _ in fates(out)] == [
+        ("expired", [0]),
+        ("filtered", [1]),
+    ]
+
+
 def test_a_version_that_is_announced_again_changes_nothing():
     """The learner that was restarted announces its newest version."""
     state, _ = advance([version_event(1), rollout_event(0, rollout(version=1))])

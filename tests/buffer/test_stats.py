@@ -70,6 +70,7 @@ def test_a_rollout_that_failed_or_was_misaligned_has_no_reward_and_no_tokens():
     stats.add(rollout(misaligned="token 3"), 5)
     assert (stats.failed, stats.misaligned, stats.rollouts, stats.tokens) == (1, 1, 0, 0)
     assert not any("reward/" in name for name in stats.metrics("copy"))
+    assert stats.metrics("copy")["replays/copy/frac_truncated"] == 0.0
 
 
 def test_an_env_that_makes_up_names_of_rewards_has_so_many_of_them():

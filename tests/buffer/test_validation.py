@@ -10,7 +10,7 @@ import pytest
 from streamrl.buffer.process import step
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
-from streamrl.buffer.validation import refusal
+from streamrl.buffer.validation import foreign_token, refusal
 from streamrl.stream.log.codec import DecodeError, decode, encode
 from streamrl.stream.log.partitioner import partition_of
 from streamrl.stream.log.protocol import Event
@@ -208,15 +208,22 @@ def test_a_rollout_says_what_it_has_earned():
     assert why_not(rollout(failure="x", rewards={}), "reward") == ""
 
 
-def test_a_rollout_lies_in_the_partition_of_its_key():
+@pytest.mark.parametrize("partitions", [2, 6])
+def test_a_rollout_lies_in_the_partition_of_its_key(partitions: int):
     record = rollout()
-    config = replace(CONFIG, partitions=6)
-    right = partition_of("g0", 6)
-    other = (right + 1) % 6
+    config = replace(CONFIG, partitions=partitions)
+    right = partition_of("g0", partitions)
+    other = (right + 1) % partitions
     assert refusal(rollout_event(0, record, right), record, "copy", config, BufferState()) == ""
     assert refusal(
         rollout_event(0, record, other), record, "copy", config, BufferState()
     ).startswith(f"it is in partition {other}, and murmur2 of its key 'g0' is partition {right}")
+
+
+def test_a_turn_without_tokens_has_no_foreign_token():
+    record = rollout(turns=[Turn(message="hi", role="user"), *turns()])
+    assert foreign_token(record, 6) == ""
+    assert foreign_token(record, 5).startswith("token id 5")
 
 
 def test_logprobs_that_are_all_0_are_counted_and_trained_on():

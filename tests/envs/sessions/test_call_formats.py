@@ -86,6 +86,11 @@ def test_what_is_no_call_between_tags_states_why(body: str, error: str):
     assert call.error.startswith(error)
 
 
+def test_a_call_after_a_sentence():
+    assert read("I will look.\n" + in_xml(city="Paris")) == [PARIS]
+    assert read("I will look.\n" + in_tags('{"name": "now"}')) == [ToolCall("now", {})]
+
+
 def test_the_last_call_between_tags_need_not_be_closed():
     body = '{"name": "weather", "arguments": {"city": "Paris"}}'
     assert read(f"<tool_call>\n{body}\n") == [PARIS]

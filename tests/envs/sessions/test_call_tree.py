@@ -60,6 +60,7 @@ def test_a_prompt_of_tokens_goes_on_from_the_longest_context_that_it_begins_with
     assert tree.find_call_by_tokens(np.array([1, 2, 3, 4, 5, 6, 7])) == "b"
     assert tree.find_call_by_tokens(np.array([1, 2, 3, 4, 5, 6])) == "a"
     assert tree.find_call_by_tokens(np.array([1, 2, 9])) == ""
+    assert CallTree().find_call_by_tokens(np.array([1, 2])) == ""
 
 
 def test_an_answer_with_tools_is_found_as_the_agent_has_received_it():

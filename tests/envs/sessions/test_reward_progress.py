@@ -21,6 +21,11 @@ def progress_of(*rewards: Reward) -> RewardProgress:
     return progress
 
 
+def test_a_reward_of_a_new_name_has_no_problem():
+    assert RewardProgress().problem(reward("s", name="style")) == ""
+    assert progress_of(reward("s")).problem(reward("s", name="style")) == ""
+
+
 def test_before_the_end_nothing_is_complete():
     assert not progress_of(reward("s")).is_complete([])
 

@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.envs.sessions.rewards import RewardBreakdown, apply_weights, merge, normalize, totals
+from streamrl.envs.sessions.rewards import (
+    RewardBreakdown,
+    apply_weights,
+    merge,
+    normalize,
+    totals,
+    with_rewards,
+)
+from tests.support.build import turns
 
 MIXED = RewardBreakdown(
     {"answer": 1.0},
     [{"call": 0.5}, {"call": 0.25, "style": 1}],
     [{"brief": [0.0, -1.0]}, {"brief": [-1.0]}],
 )
+
+
+def test_a_breakdown_is_returned_as_it_is():
+    assert normalize(MIXED) is MIXED
+
+
+def test_the_only_turn_of_the_policy_has_earned_all_that_the_rollout_has():
+    made = apply_weights(RewardBreakdown({"answer": 1.0}), {}, [4])
+    asked, answered = with_rewards(turns(), made)
+    assert (asked.reward, answered.reward, answered.rewards) == (None, 1.0, {"answer": 1.0})
+
+
+def test_of_several_turns_each_has_what_it_earned():
+    made = apply_weights(MIXED, {}, [2, 1])
+    both = [*turns(response=[3, 4]), *turns(response=[5])]
+    first, second = with_rewards(both, made)[1::2]
+    assert (first.rewards, second.rewards) == ({"call": 0.5}, {"call": 0.25, "style": 1.0})
 
 
 def test_totals_add_up_over_levels():

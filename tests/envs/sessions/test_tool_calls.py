@@ -30,6 +30,7 @@ def test_calls_between_tags():
 
 def test_calls_in_brackets_are_all_of_the_answer():
     assert expressions("[3*4]", "brackets") == ["3*4"]
+    assert expressions("[7]", "brackets") == ["7"]
     for text in ("3*4", "[]", "so [3*4]"):
         assert expressions(text, "brackets") == []
 

@@ -249,6 +249,16 @@ def test_an_agent_that_is_started_again_goes_on():
     assert len(fold.state.envs[ENV].open["s"].calls) == 1
 
 
+def test_an_agent_that_is_started_again_after_its_session_ended_does_not_prolong_it():
+    """The session waits for its reward for 50 s."""
+    fold = Fold()
+    fold.at(0, start("s"), call("a", [1], [2]), end("s"))
+    fold.wait(40)
+    fold.at(40, start("s"))
+    assert fold.state.envs[ENV].open["s"].restart is None
+    assert len(rollouts(fold.wait(20))) == 1
+
+
 def test_time_is_looked_at_only_while_something_is_open():
     fold = Fold()
     assert not due(fold.config, fold.state, 10)
@@ -261,7 +271,7 @@ def test_time_is_looked_at_only_while_something_is_open():
 def test_retention_takes_a_session_with_it():
     fold = Fold()
     fold.at(0, start("s"), call("a", [1], [2]), start("t"))
-    removed = {(f"turns.{ENV}", 0): 2}
+    removed = {(f"turns.{ENV}", 0): 3}  # the offset of the other session
     fold.state, outputs = reconcile(fold.config, fold.state, removed, 1)
     (failed,) = rollouts(outputs)
     assert (failed.rollout_uid, failed.problem_id) == ("s", "p")
