@@ -221,7 +221,8 @@ def test_a_rollout_lies_in_the_partition_of_its_key(partitions: int):
 
 
 def test_a_turn_without_tokens_has_no_foreign_token():
-    record = rollout(turns=[Turn(message="hi", role="user"), *turns()])
+    empty = Turn(message="", role="user", tokens=tokens())
+    record = rollout(turns=[*turns(), empty])
     assert foreign_token(record, 6) == ""
     assert foreign_token(record, 5).startswith("token id 5")
 
