@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ from streamrl.learner.loss.corrections import (
     weight_sums,
 )
 
-SEGMENTS = jnp.array([[1, 1, 2, 2, 0]], jnp.int32)
-MASK = jnp.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
-D = jnp.log(jnp.array([[0.5, 4.0, 1.0, 3.0, 1.0]]))
+# Of numpy: JAX would start threads when this is imported, and tests.mutants forks.
+SEGMENTS: Any = np.array([[1, 1, 2, 2, 0]], np.int32)
+MASK: Any = np.array([[1.0, 1.0, 1.0, 1.0, 0.0]], np.float32)
+D: Any = np.log(np.array([[0.5, 4.0, 1.0, 3.0, 1.0]], np.float32))
 
 
 def token(highest: float) -> dict[str, object]:

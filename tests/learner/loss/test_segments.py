@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
 from streamrl.learner.loss import segments
 
-# two rollouts and padding; six of one token
-IDS = jnp.array([[1, 1, 2, 2, 2, 0], [1, 2, 3, 4, 5, 6]], jnp.int32)
-VALUES = jnp.array([[1.0, 2.0, 4.0, 8.0, 16.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+# Two rollouts and padding; six of one token. Of numpy: JAX would start threads when this is
+# imported, and tests.mutants forks.
+IDS: Any = np.array([[1, 1, 2, 2, 2, 0], [1, 2, 3, 4, 5, 6]], np.int32)
+VALUES: Any = np.array([[1, 2, 4, 8, 16, 0], [1, 2, 3, 4, 5, 6]], np.float32)
 
 
 def test_each_token_is_given_its_rollouts_sum():
