@@ -59,6 +59,7 @@ class Row:
 
     fault: str
     kills: int
+    part: str = ""  # the part that was killed; empty: it was brokers
     in_sync_s: float = 0.0  # from the brokers' return on
     gaps_s: dict[str, float] = field(default_factory=dict[str, float])  # CONTROL is among them
     cores: float = 0.0  # the most that a part has used, on average
@@ -264,7 +265,9 @@ class Harness:
             os.kill(self.supervisor.pid(name), signal.SIGKILL)
             self.rest(AWAY_S)
 
-        return self.suffer(f"kill -9: {name}", 1, harm, None)
+        row = self.suffer(f"kill -9: {name}", 1, harm, None)
+        row.part = name
+        return row
 
     def suspend_leader(self, topic: str) -> Row:
         node: list[Node] = []
@@ -353,4 +356,5 @@ def at_work(directory: Path) -> Iterator[Harness]:
         stack.callback(harness.close)
         stack.enter_context(heard(harness.log, stub))
         harness.until(lambda: harness.everybody_commits(0.0), "everybody has committed", IN_SYNC_S)
+        harness.until(lambda: stub.newest > 0, "the learner has trained", IN_SYNC_S)
         yield harness
