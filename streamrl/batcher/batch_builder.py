@@ -2,11 +2,13 @@
 fate.
 
 A group that arrives counts as closed for its env. Rollouts that are too long for a row are
-filtered, and the others wait in the queue. A group that was sampled by a version that is not
-announced yet waits apart until it is.
+filtered, and so is a group that no batch can hold; one that is too old for the next batch expires.
+The others wait in the queue. A group that was sampled by a version that is not announced yet waits
+apart until it is.
 
 Batch k is due when version k - `lookahead` is announced. It is built as soon as every share has its
-tokens: of each env its fraction of the batch, and the rest of any env (`selection.py`). The chosen
+tokens: of each env its fraction of the batch, and the rest of any env (`selection.py`, with the
+sums that `env_totals.py` keeps). The chosen
 groups are packed into rows, the batch is published, and its rollouts get the fate `batched`. Groups
 that are too old for the batch after it expire. If a share is short the batch waits. At the end of
 each step the shortage is recorded and every env is told how much more is wanted (`demand.py`).
@@ -84,7 +86,7 @@ class BatchBuilder:
         self.time_s = time_s
         self.outputs = list[Output]()
         self.totals = EnvTotals(config, state)
-        self._shortage_is_old = False  # `state.short` is that of an earlier moment
+        self._shortage_unrecorded = False  # what the next batch lacks now
 
     # ---- a group arrives ---------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class BatchBuilder:
         """
         selection = self.totals.attempt()
         if selection is None:
-            self._shortage_is_old = True
+            self._shortage_unrecorded = True
             return False
         self.record_shortage(selection.short)
         if selection.short or not selection.chosen:
@@ -291,10 +293,10 @@ class BatchBuilder:
     # ---- the end of a step -------------------------------------------------------------------
 
     def report_shortage(self) -> None:
-        """Record what the next batch lacks if the last attempt to build it was not made. Once a
-        step is enough, because only the demand and the report use it.
+        """Record what the next batch lacks if no groups were selected for it, because some share
+        was certainly short. Once a step is enough, because only the demand and the report use it.
         """
-        if self._shortage_is_old or (self.batch_is_due() and self.totals.is_clearly_short):
+        if self._shortage_unrecorded or (self.batch_is_due() and self.totals.is_clearly_short):
             self.record_shortage(self.totals.lacking())
 
     def record_shortage(self, short: dict[str, int]) -> None:
@@ -313,7 +315,7 @@ class BatchBuilder:
             state.short_since_s = now_s
         state.short = short
         state.waited_until_s = now_s
-        self._shortage_is_old = False
+        self._shortage_unrecorded = False
 
     def publish_demand(self) -> None:
         """Publish the demands that have changed."""

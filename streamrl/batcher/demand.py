@@ -7,7 +7,8 @@ admission rule gives the number of the furthest one (`admission.py`). An env is 
 
 in tokens, and for nothing if that is below 0. Two rules keep the next batch from waiting for ever.
 An env is asked for at least what the next batch lacks of it. And if the batch lacks tokens that any
-env may supply, an env that is asked for nothing else is asked for an even part of them.
+env may supply, an env that is asked for nothing else is asked for an even part of them. Both hold
+only while work that begins now may still be for the next batch.
 
 An example. Batches have 100 tokens, of which env `a` has 60 % and env `b` 40 %. Work that begins
 now is for the next batch only, and no env is owed anything. The batcher holds 25 tokens of `a` and
@@ -130,9 +131,9 @@ def tokens_from_any_env(config: BatcherConfig, state: BatcherState) -> int:
     """Tokens that each env is asked for of those that the next batch lacks and any env may supply:
     an even part among the envs that seem to work, at least 1. 0 if the batch lacks no such tokens.
 
-    As many envs seem to work as the batcher holds tokens of. Until the next batch has lacked tokens
-    for SHORTAGE_AFTER_S, they are at least as many as had groups in the batch before, or all envs
-    if there is none. What is held of an env is not subtracted, so a single env completes the batch
+    An env seems to work if the batcher holds tokens of it. For the first SHORTAGE_AFTER_S of a
+    shortage, at least as many are counted as had groups in the last batch, or all envs if there was
+    none. What is held of an env is not subtracted, so a single env completes the batch
     if all others have stopped.
     """
     if REMAINDER not in state.short:

@@ -3,16 +3,15 @@
 A rollout that arrives is judged (`arrival.py`). If it can be trained on, its group holds it.
 Otherwise its fate is published at once, with a dead letter if it is refused, and its group counts
 it as lost, unless it is a duplicate or the group has closed. So a group is complete when
-`group_size` rollouts have come, whatever became of them, and all versions of its members are
-announced. It then closes (`closing.py`): its members are scored
-against each other and published as one record. They are filtered, and the published record is
-empty, if fewer than `min_group_size` are left, if they cannot be scored, if the record would be too
-large, or, with `zero_advantage: filter`, if nothing can be learned from them. Either record lets
-the env begin another group.
+`group_size` rollouts have come, whatever became of them, or when it has been open for longer than
+ids are remembered; in both cases not before all versions of its members are announced. It then
+closes (`closing.py`): its members are scored against each other and published as one record. They
+are filtered, and the published record is empty, if fewer than `min_group_size` are left, if they
+cannot be scored, if the record would be too large, or, with `zero_advantage: filter`, if nothing
+can be learned from them. Either record lets the env begin another group.
 
 A group that does not become complete closes with the members that it has,
 
-- when it has been open for longer than ids are remembered (`OpenGroup.is_complete`),
 - when the next policy version would make some of them too old, and they are `min_group_size` at
   least, of announced versions (`on_policy_version`),
 - when no rollout of it has come for `group_wait_s`, or longer while it waits for sessions; below
@@ -77,11 +76,11 @@ class EnvGroups:
             event, rollout, arrival.outcome, state.version, state.clock.awake_s, self.rules
         )
         self.publish_arrival(event, arrival)
-        if group is None:
+        if group is None:  # it has closed, or the rollout has come before
             return
         if group.is_complete(state.version, self.rules):
             self.close_group(rollout.group_id)
-        if arrival.outcome != "refused":
+        if arrival.outcome != "refused":  # a refused rollout adds nothing to the window
             self.evict_oldest(newest=rollout.group_id)
 
     def publish_arrival(self, event: Event, arrival: Arrival) -> None:

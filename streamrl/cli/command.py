@@ -8,6 +8,8 @@ from streamrl.config.extensions import modules_called
 
 __all__ = ["cli"]
 
-for module in (run, topics, parts, *(found for _, found in modules_called("commands"))):
-    for command in module.COMMANDS:
-        cli.add_command(command)
+cli.add_section("Runs", run.COMMANDS)
+cli.add_section("Kafka", topics.COMMANDS)
+cli.add_section("Parts", parts.COMMANDS)
+for _, module in modules_called("commands"):
+    cli.add_section("Extensions", module.COMMANDS)

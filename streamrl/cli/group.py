@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -43,6 +43,27 @@ POSIX = ("fcntl", "resource")  # modules that Windows does not have
 
 class Commands(click.Group):
     """The group of all commands. It turns errors into one line and an exit code."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.sections: dict[str, list[click.Command]] = {}  # by title, for --help
+
+    def add_section(self, title: str, commands: Iterable[click.Command]) -> None:
+        """Add commands, which `--help` lists under this title."""
+        for command in commands:
+            self.add_command(command)
+            self.sections.setdefault(title, []).append(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, commands in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        ((command.name or "").ljust(width), command.get_short_help_str(limit=200))
+                        for command in commands
+                    ]
+                )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order in which they were added, which is that of the loop."""

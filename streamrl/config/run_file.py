@@ -216,8 +216,8 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
         text = Path(path).read_text()
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give the path of a run file, for instance"
-            " deploy/runs/quickstart.yaml"
+            f"{path}: cannot be read ({error.strerror}); give the path of a run file, or"
+            " write one: streamrl new NAME"
         ) from None
     try:
         data = yaml.safe_load(text)

@@ -70,7 +70,7 @@ from streamrl.weights.store import version_name
 logger = logging.getLogger(__name__)
 
 ADAPTER_SEED = 0  # of the matrices that adapters begin with
-MAX_SKIPPED_STEPS = 10  # in a row, because loss or gradient is not finite; then the run ends
+MAX_SKIPPED_STEPS = 10  # in a row in which nothing could be trained on; one more ends the run
 
 
 class ResumePoint(NamedTuple):
@@ -167,6 +167,8 @@ class PolicyTrainer:
     _trained_tokens: np.ndarray | None = None  # some of the last batch, for the probe
     # The model that the divergence is measured from, if this process loads one.
     reference: ReferenceModel | None = field(init=False)
+    # The divergence is measured from the model without its adapters.
+    _base_is_reference: bool = field(init=False)
 
     def __post_init__(self) -> None:
         tokenizer = model.load_tokenizer(self.initial_model_dir)
@@ -252,7 +254,12 @@ class PolicyTrainer:
             hint = "lower learner.learning_rate or look at the batches, then continue with --resume"
             steps = f"in {self._skipped_in_a_row} steps in a row, up to batch {batch.number}"
             raise TrainingDiverged(f"nothing could be trained on {steps}; {hint}")
-        self.position = TrainingPosition(batch.number + 1, taken.offset, "", taken.scores_offset)
+        self.position = TrainingPosition(
+            version=batch.number + 1,
+            offset=taken.offset,
+            sha256="",
+            scores=taken.scores_offset,
+        )
         return measured
 
     def _reference_model(self) -> Any:
@@ -384,7 +391,7 @@ class PolicyTrainer:
         version = reference_version(self.run, self.version)
         if self.reference is None or not 0 < version < self.version:
             return checkpoints.write_nothing
-        assert self.reference.version == version, "the batch before had the same"
+        assert self.reference.version == version, "an earlier batch has loaded it"
         origin = self.initial_model_dir
         head = export.has_head(origin)
         weights = export.local_weights(self.reference.model, head, self._weights_dtype)

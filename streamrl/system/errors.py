@@ -76,7 +76,7 @@ class ExportError(StreamrlError):
 
 
 class TrainingDiverged(StreamrlError):
-    """Too many steps in a row were not finite."""
+    """Nothing could be trained on in too many steps in a row."""
 
     exit_code = 13
 

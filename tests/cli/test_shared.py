@@ -27,6 +27,11 @@ def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         result.exit_code == 2
         and "nosuch: neither a run file nor a run in runs/ (there: other)" in result.stderr
     )
+    (tmp_path / "demo.yaml").touch()
+    result = CliRunner().invoke(cli, ["status", "demo"])
+    assert result.exit_code == 2 and result.stderr.endswith("; demo.yaml is a run file\n")
+    result = CliRunner().invoke(cli, ["env", "demo.yaml"])
+    assert result.exit_code == 2 and "name one of its envs: streamrl env demo.yaml" in result.stderr
     result = CliRunner().invoke(cli, ["status", "missing.yaml"])
     assert result.exit_code == 2 and "missing.yaml: cannot be read" in result.stderr
 

@@ -10,10 +10,10 @@ with which the policy is asked again. Every request goes through `ask`, one afte
 3. Otherwise the policy samples an answer, which is recorded. If the conversation continues an
    earlier call of the rollout, the tokens of that call are sent as they were sampled.
 
-A limit ends a rollout as truncated, with the conversation so far: the tokens of a turn, the number
-of turns, the context, the time, or a reply of the env that fails or takes too long. If the policy
-cannot be asked, the rollout fails. After either end the policy is not asked again, whatever the env
-does.
+These limits end a rollout as truncated, and keep the conversation so far: the tokens of a turn, the
+number of turns, the context, the time, and a reply of the env that fails or takes too long. If a
+request cannot be answered, the rollout fails. After either end the policy is not asked again,
+whatever the env does.
 
 An example: a calculator env with `max_turns` 2. The policy is asked `7*8=` and answers with a call
 of the tool. The env replies 56, the policy is asked again with the whole conversation, and answers
@@ -200,7 +200,8 @@ class RolloutSession:
         continuation = tree.find_continuation(conversation)
         hint = continuation
         if tree.calls and not continuation.call:
-            # The messages continue no call, but their text may. The server compares the tokens.
+            # The messages continue no call, but their text may. They do only if the server finds
+            # the tokens of the call before theirs (`prefix_tokens`).
             hint = Continuation(self.transcript.calls[-1].call, conversation)
         sampled = await self._sample(messages, tools, hint, demonstration)
         if sampled.prefix_tokens:
@@ -269,8 +270,9 @@ class RolloutSession:
         return f"{body}#{ordinal}"
 
     def _end(self, limit: str, note: str = "") -> None:
-        """End the rollout as truncated by `limit`. The first call decides. It replaces `length`,
-        which `Transcript.append` has set if an answer was cut off and the conversation continued.
+        """End the rollout as truncated by `limit`. The first call decides. This limit replaces
+        `length`, which `Transcript.append` has set if an answer was cut off and the conversation
+        continued.
         """
         if not self._over:
             self._over = True

@@ -38,9 +38,10 @@ def resolve_run(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "run
         path = known
     elif not path.exists() and not path.suffix and os.sep not in name:
         others = ", ".join(names(runs_dir)) or "none"
+        file = path.with_suffix(".yaml")
+        hint = f"{file} is a run file" if file.is_file() else "streamrl new NAME writes a run file"
         raise ConfigError(
-            f"{name}: neither a run file nor a run in {runs_dir}/ (there: {others}); give for"
-            " instance deploy/runs/quickstart.yaml"
+            f"{name}: neither a run file nor a run in {runs_dir}/ (there: {others}); {hint}"
         )
     run = run_file.load(path, overrides)
     inside = path.absolute().parent
@@ -60,6 +61,8 @@ def with_env(env: str, runs_dir: str = "runs") -> str:
 
     Raises ConfigError unless there is exactly one.
     """
+    if Path(env).is_file():
+        raise ConfigError(f"{env} is a run file; name one of its envs: streamrl env {env} ENV")
     runs = {name: resolve_run(name, runs_dir=runs_dir) for name in names(runs_dir)}
     matches = [
         name

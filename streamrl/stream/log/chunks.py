@@ -20,8 +20,8 @@ Whether chunks make a record depends on the partition alone, and not on where a 
 There is one exception: if retention has deleted the first chunk of a record, a reader that begins
 at the first message that is left skips the other chunks, the last one included.
 
-From the first chunk to the last there are at most SPAN_RECORDS offsets, and the chunks among them,
-of this record and of others, have at most twice the bytes of the largest record. So a reader never
+From the first chunk to the last there are at most SPAN_RECORDS offsets. All chunks between them,
+those of other records too, have at most twice the bytes of the largest record. So a reader never
 holds more than that. A last chunk that makes no record is returned as it is, and is dead-lettered.
 Other chunks that make none are skipped. docs/records.md describes this for other languages.
 """
@@ -55,8 +55,9 @@ CHUNK_HEADER = "streamrl.chunk"
 MESSAGE_BYTES = 8 * 1024 * 1024 - 4_096
 CHUNK_BYTES = 4_000_000
 HEADER_BYTES = 200  # the most bytes of the two headers of a chunk
-KEY_BYTES = 1_000_000  # longer keys are truncated; nothing depends on the rest of them
-# No env writes to these topics, so their records may have LARGE_RECORD_BYTES.
+# Longer keys of messages in chunks are truncated; nothing depends on the rest of them.
+KEY_BYTES = 1_000_000
+# Their records may have LARGE_RECORD_BYTES: no env or agent may write to these topics.
 OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)
 SPAN_RECORDS = 100_000
 
@@ -354,7 +355,7 @@ class JoiningReader:
                     assembler.add(chunk_before)
             self._assembled_from[tp] = min(self._assembled_from[tp], begin)
             if begin == oldest:
-                # No message further back can belong to the record.
+                # All that can belong to the record has been read.
                 self._assembled_from[tp] = min(begin, message.offset - SPAN_RECORDS)
                 return assembler
             if assembler.is_expected(chunk):
