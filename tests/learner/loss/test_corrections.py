@@ -142,7 +142,7 @@ def test_the_mean_weights_by_hand():
     assert means(weights=masked) == pytest.approx([1, 2.5])
     # the third token of four is left
     assert means(weights=token(9), reject=k1(0.5)) == pytest.approx([1 / 4, 8.5 / 4])
-    assert mean_weight(0, 0) == 0
+    assert mean_weight(0, 0) == 0 and mean_weight(1, 0.5) == 0.5
 
 
 def test_the_effective_sample_size_by_hand():
