@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
 REQUEST_RECORDS = 4_000  # the metadata records that one request to create topics may cause
-SETTLE_LIMIT_S = 30.0  # within which a new topic has leaders, and a deleted one is gone
+SETTLE_LIMIT_S = 30.0  # within which a further new topic has leaders, or a deleted one is gone
 _REFUSED = {
     KafkaError.INVALID_CONFIG,
     KafkaError.INVALID_PARTITIONS,
@@ -113,7 +113,7 @@ class TopicAdmin:
 
         for portion in split_requests(topics):
             self._retry(partial(request, portion))
-        self._wait_until(partial(_have_leaders, topics))
+        self._wait_until(partial(_without_leaders, topics))
 
     def grow(self, topics: list[Topic]) -> None:
         """Add partitions up to the planned number, and wait until each can be written to."""
@@ -121,7 +121,7 @@ class TopicAdmin:
             return
         wanted = [NewPartitions(t.name, t.partitions) for t in topics]
         self._retry(lambda: self._wait_for_all(self._admin.create_partitions(wanted)))
-        self._wait_until(partial(_have_leaders, topics))
+        self._wait_until(partial(_without_leaders, topics))
 
     def configure(self, settings: Mapping[str, Mapping[str, str]]) -> None:
         """Set single settings of topics, by the topic's name. Settings that are not named keep
@@ -158,7 +158,7 @@ class TopicAdmin:
             )
 
         self._retry(request)
-        self._wait_until(lambda existing: not set(names) & existing.keys())
+        self._wait_until(lambda existing: len(set(names) & existing.keys()))
 
     def _wait_for_all(self, futures: Mapping[Any, Any], done_already: int | None = None) -> None:
         """Wait for all results of a request.
@@ -179,16 +179,23 @@ class TopicAdmin:
                 if error.code() != done_already:
                     raise
 
-    def _wait_until(self, done: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Wait until the metadata of the topics shows that a request has taken effect."""
+    def _wait_until(self, count_left: Callable[[Mapping[str, Any]], int]) -> None:
+        """Wait until a request has taken effect on all topics: `count_left` of their metadata is 0.
+        Raises BrokerError if nothing is done for SETTLE_LIMIT_S.
+        """
+        least = left = count_left(self._visible_topics())
         deadline = time.monotonic() + SETTLE_LIMIT_S
-        while not done(self._visible_topics()):
+        while left:
+            if left < least:
+                least = left
+                deadline = time.monotonic() + SETTLE_LIMIT_S
             if time.monotonic() > deadline:
                 raise BrokerError(
                     f"{self.address} has accepted changes of topics but not carried them out for"
-                    f" {SETTLE_LIMIT_S:.0f} s; see its log"
+                    f" {SETTLE_LIMIT_S:.0f} s, {left} of them; see its log"
                 )
             time.sleep(0.05)
+            left = count_left(self._visible_topics())
 
     def _visible_topics(self) -> Mapping[str, Any]:
         return self._admin.visible_topics(CALL_TIMEOUT_S / 2)
@@ -220,11 +227,11 @@ def split_requests(topics: list[Topic]) -> Iterator[list[Topic]]:
         yield portion
 
 
-def _have_leaders(wanted: list[Topic], existing: Mapping[str, Any]) -> bool:
+def _without_leaders(wanted: list[Topic], existing: Mapping[str, Any]) -> int:
+    """How many of the topics do not have a leader of each partition."""
+    count = 0
     for topic in wanted:
-        if topic.name not in existing:
-            return False
-        partitions = existing[topic.name].partitions.values()
-        if sum(partition.leader >= 0 for partition in partitions) != topic.partitions:
-            return False
-    return True
+        found = existing.get(topic.name)
+        partitions = found.partitions.values() if found else ()
+        count += sum(partition.leader >= 0 for partition in partitions) != topic.partitions
+    return count
