@@ -273,7 +273,7 @@ def wrapped() -> Any:
     return rubbish.array("<i8", [4], lengths.tobytes())
 
 
-def experts_of(shape: Sequence[int], others: int) -> Callable[[], list[Message]]:
+def experts_of(shape: list[int], others: int) -> Callable[[], list[Message]]:
     """A group of two rollouts whose sampled turns have such experts, each followed by a turn of
     `others` tokens without any.
     """

@@ -128,7 +128,7 @@ def anything(draws: np.random.Generator) -> dict[str, Any]:
     ids = draws.integers(0, int(draws.choice([2**16, 2**24, 2**32])), int(own.sum()))
     fields["tokens"] = compact_ids(ids.astype(np.uint32))
     sampled = int(fields["span_lengths"].sum())
-    fields["policy_logprobs"] = np.zeros(sampled, draws.choice([np.float32, np.uint16]))
+    fields["policy_logprobs"] = np.zeros(sampled, "<f4" if draws.random() < 0.5 else "<u2")
     if draws.random() < 0.7:
         name = str(draws.choice([name for name in fields if name != "uids"]))
         array = fields[name].copy()
