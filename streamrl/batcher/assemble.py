@@ -38,7 +38,9 @@ def drop_too_long(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, Sc
     too_long = group.sequence_lengths > max_seq_len
     if not too_long.any():
         return group, None
-    dropped = np.isin(group.offsets, group.offsets[too_long])
+    # By uid and not by offset: a sequence branches from others of its uid, and keeps them.
+    uids = {group.uids[sequence] for sequence in np.flatnonzero(too_long)}
+    dropped = np.array([uid in uids for uid in group.uids])
     return select_sequences(group, ~dropped), select_sequences(group, dropped)
 
 

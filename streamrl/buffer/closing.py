@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from streamrl.buffer.advantages import advantage_named, has_signal
-from streamrl.buffer.groups import OPTIONAL, POLICY_GRADIENT, score_group
+from streamrl.buffer.groups import OPTIONAL, POLICY_GRADIENT, experts_bytes, score_group
 from streamrl.buffer.state import BufferConfig, OpenGroup
 from streamrl.config import topology
 from streamrl.stream.log.chunks import record_limit
@@ -37,6 +37,9 @@ def closed_group(env: str, group_id: str, group: OpenGroup, rules: BufferConfig)
     """
     if len(group.members) < rules.min_group_size:
         return ClosedGroup(empty_record(env, group_id, group), "group below its minimum size")
+    size = experts_bytes(group.members)  # which scoring it would take, too
+    if size > record_limit(topology.GROUPS):
+        return ClosedGroup(empty_record(env, group_id, group), _too_large(size))
     advantage = advantage_named(rules.advantage)
     loss = rules.losses.get(env, POLICY_GRADIENT)
     try:
@@ -48,8 +51,7 @@ def closed_group(env: str, group_id: str, group: OpenGroup, rules: BufferConfig)
         return ClosedGroup(empty_record(env, group_id, group), cause, is_unscored=True)
     size = size_bound(scored)
     if size > record_limit(topology.GROUPS):
-        cause = f"group larger than a record: {size:,} bytes; lower group_size or lengths"
-        return ClosedGroup(empty_record(env, group_id, group), cause)
+        return ClosedGroup(empty_record(env, group_id, group), _too_large(size))
     is_flat = not trains(scored)
     if is_flat and rules.zero_advantage == "filter":
         cause = "group whose advantages are all 0"
@@ -57,6 +59,10 @@ def closed_group(env: str, group_id: str, group: OpenGroup, rules: BufferConfig)
     if scored.producer != group.producer:
         scored = msgspec.structs.replace(scored, producer=group.producer)
     return ClosedGroup(scored, is_flat=is_flat)
+
+
+def _too_large(size: int) -> str:
+    return f"group larger than a record: {size:,} bytes; lower group_size or lengths"
 
 
 def empty_record(env: str, group_id: str, group: OpenGroup) -> ScoredGroup:

@@ -4,6 +4,7 @@ else one after another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -153,6 +154,16 @@ def _prompt_experts(turns: Sequence[Turn], shared: int, like: np.ndarray) -> np.
             experts[start:end] = of_turn[: end - start]
         start = end
     return experts
+
+
+def experts_bytes(events: Sequence[Event]) -> int:
+    """At most so many bytes have the routed experts of the group of these rollouts, in which each
+    token has as many as those that have most.
+    """
+    turns = [turn for event in events for turn in rollout_of(event).turns]
+    arrays = [turn.routed_experts for turn in turns if turn.routed_experts is not None]
+    width = max([array.itemsize * math.prod(array.shape[1:]) for array in arrays], default=0)
+    return width * sum([turn.token_count for turn in turns])
 
 
 def trained_sequences(rollout: Rollout) -> dict[int, list[Turn]]:

@@ -47,6 +47,7 @@ from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.loss.masking import mask_untrainable
 from streamrl.learner.model import attention, model
 from streamrl.learner.model.examples import RlExample, expand, rollout_numbers, to_dense
+from streamrl.learner.model.experts import replayable
 from streamrl.learner.parallel.distributed import (
     barrier,
     is_rank_zero,
@@ -224,6 +225,7 @@ class PolicyTrainer:
         self.load_reference()
         try:
             batch, masked = mask_untrainable(batch, self.vocab_size)
+            batch = replayable(batch, self.state.model)
             self._trained_tokens = probe.batch_tokens(
                 batch, self.version + 1, self._probe_count, self.tokenizer_ids
             )

@@ -29,7 +29,6 @@ from streamrl.learner.loss.components import compared_mask
 from streamrl.learner.loss.normalization import average_named, segment_numbers
 from streamrl.learner.loss.objective import make_objective, to_run_metrics
 from streamrl.learner.model.examples import RlExample, empty_example
-from streamrl.learner.model.experts import replayable
 from streamrl.learner.model.model import (
     BATCH,
     POSITION,
@@ -172,7 +171,6 @@ class Updater:
         """
         started = time.monotonic()
         layout = self._layout(len(example.input_ids))
-        example = replayable(example, state.model)
         if self.config.reference and reference is not None:
             example = example._replace(reference_logprobs=self.scores(reference, example))
         weights = self._normalize(

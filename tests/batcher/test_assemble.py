@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from streamrl.batcher.assemble import Sharding, assemble, within_bytes
+from streamrl.batcher.assemble import Sharding, assemble, drop_too_long, within_bytes
 from streamrl.batcher.balance import loads
 from streamrl.batcher.process import step
 from streamrl.batcher.state import BatcherState
@@ -36,6 +36,18 @@ def test_a_rollout_of_which_a_sequence_is_too_long_is_filtered_as_a_whole():
     assert [(o.record.fate, o.record.uids) for o in out if isinstance(o.record, Fate)] == [
         ("filtered", ["a-0"])
     ]
+
+
+def test_a_branch_at_another_offset_than_the_rest_of_its_rollout_is_filtered_with_it():
+    """Which no buffer writes. The first sequence is too long, and the second branches from it."""
+    torn = structs.replace(
+        group(sizes=(9, 1, 2)),
+        uids=["a", "a", "b"],
+        branches_from=np.array([0, 1, 0], np.int32),
+        branches_at=np.array([0, 1, 0], np.int32),
+    )
+    usable, dropped = drop_too_long(torn, 10)
+    assert dropped is not None and dropped.uids == ["a", "a"] and usable.uids == ["b"]
 
 
 def test_a_batch_says_for_how_many_processes_it_is():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -272,7 +273,48 @@ def wrapped() -> Any:
     return rubbish.array("<i8", [4], lengths.tobytes())
 
 
+def experts_of(shape: list[int], others: int) -> Callable[[], list[Message]]:
+    """A group of two rollouts whose sampled turns have such experts, each followed by a turn of
+    `others` tokens without any.
+    """
+    data = bytes(math.prod(shape))
+
+    def change(fields: dict[str, Any]) -> None:
+        answered = fields["turns"][1]
+        answered["tokens"] = rubbish.array("<u2", [shape[0]], bytes(2 * shape[0]))
+        answered["logprobs"] = rubbish.array("<u2", [shape[0]], bytes(2 * shape[0]))
+        asked = {
+            "message": "",
+            "role": "user",
+            "tokens": rubbish.array("<u2", [others], bytes(2 * others)),
+        }
+        fields["turns"] += [asked, {**answered}]
+        answered["routed_experts"] = rubbish.array("|u1", shape, data)
+
+    return lambda: [message for number in range(2) for message in changed(change, number)]
+
+
 HOSTILE = [
+    Poison(
+        "experts of 1 MB a token",
+        "rollouts",
+        "invalid: ...has 1000000 experts for each token",
+        experts_of([1, 1000, 1000], 3_000),
+        LARGE,
+    ),
+    Poison(
+        "no experts, of 2**60 layers",
+        "rollouts",
+        "invalid: ...has 0 experts for each token",
+        experts_of([1, 2**60, 0], 3),
+    ),
+    Poison(
+        "experts of one token that fill those of a million",
+        "rollouts",
+        "filtered: group larger than a record",
+        experts_of([1, 64, 64], 1_000_000),
+        LARGE,
+    ),
     *(
         Poison(
             f"{name} of 20 MB, compressed",

@@ -304,7 +304,7 @@ def _values_of(rollout: Rollout | None) -> tuple[Any, ...]:
         rollout.newest_policy_version,
         rollout.reward,
         min(len(rollout.turns), np.iinfo(np.uint16).max),
-        rollout.total_tokens,
+        _int32(rollout.total_tokens),  # sequences that share tokens have them each
         rollout.sampled_tokens,
         rollout.truncated,
     )

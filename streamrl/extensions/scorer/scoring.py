@@ -14,6 +14,7 @@ from streamrl.learner.initial import initial_model_dir
 from streamrl.learner.loss.masking import mask_untrainable
 from streamrl.learner.model import model
 from streamrl.learner.model.examples import expand, to_ragged
+from streamrl.learner.model.experts import without_experts
 from streamrl.learner.parallel.mesh import prepare_process
 from streamrl.learner.reference import EXTERNAL, NO_REFERENCE, TEACHER, ReferenceModel
 from streamrl.learner.update import Updater
@@ -93,7 +94,8 @@ def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLog
     except ValueError as error:
         logger.warning("nothing is scored: %s", error)
         return BatchLogprobs(np.zeros(len(batch.policy_logprobs), np.float32), 0)
-    logprobs = to_ragged(known, updater.scores(reference.model, expand(known, masked)))
+    example = expand(without_experts(known), masked)
+    logprobs = to_ragged(known, updater.scores(reference.model, example))
     finite = np.isfinite(logprobs)
     if len(logprobs) and not finite.any():
         raise ModelError(

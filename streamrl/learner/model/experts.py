@@ -21,6 +21,7 @@ import haliax as hax
 import haliax.partitioning
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from haliax import NamedArray
 from haliax.nn import ragged_dot
@@ -28,7 +29,7 @@ from jax.sharding import PartitionSpec
 from levanter.layers.attention import AttentionMask
 from levanter.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeDecoderLayer, Qwen3MoeSparseMoeBlock
 
-from streamrl.learner.model.examples import RlExample
+from streamrl.stream.records import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -48,22 +49,31 @@ def has_experts(model: Any) -> bool:
     return isinstance(model.config, Qwen3MoeConfig)
 
 
-def replayable(example: RlExample, model: Any) -> RlExample:
-    """The example without routed experts that the model cannot have chosen, which is warned of."""
-    chosen = example.routed_experts
+def without_experts(batch: Batch) -> Batch:
+    return msgspec.structs.replace(batch, routed_experts=None, prompt_routed_experts=None)
+
+
+def replayable(batch: Batch, model: Any) -> Batch:
+    """The batch without routed experts that the model cannot have chosen, which is warned of.
+
+    It comes before the dense arrays, whose size would be what such experts claim.
+    """
+    chosen = batch.routed_experts
     if chosen is None:
-        return example
+        return batch
     if has_experts(model):
         config: Qwen3MoeConfig = model.config
         wanted = (config.num_layers, config.num_experts_per_tok)
-        if chosen.shape[2:] == wanted and int(chosen.max(initial=0)) <= config.num_experts:
-            return example
+        prompts = batch.prompt_routed_experts
+        largest = max(int(array.max(initial=0)) for array in (chosen, prompts) if array is not None)
+        if chosen.shape[1:] == wanted and largest <= config.num_experts:
+            return batch
     logger.warning(
         "the batch has routed experts of %d layers, %d a token, which are not those of this model:"
         " its own router decides",
-        *chosen.shape[2:],
+        *chosen.shape[1:],
     )
-    return example._replace(routed_experts=None)
+    return without_experts(batch)
 
 
 def activations(

@@ -199,11 +199,19 @@ def check_logprobs(what: str, array: Array, length: int | None) -> None:
         raise misshapen(what, array, array.size if length is None else length)
 
 
+MAX_EXPERTS = 4_096  # of a token, in all layers; the largest models have some 1,100
+
+
 def check_experts(what: str, array: Array, length: int) -> None:
-    """Experts of `length` tokens: (length, layers, k) uint8 or uint16."""
+    """Experts of `length` tokens: (length, layers, k) uint8 or uint16, with at least one expert a
+    token and at most MAX_EXPERTS. Tokens without experts get as many as the others.
+    """
     if array.dtype.kind != "u" or array.itemsize > 2:
         raise ValueError(f"{what} must be uint8 or uint16, not {array.dtype}")
     if array.ndim != 3 or len(array) != length:
         raise ValueError(
             f"{what} has shape {list(array.shape)}, expected [{length}, layers, experts of a token]"
         )
+    each = math.prod(array.shape[1:])
+    if not 1 <= each <= MAX_EXPERTS:
+        raise ValueError(f"{what} has {each} experts for each token, not 1 to {MAX_EXPERTS:,}")

@@ -81,7 +81,7 @@ class Turn(Record, frozen=True, kw_only=True):
     loss: LossWeights | None = None  # of its sampled tokens; None: those of its env
     # (n, layers, k) uint8 or uint16: the k experts of each layer that each token was sent to,
     # counted from 1; 0 where they are not known. Only a mixture of experts has them, where the
-    # server reports them.
+    # server reports them. A token has at most 4,096 in all layers.
     routed_experts: Array | None = None
 
     def __post_init__(self) -> None:

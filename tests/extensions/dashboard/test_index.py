@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from streamrl.extensions.dashboard import index as indexes
 from streamrl.extensions.dashboard import rollout_views
@@ -17,7 +18,7 @@ from streamrl.extensions.dashboard.index import (
 )
 from streamrl.extensions.dashboard.state import new
 from tests.extensions.dashboard.made import RUN, fate
-from tests.support.build import rollout
+from tests.support.build import rollout, turns
 
 
 def filled(count: int = 6, limit: int = 100) -> Index:
@@ -35,6 +36,15 @@ def filled(count: int = 6, limit: int = 100) -> Index:
 
 def uids(index: Index, *asked: object, **query: object) -> list[str]:
     return [index.uids[row] for row in index.select(Query(**query), *asked).rows.tolist()]  # type: ignore[arg-type]
+
+
+def test_a_rollout_whose_sequences_share_more_tokens_than_a_column_holds_is_shown():
+    asked, answered = turns()
+    forks = [structs.replace(answered, fork=True, fork_at=2**31 - 1)] * 2
+    index = Index(["copy"])
+    failed = rollout("copy", failure="x", turns=[asked, *forks])
+    index.add(RolloutLocation("copy", 0, 0), 0.0, failed, "")
+    assert index.rows["tokens"].tolist() == [2**31 - 1]
 
 
 def test_a_row_has_where_it_lies_and_what_to_find_it_by():

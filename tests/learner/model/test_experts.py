@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from levanter.layers.attention import AttentionMask
+from msgspec import structs
 from safetensors.numpy import load_file
 
+from streamrl.batcher.assemble import assemble
 from streamrl.learner.loss.losses import k3
 from streamrl.learner.model import experts, model
 from streamrl.learner.model.examples import RlExample
@@ -27,6 +29,7 @@ from tests.learner import mixture
 from tests.learner.devices import run_on_eight
 from tests.learner.gradients import batch, gradient
 from tests.learner.meshes import MIXTURE_MESHES
+from tests.support.build import group
 
 
 @pytest.fixture(autouse=True)
@@ -153,15 +156,24 @@ def test_the_mismatch_with_a_server_is_smaller_with_its_routing(policy: Any):
 def test_experts_that_the_model_cannot_have_chosen_are_left_out(
     policy: Any, caplog: pytest.LogCaptureFixture
 ):
-    example = batch()
-    own = chosen_by(policy, example)
-    whole = example._replace(routed_experts=own)
-    assert replayable(whole, policy) is whole and replayable(example, policy) is example
+    made = assemble([group(sizes=(3, 3))], 0, 0, row_count=1, max_seq_len=10)
+    assert made is not None
+    experts = np.ones((6, mixture.LAYERS, mixture.CHOSEN), np.uint8)
+    prompt = experts[:2]
+    whole = structs.replace(made, routed_experts=experts, prompt_routed_experts=prompt)
+    assert replayable(whole, policy) is whole and replayable(made, policy) is made
     assert caplog.text == ""
-    for wrong in (own[:, :, :1], own[..., :1], own + np.uint8(mixture.EXPERTS)):
-        found = replayable(example._replace(routed_experts=wrong), policy)
-        assert found.routed_experts is None
-    assert caplog.text.count("its own router decides") == 3
+    unknown = np.uint8(mixture.EXPERTS)
+    for others, of_prompt in (
+        (experts[:, :1], prompt[:, :1]),
+        (experts[..., :1], prompt[..., :1]),
+        (experts + unknown, prompt),
+        (experts, prompt + unknown),
+    ):
+        wrong = structs.replace(whole, routed_experts=others, prompt_routed_experts=of_prompt)
+        found = replayable(wrong, policy)
+        assert found.routed_experts is None and found.prompt_routed_experts is None
+    assert caplog.text.count("its own router decides") == 4
     assert "experts of 1 layers, 2 a token, which are not those of this model" in caplog.text
 
 

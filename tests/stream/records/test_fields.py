@@ -45,6 +45,9 @@ def test_an_array_of_another_length_or_type_is_named():
         check_experts("experts", np.zeros((2, 1, 1), np.int64), 2)
     with pytest.raises(ValueError, match=r"^experts has shape \[2\], expected \[2, layers"):
         check_experts("experts", np.zeros(2, np.uint8), 2)
+    for shape in ((2, 2**40, 0), (0, 64, 65)):
+        with pytest.raises(ValueError, match="experts for each token, not 1 to 4,096$"):
+            check_experts("experts", np.zeros(shape, np.uint8), shape[0])
 
 
 @pytest.mark.parametrize(

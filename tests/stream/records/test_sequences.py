@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from streamrl.batcher.assemble import select_sequences
+from streamrl.stream.log.codec import decode, encode
+from streamrl.stream.records.compact import compact_ids, wide_ids
 from streamrl.stream.records.sequences import (
     common_prefix,
     completion_lengths,
@@ -18,6 +21,7 @@ from streamrl.stream.records.sequences import (
     sampled_counts,
     sampled_indices,
     spans_of,
+    split_ragged,
     values_by_sequence,
 )
 from tests.support.build import floats, group, spans
@@ -101,6 +105,65 @@ def test_a_branch_has_the_first_tokens_of_the_sequence_that_it_branches_from():
 def test_branches_that_are_none_are_refused(changed: dict[str, Any], cause: str):
     with pytest.raises(ValueError, match=cause):
         structs.replace(BRANCHING, **changed)
+
+
+def anything(draws: np.random.Generator) -> dict[str, Any]:
+    """The fields of a group of one to four sequences with branches and spans, of which one value
+    may be any.
+    """
+    count = int(draws.integers(1, 5))
+    own = draws.integers(0, 4, count)
+    uids = np.sort(draws.choice(["a", "b"], count)).tolist()
+    masks = [draws.integers(0, 2, size).tolist() for size in own]
+    fields: dict[str, Any] = {"lengths": own.astype(np.int32), "uids": uids, **spans(*masks)}
+    fields["branches_from"] = np.zeros(count, np.int32)
+    fields["branches_at"] = np.zeros(count, np.int32)
+    sizes = own.tolist()
+    for sequence in range(1, count):
+        source = int(draws.integers(0, sequence))
+        if uids[source] == uids[sequence]:
+            fields["branches_from"][sequence] = sequence - source
+            fields["branches_at"][sequence] = draws.integers(0, sizes[source] + 1)
+            sizes[sequence] += int(fields["branches_at"][sequence])
+    ids = draws.integers(0, int(draws.choice([2**16, 2**24, 2**32])), int(own.sum()))
+    fields["tokens"] = compact_ids(ids.astype(np.uint32))
+    sampled = int(fields["span_lengths"].sum())
+    fields["policy_logprobs"] = np.zeros(sampled, "<f4" if draws.random() < 0.5 else "<u2")
+    if draws.random() < 0.7:
+        name = str(draws.choice([name for name in fields if name != "uids"]))
+        array = fields[name].copy()
+        if len(array) and name != "tokens" and draws.random() < 0.8:
+            wrong = [0, 1, 2, 3, -1, -(2**31), 2**31 - 1]
+            array[draws.integers(len(array))] = np.array(draws.choice(wrong)).astype(array.dtype)
+        else:
+            array = array[:-1]
+        fields[name] = array
+    return fields
+
+
+def test_any_branches_and_spans_are_refused_or_make_whole_sequences():
+    """Its own tokens follow those that a sequence shares, and each sampled one is one of them."""
+    draws = np.random.default_rng(0)
+    kept = 0
+    for _ in range(2_000):
+        fields = anything(draws)
+        try:
+            made = structs.replace(group(sizes=[1] * len(fields["uids"])), **fields)
+        except ValueError:
+            continue
+        kept += 1
+        tokens = wide_ids(made.tokens)
+        paths = completions(made, tokens)
+        assert [len(path) for path in paths] == completion_lengths(made).tolist()
+        for own, path in zip(split_ragged(tokens, made.lengths), paths, strict=True):
+            assert path[len(path) - len(own) :].tolist() == own.tolist()
+        indices = sampled_indices(made)
+        assert len(indices) == len(made.policy_logprobs) == sampled_counts(made).sum()
+        assert (np.diff(indices) > 0).all() and (indices < len(tokens)).all()
+        assert decode("scored-group/1", encode(made)) is not None
+        for keep in (np.array(made.uids) == "a", np.array(made.uids) == "b"):
+            assert select_sequences(made, keep).total_tokens == made.sequence_lengths[keep].sum()
+    assert 500 < kept < 1_500, "a case that always ends in the same way shows nothing"
 
 
 def test_a_common_prefix_is_what_all_begin_with():
