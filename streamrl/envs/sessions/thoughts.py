@@ -11,7 +11,14 @@ from collections.abc import Iterator
 # group that is not empty tells that the tag closes a thought.
 _TAG = re.compile(
     r"(?i)<(/?)(?:seed:)?(?:think|thinking|thoughts?|reasoning)\s*>|\[(/?)THINK\]|◁(/?)think▷"
-    r"|<\|(?:begin|(end))_of_thought\|>"
+    r"|<\|(?:begin|(end))_of_thought\|>|<\|(?:START|(END))_THINKING\|>"
+    r"|<\|inner_(?:prefix|(suffix))\|>"
+    # gpt-oss thinks in a channel, which the next one ends. A server may leave out its control
+    # tokens: "analysis...assistantfinal...".
+    r"|<\|channel\|>(?:analysis|((?:final|commentary)[^<]*)(?:<\|constrain\|>\w*)?)<\|message\|>"
+    r"|\Aanalysis(?=.*?assistantfinal)|(assistantfinal)"
+    r"|<\|channel>thought\b|(<channel\|>)",
+    re.DOTALL,
 )
 
 

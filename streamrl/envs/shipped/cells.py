@@ -57,11 +57,12 @@ def text_in(cell: Any, column: str) -> str:
 
 def answer_in_cell(cell: Any, column: str) -> str:
     """The text of a right answer: a text, or a number in its shortest spelling. Raises ValueError
-    for what is none, such as a truth value, which the policy may write in several ways.
+    for what is none, such as a truth value, which the policy may write in several ways, or the
+    "nan" of a table whose cell was missing.
     """
     value = value_of(cell)
     written = _scalar_text(value)
-    if written is None or not written.strip():
+    if written is None or written.strip().casefold() in ("", "nan"):
         raise ValueError(f"{column!r} is {shown(value)}, not an answer")
     return _encodable(written, column)
 

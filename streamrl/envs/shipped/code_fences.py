@@ -11,8 +11,10 @@ OPENING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 PREFIX = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?")
 CLOSING = re.compile(r"(?P<indent>[\s>]*)(?P<fence>`{3,}|~{3,})\s*")
 LONGEST_FENCE = 500  # characters of a line; a longer one is no fence
-PYTHON = re.compile(r"(?:language-|lang-)?(?:i?python|py)[0-9.]*|sage")
-NO_LANGUAGE = ("", "code", "text", "plaintext")
+PYTHON = re.compile(
+    r"(?:language-|lang-)?(?:i?python|py)[0-9.]*(?:[-_](?:code|repl))?|[\w./-]+\.py|sage|tool_code"
+)
+NO_LANGUAGE = ("", "code", "none", "plain", "plaintext", "solution", "text", "txt")
 IN_LINE = re.compile(r"\s*```(?:python[ \t])?([^`\n]+)```\s*")  # a program of one line
 MARKDOWN = ("markdown", "md")
 # What a block defines at its top level: a function, a class, or a lambda with a name.

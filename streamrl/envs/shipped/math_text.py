@@ -11,18 +11,22 @@ from __future__ import annotations
 import re
 
 from streamrl.envs.shipped.answers import JOINT, closed_boxes, in_box, in_tag
+from streamrl.envs.shipped.number_words import SCALES
 
 # "The final answer is:", "**Answer**", "####". What is between the noun and the verb is bounded.
 STATED = re.compile(
     r"(?i)####|\banswers?\b[^\n.:=$\\]{0,60}?[*_]{0,3}\s*(?:\bis\b|\bare\b|:|=|\n)(?:[*_:\s]|is\b)*"
-    r"|答案(?:应该)?(?:是|为|為|:|=)[*_:\s]*"
+    r"|(?m:^A: )|答案(?:应该)?(?:是|为|為|:|=)[*_:\s]*"
 )
 IT_IS = re.compile(
-    r"(?i)^(?:(?:so|thus|hence|therefore|then)\b,?\s*)?(?:it|this|that)(?: is| was|'s)\s+"
+    r"(?i)^(?:(?:so|thus|hence|therefore|then)\b,?\s*)?(?:it|this|that|there)(?: is| are| was|'s)"
+    r"\s+"
 )
 SENTENCE_END = re.compile(r"\n|(?<!\\)[.!?;](?=\s|$)")
 FORMULA = re.compile(
-    r"\$\$(?P<display>[^$]+)\$\$|\$(?P<dollars>[^$\n]+)\$"
+    # A dollar before a digit ends no formula: "9 for $2 = **$18**" has two prices.
+    r"(?<!\\)\$\$(?P<display>(?:[^$\\]|\\.)+)\$\$"
+    r"|(?<!\\)\$(?P<dollars>(?:[^$\n\\]|\\[^\n])+)\$(?!\d)"
     r"|\\\((?P<round>(?:(?!\\\().)+?)\\\)|\\\[(?P<square>(?:(?!\\\[).)+?)\\\]",
     re.DOTALL,
 )
@@ -36,7 +40,7 @@ TOKEN = re.compile(
 MATH_WORDS = (
     *("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh"),
     *("tanh", "exp", "log", "ln", "lim", "max", "min", "gcd", "lcm", "mod", "det", "sqrt", "pi"),
-    *("inf", "oo", "and", "or"),
+    *("inf", "oo", "and", "or", *SCALES),
 )
 SHORT_WORDS = (
     *("am", "an", "as", "at", "be", "by", "do", "go", "he", "if", "in", "is", "it", "me", "my"),
@@ -44,6 +48,17 @@ SHORT_WORDS = (
 )
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)"
 PLAIN_NUMBER = re.compile(rf"{NUMBER}(?:[eE][-+]?\d+)?")
+BOLD = re.compile(r"(?<![\w)}*])(\*\*|__)(?=[^\s*_])([^*_\n]+)\1")
+# An operator at the begin of a run has lost its first number: "9 eggs × $2 = $18".
+OPERATOR = re.compile(r"\s*(?:[×·÷*/=]|\\times\b|\\cdot\b|\\div\b)")
+YES_OR_NO = re.compile(r"(?i)\b(?:yes|no|true|false)\b")
+YES_NO = re.compile(r"(?i)(yes|no|true|false)[.,;:!]")
+# What a sentence has that takes its number back.
+TAKEN_BACK = re.compile(r"(?i)\b(?:is|are|was|be)\s+(?:wrong|incorrect|false|impossible)\b")
+BOUND = re.compile(r"(?i)(?:\w+ly )?(?:more|less|greater|fewer|larger|smaller|higher|lower) than\b")
+TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|operatorname|mathbf)\s*\{([^{}]*)\}")
+# Words in a box after which its number is none that was asked for.
+NO_ANSWER = re.compile(r"(?i)\b(?:not|no|never|than|between|except|or|to)\b")
 
 
 def stated_math(text: str) -> str | None:
@@ -57,8 +72,9 @@ def stated_math(text: str) -> str | None:
         return None
     if boxes:
         return in_box(text)
+    text = BOLD.sub(r"\2", text)
     stated = stated_text(text)
-    if stated is not None and re.match(r"(?i)(?:\w+ly )?not\b", stated):
+    if stated is not None and (re.match(r"(?i)(?:\w+ly )?not\b", stated) or BOUND.match(stated)):
         return None
     if stated is not None:
         return _formulas(stated) or _first_run(stated)
@@ -87,16 +103,39 @@ def trimmed(text: str) -> str:
     return text.strip().strip("*_`\"'“”").strip().rstrip(".,;:!").strip("*_` ")
 
 
-def said_words(text: str) -> str:
-    """What a text without a box states in words: the statement of an answer, or all of it without
-    an "It is" before it.
+def unwrapped(box: str) -> str | None:
+    """The one number or formula among the words in a box: 12 in `\\text{The answer is }12`. None if
+    a box has no such words, or words that deny it or make it one of several.
+    """
+    plain = TEXT.sub(r"\1", box).replace("$", "")
+    first = next((token for token in TOKEN.findall(plain) if is_word(token)), None)
+    in_words = "".join(TEXT.findall(box))
+    is_number_first = first is not None and re.search(r"[\d\\]", plain[: plain.index(first)])
+    if first is None or (is_number_first and not re.search(r"\d", in_words)):
+        return None
+    runs = _runs(plain)
+    return None if len(runs) != 1 or NO_ANSWER.search(plain) else runs[0]
+
+
+def said_words(text: str) -> list[str]:
+    """What a text without a box states in words: the statement of an answer; or all of it without
+    an "It is" before it, what its last sentence tells that something is, and the Yes or No that it
+    begins with.
     """
     if "<answer>" in text:
         text = in_tag(text) or ""
     stated = stated_text(text)
     if stated is not None:
-        return stated
-    return trimmed(IT_IS.sub("", trimmed(text)))
+        return [stated]
+    whole = trimmed(text)
+    said = [trimmed(IT_IS.sub("", whole))]
+    last = SENTENCE_END.split(whole)[-1]
+    if not re.search(r"(?i)\b(?:not|no|never|neither|nor|if|or)\b|n't\b|\?", last):
+        said.append(trimmed(re.split(r"\b(?:is|are|was|were)\b", last)[-1]))
+    first = YES_NO.match(whole)
+    if first and len({word.lower() for word in YES_OR_NO.findall(whole)}) == 1:
+        said.append(first[1])
+    return said
 
 
 def _formulas(text: str) -> str | None:
@@ -155,10 +194,13 @@ def _runs(text: str) -> list[str]:
 def _joint_off(run: str) -> str:
     """A run without "and", "or" and marks at its ends, and without a bracket that has no other."""
     run = re.sub(r"(?i)^(?:\s|[,;:.]|\band\b|\bor\b)+", "", run)
+    if OPERATOR.match(run):
+        run = run[run.rfind("=") + 1 :]
     run = re.sub(r"(?i)\b(?:and|or)$", "", run.rstrip())
     run = trimmed(run)
     if run.count("(") + run.count("[") > run.count(")") + run.count("]"):
         run = run.rstrip("([ ")
+    run = run.rstrip("/ ")
     return trimmed(run)
 
 
@@ -186,6 +228,8 @@ def _whole_or_last_run(text: str) -> str | None:
     for sentence in reversed(re.split(r"\n|(?<=[^\\][.!?;])\s", whole)):
         runs = _runs(sentence)
         if runs:
+            if TAKEN_BACK.search(sentence):
+                return None
             if len(runs) > 1 and re.search(r"(?i)\bor\b", sentence):
                 return None
             return runs[-1]

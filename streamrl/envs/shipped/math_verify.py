@@ -26,8 +26,14 @@ from streamrl.envs.shipped.answers import (
     half_width,
     in_box,
 )
-from streamrl.envs.shipped.math_equality import as_words, equal, is_usable
-from streamrl.envs.shipped.math_text import FORMULA, PLAIN_NUMBER, said_words, stated_math
+from streamrl.envs.shipped.math_equality import as_words, equal, is_text, is_usable
+from streamrl.envs.shipped.math_text import (
+    FORMULA,
+    PLAIN_NUMBER,
+    said_words,
+    stated_math,
+)
+from streamrl.envs.shipped.number_words import in_digits
 
 HERE = "streamrl.envs.shipped.math_verify"
 CHECKED_AT_ONCE = 20  # Right answers that one process checks in one call.
@@ -99,8 +105,11 @@ def same(right: str, said: str) -> bool:
     said = half_width(said)
     if wanted is None:
         return False
-    if closed_boxes(said) == [] and as_words(said_words(said)) == as_words(wanted):
+    if closed_boxes(said) == [] and as_words(wanted) in map(as_words, said_words(said)):
         return True
+    if not is_text(in_digits(wanted)):
+        wanted = in_digits(wanted)
+        said = in_digits(said)
     answer = stated_math(said)
     return answer is not None and equal(wanted, answer)
 

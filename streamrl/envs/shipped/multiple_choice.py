@@ -42,7 +42,7 @@ JUDGED = re.compile(
     r"(?i)[\s)*_\]]*\b(?:is|must be|has to be)\s+(?:the\s+)?(?:right|correct|true)\b"
 )
 REJECTED = re.compile(
-    r"(?i)[\s)*_.:,-]*(?:(?:is|was|are)\s+)?"
+    r"(?i)[\s)*_.:,?-]*(?:(?:is|was|are)\s+)?"
     r"(?:(?:no|not)\b(?![\s(*_]*(?-i:[A-J])\b)|(?:wrong|incorrect|false|isn't|cannot|can't)\b)"
 )
 # Where a small letter is a choice: it is all of the text, or follows one of these words and ends a
@@ -182,7 +182,7 @@ def _is_word(text: str, match: re.Match[str]) -> bool:
     """
     if match[1] not in "AI":
         return False
-    after = re.match(r"\s+([A-Za-z]+)", text[match.end() : match.end() + 24])
+    after = re.match(r"[ \t]+([A-Za-z]+)", text[match.end() : match.end() + 24])
     if after is None:
         return False
     follows_letter = ("is", "because", "since", "as", "or", "and", "was", "must", "has", "seems")
@@ -233,7 +233,11 @@ def _joined(text: str, first: Letter, second: Letter) -> bool:
     """Whether two different letters that follow one another are a list."""
     if first.letter == second.letter or second.start - first.end > LONGEST_LIST:
         return False
-    return LIST.fullmatch(text, first.end, second.start) is not None
+    is_label = text[first.end : first.end + 1] == ")" != text[second.end : second.end + 1]
+    if is_label and text[max(0, first.start - 1) : first.start] != "(":
+        return False  # "C) A and B are true"
+    between = text[first.end : second.start]
+    return between != " (" and LIST.fullmatch(between) is not None
 
 
 def _first_or_last(text: str, named: list[Letter], letters: str) -> str:

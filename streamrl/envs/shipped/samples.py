@@ -85,7 +85,10 @@ def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:
         raise ValueError(f"neither {columns.prompt!r} nor {columns.tokens!r}; {has}")
     answer = value_of(_cell(row, columns.answer))
     if needs_answer and answer is None:
-        raise ValueError(f"no {columns.answer!r}; {has}")
+        is_null = _has(row, columns.answer)
+        raise ValueError(
+            f"{columns.answer!r} is null" if is_null else f"no {columns.answer!r}; {has}"
+        )
     return Sample(
         line=line,
         messages=messages,

@@ -37,7 +37,12 @@ from streamrl.learner.model.families import (
 )
 from streamrl.learner.model.head import Predictions
 from streamrl.learner.model.hf_settings import UnsupportedSetting
-from streamrl.learner.model.stored_tensors import check_files, check_tensors, stored_tensors
+from streamrl.learner.model.stored_tensors import (
+    check_files,
+    check_finite,
+    check_tensors,
+    stored_tensors,
+)
 from streamrl.system.errors import ModelError, StreamrlError, describe_error
 from streamrl.weights.manifest import CONFIG
 
@@ -209,7 +214,8 @@ def load(
         check_heads(settings, compute.mesh.model)
         config = levanter_config(settings, max_seq_len, **compute_options(compute))
         kernel = attention.choose(compute, config, row_lengths)
-        check_tensors(directory, config, settings.vocab_size, stored_tensors(directory))
+        stored = stored_tensors(directory)
+        check_tensors(directory, config, settings.vocab_size, stored)
         family = FAMILIES[settings.model_type]
         converter: Any = HFCheckpointConverter(
             family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer
@@ -217,6 +223,7 @@ def load(
         loaded = converter.load_pretrained(
             config.model_type, ref=RepoRef(str(directory.absolute())), config=config
         )
+        check_finite(directory, loaded, stored)
         loaded = attention.with_kernel(loaded, kernel)
         # load_pretrained has a `dtype`, but leaves bfloat16 as it is
         policy = compute_policy(compute.precision)

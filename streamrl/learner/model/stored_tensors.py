@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from haliax import Axis
 from haliax.jax_utils import is_jax_array_like
 from haliax.state_dict import flatten_modules_for_export, to_state_dict
@@ -128,6 +129,26 @@ def check_tensors(
             f"{left[0]} in {stored[left[0]].file}{others} would not be read: by {CONFIG} the model"
             " has no such tensor",
         )
+
+
+def check_finite(directory: Path, model: Any, stored: Mapping[str, StoredTensor]) -> None:
+    """Check that a loaded model has no NaN and no infinity. Raises ModelError, which names the
+    first tensor that has.
+    """
+    arrays = eqx.filter(model, is_jax_array_like)
+    if all(_is_finite(leaf) for leaf in jax.tree.leaves(arrays)):
+        return
+    tensors = to_state_dict(flatten_modules_for_export(arrays), None)
+    name = next(name for name, tensor in tensors.items() if not _is_finite(tensor))
+    raise _unusable(
+        directory,
+        f"{name} in {stored[name].file} has NaN or infinity; convert the weights again, or take an"
+        " earlier checkpoint",
+    )
+
+
+def _is_finite(tensor: jax.Array) -> bool:
+    return bool(jnp.isfinite(tensor).all())
 
 
 def expected_shapes(config: Any, vocab_size: int) -> dict[str, tuple[int, ...]]:

@@ -24,6 +24,12 @@ from streamrl.envs.sessions.thoughts import after_thoughts, thoughts_of, without
         ("[THINK]2+2[/THINK]4", "2+2", "4"),
         ("◁think▷2+2◁/think▷4", "2+2", "4"),
         ("<|begin_of_thought|>2+2<|end_of_thought|>4", "2+2", "4"),
+        ("<|START_THINKING|>2+2<|END_THINKING|>4", "2+2", "4"),
+        ("<|inner_prefix|>2+2<|inner_suffix|>4", "2+2", "4"),
+        ("<|channel>thought\n2+2<channel|>4", "2+2", "4"),
+        ("<|channel|>final<|message|>4", "", "4"),
+        ("analysis2+2assistantfinal4", "2+2", "4"),
+        ("analysis of 2+2", "", "analysis of 2+2"),
     ],
 )
 def test_an_answer_is_split_into_its_thoughts_and_the_rest(text: str, thoughts: str, answer: str):
@@ -43,6 +49,17 @@ def test_an_answer_is_split_into_its_thoughts_and_the_rest(text: str, thoughts: 
         ("<think>Is it 8", None),
         ("8 <think>or 9", None),
         ("<think>8</think>", ""),
+        ("<|channel|>analysis<|message|>It is 8", None),
+        ("<|channel|>analysis<|message|>It is 8<|end|>", None),
+        (
+            "<|channel|>analysis<|message|>7?<|end|><|start|>assistant<|channel|>final<|message|>8",
+            "8",
+        ),
+        (
+            "<|channel|>analysis<|message|>7?<|end|><|start|>assistant<|channel|>commentary"
+            " to=functions.f <|constrain|>json<|message|>{}",
+            "{}",
+        ),
     ],
 )
 def test_what_follows_the_last_thought(text: str, after: str | None):

@@ -15,10 +15,11 @@ EQUAL = [
     ("1/2", "\\boxed{\\frac{2}{4}}"),
     ("42", "The answer is 42."),
     ("$x^2+2x+1$", "$(x+1)^2$"),
+    ("12", "There are twelve."),
+    ("72", r"\boxed{\text{seventy-two clips}}"),
+    (r"\text{Three}", "3"),
 ]
-
-
-DIFFERENT = [("42", "41"), ("42", "no idea")]
+DIFFERENT = [("42", "41"), ("42", "no idea"), ("1", "No one knows."), ("12", "The answer is two.")]
 
 
 async def test_the_same_number_written_otherwise_is_right():

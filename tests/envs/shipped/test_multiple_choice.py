@@ -43,6 +43,12 @@ from streamrl.system.errors import ConfigError
         ("The answer is 'B'.", "B"),
         ("The answer is ‘B’.", "B"),
         ("B's sum is A's, so C", "C"),
+        ("Answer: A\n\nB is wrong.", "A"),
+        ("B? No. C.", "C"),
+        ("The answer is C (A and B).", "C"),
+        ("C) A and B are true", "C"),
+        ("(C) or (B)", ""),
+        ("A) B) C)", ""),
     ],
 )
 def test_the_letter_that_was_chosen(text: str, letter: str):

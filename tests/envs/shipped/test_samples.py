@@ -108,6 +108,8 @@ SCHEMA = pa.schema(
             "a.jsonl:2: neither 'prompt' nor 'input_token_ids'; it has question, answer",
         ),
         ({"prompt": "?", "answer": "!"}, "a.jsonl:2: no 'gt_answer'; it has prompt, answer"),
+        ({"prompt": "?", "gt_answer": None}, "a.jsonl:2: 'gt_answer' is null$"),
+        ({"prompt": "?", "gt_answer": "NaN"}, "a.jsonl:2: 'gt_answer' is 'NaN', not an answer"),
         ({"prompt": "?", "gt_answer": " "}, "a.jsonl:2: 'gt_answer' is ' ', not an answer"),
         ({"prompt": "?", "gt_answer": ["2"]}, r"a.jsonl:2: 'gt_answer' is \['2'\], not an answer"),
         (
@@ -150,9 +152,7 @@ def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path):
     pq.write_table(
         pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "a.parquet", row_group_size=1
     )
-    with pytest.raises(
-        ValueError, match="a.parquet:2: no 'gt_answer'; it has prompt, gt_answer, input_token_ids"
-    ):
+    with pytest.raises(ValueError, match="a.parquet:2: 'gt_answer' is null$"):
         read(tmp_path / "a.parquet", Columns())
 
 

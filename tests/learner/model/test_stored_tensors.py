@@ -92,6 +92,14 @@ def test_a_pointer_of_git_lfs_is_not_taken_for_the_file(directory: Path, name: s
     assert refusal(directory).startswith(f"{name} is a pointer of Git LFS and not the file; fetch")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_tensor_with_a_value_that_is_no_number_is_named(directory: Path, value: float):
+    weight = load_file(directory / WEIGHTS)[f"{Q_PROJ}.weight"]
+    weight[3, 5] = value
+    with_tensors(directory, **{f"{Q_PROJ}.weight": weight})
+    assert refusal(directory).startswith(f"{Q_PROJ}.weight in {WEIGHTS} has NaN or infinity")
+
+
 def test_a_missing_shard_is_named(directory: Path):
     in_shards(directory)
     (directory / SECOND).unlink()
