@@ -17,6 +17,7 @@ import numpy as np
 
 from streamrl import __version__
 from streamrl.config.run_file import RunFile
+from streamrl.run.monitoring.bias import bias_report
 from streamrl.run.monitoring.cells import number
 from streamrl.run.monitoring.plot import Curve, plot_rewards
 from streamrl.run.monitoring.run_history import MixedVersions, RunHistory, collect
@@ -52,6 +53,7 @@ def summarise(run: RunFile, history: RunHistory, versions: dict[str, str]) -> di
             for account, causes in sorted(history.time_s.items())
         },
         "tokens": token_report(history.tokens),
+        "bias": bias_report(history.bias),
         "evals": evals,
         "policy_version": history.newest,
         "servers": [

@@ -15,6 +15,7 @@ from streamrl.config import topology
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.batches import Target
+from streamrl.run.monitoring.bias import BiasAccount
 from streamrl.run.monitoring.metric_validation import validate_metric
 from streamrl.run.monitoring.plot import DRAWN, SMOOTH_BATCHES
 from streamrl.run.monitoring.thinning import Thinned
@@ -127,6 +128,7 @@ class RunHistory:
         default_factory=lambda: defaultdict[str, Counter[str]](Counter)
     )
     tokens: TokenAccount = field(default_factory=TokenAccount)
+    bias: BiasAccount = field(default_factory=BiasAccount)
     newest: int = -1  # the newest version of the lead learner
     # (version of the lead learner, time of its first announcement)
     versions: Thinned[tuple[int, float]] = field(
@@ -227,6 +229,7 @@ def collect(run: RunFile, log: Log) -> RunHistory:
     for fate, message in records_of(log, topology.FATES, Fate):
         history.fates[fate.environment][fate.fate] += len(fate.offsets)
         before = bisect_right(announced_s, message.timestamp_s)
+        history.bias.add(fate)
         history.tokens.add(fate, announced[before - 1] if before else -1)
     for evaluation, _ in records_of(log, topology.EVALS, Evaluation):
         if evaluation.learner == run.learner.name:
