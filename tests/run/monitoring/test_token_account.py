@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from streamrl.run.monitoring.token_account import TokenAccount, length_name, token_report
@@ -67,13 +69,13 @@ def test_a_bucket_has_the_lengths_of_its_name():
 
 def test_a_rollout_that_could_not_be_read_is_counted_without_tokens():
     account = TokenAccount()
-    where = {"environment": "copy", "partition": 0, "offsets": np.arange(3)}
+    where: dict[str, Any] = {"environment": "copy", "partition": 0, "offsets": np.arange(3)}
     account.add(Fate(fate="invalid", **where), newest=4)
     assert account.uncounted == 3 and account.share("invalid") is None
 
 
 def test_tokens_of_a_rollout_without_a_version_have_an_unknown_age():
     account = TokenAccount()
-    where = {"environment": "copy", "partition": 0, "offsets": np.arange(1)}
+    where: dict[str, Any] = {"environment": "copy", "partition": 0, "offsets": np.arange(1)}
     account.add(Fate(fate="invalid", tokens=np.array([9], np.int32), **where), newest=4)
     assert token_report(account)["ages"] == {"unknown": {"invalid": 9}}
