@@ -51,7 +51,7 @@ class Heard(NamedTuple):
 
     metrics: list[Metric]
     versions: dict[int, float]  # when each was announced
-    fates: dict[str, int]  # rollouts by their end
+    fates: dict[str, int]  # sampled tokens by their end
 
 
 def gathered(log: Log) -> Heard:
@@ -59,7 +59,8 @@ def gathered(log: Log) -> Heard:
     versions = {v.version: v.time_s for v, _ in records_of(log, POLICY_VERSIONS, PolicyVersion)}
     heard = Heard(metrics, versions, {})
     for fate, _ in records_of(log, FATES, Fate):
-        heard.fates[fate.fate] = heard.fates.get(fate.fate, 0) + len(fate.uids)
+        sampled = 0 if fate.tokens is None else int(fate.tokens.sum())
+        heard.fates[fate.fate] = heard.fates.get(fate.fate, 0) + sampled
     return heard
 
 

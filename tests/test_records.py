@@ -136,6 +136,9 @@ def examples() -> dict[str, Record]:
             offsets=np.array([4, 5]),
             uids=["a", "b"],
             policy_versions=np.array([1, 2], np.int32),
+            tokens=np.array([3, 40], np.int32),
+            turns=np.array([1, 2], np.int32),
+            rewards=np.array([0.5, 1.0], np.float32),
             batch=3,
         ),
         "journal-entry": JournalEntry(

@@ -75,6 +75,7 @@ from streamrl.stream.records import (
     ScoredGroup,
     first_of_rollout_mask,
 )
+from streamrl.stream.records.sequences import sampled_counts, sampled_turns, sums_from
 
 
 class BatchBuilder:
@@ -373,13 +374,17 @@ class BatchBuilder:
     ) -> None:
         """Publish the fate of the group's rollouts. A rollout of several sequences has one fate."""
         first = first_of_rollout_mask(group.uids)
+        starts = np.flatnonzero(first)
         record = Fate(
             fate=fate,
             environment=group.environment,
             partition=group.partition,
             offsets=group.offsets[first],
-            uids=[group.uids[i] for i in np.flatnonzero(first).tolist()],
+            uids=[group.uids[i] for i in starts.tolist()],
             policy_versions=group.oldest_versions[first],
+            tokens=sums_from(sampled_counts(group), starts),
+            turns=sums_from(sampled_turns(group), starts),
+            rewards=group.rewards[first].astype(np.float64),
             batch=batch,
             cause=cause,
         )

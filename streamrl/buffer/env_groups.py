@@ -41,7 +41,14 @@ from streamrl.buffer.validation import foreign_token
 from streamrl.config import topology
 from streamrl.stream.log.dead_letters import to_dead_letter
 from streamrl.stream.log.protocol import Event, Offsets, Output
-from streamrl.stream.records import ENV_REMOVED, Fate, FateKind, Rollout, ScoredGroup
+from streamrl.stream.records import (
+    ENV_REMOVED,
+    Fate,
+    FateKind,
+    Rollout,
+    ScoredGroup,
+    columns_of_fate,
+)
 
 
 class EnvGroups:
@@ -268,7 +275,7 @@ class EnvGroups:
             partition=events[0].partition,
             offsets=np.array([event.offset for event in events], np.int64),
             uids=[rollout.rollout_uid for rollout in rollouts],
-            policy_versions=np.array([rollout.policy_version for rollout in rollouts], np.int32),
+            **columns_of_fate(rollouts),
             cause=cause,
         )
         self.outputs.append(Output(topology.FATES, first.group_id, record))

@@ -6,7 +6,12 @@ import pytest
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group
 from streamrl.stream.records import Turn
-from streamrl.stream.records.sequences import completions, sampled_indices
+from streamrl.stream.records.sequences import (
+    completions,
+    sampled_counts,
+    sampled_indices,
+    sampled_turns,
+)
 from tests.support.build import floats, rollout, rollout_event, tokens, turns
 
 
@@ -82,6 +87,28 @@ def test_what_a_fork_shares_with_an_earlier_sequence_is_there_once():
     assert after == [[2, 3, 4], [2, 7, 5], [2, 7, 8, 6], [9, 3]]
     assert record.tokens[sampled_indices(record)].tolist() == [3, 4, 5, 6, 3]
     assert rollout(turns=FORKED).total_tokens == 4 + 4 + 5
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        turns(),
+        FORKED,
+        FORKED[:4],
+        [said(1), said(2), asked(3), said(4)],
+        [asked(1), said(2, 3), said(4)],
+    ],
+)
+def test_a_group_has_as_many_sampled_tokens_and_turns_as_its_rollout(made: list[Turn]):
+    record = rollout(turns=made)
+    group = score_group([rollout_event(0, record)], rloo)
+    assert sampled_counts(group).sum() == record.sampled_tokens
+    assert sampled_turns(group).sum() == record.sampled_turns
+
+
+def test_a_break_and_a_fork_begin_a_sampled_turn():
+    assert rollout(turns=[said(1), said(2), asked(3), said(4)]).sampled_turns == 2
+    assert rollout(turns=FORKED).sampled_turns == 3
 
 
 def test_a_fork_at_the_end_of_the_prompt_branches_from_nothing():

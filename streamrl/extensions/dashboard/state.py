@@ -94,6 +94,10 @@ class State:
     taken: dict[tuple[str, str], StepCounter] = field(
         default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
     )
+    # (env, fate) -> the number of sampled tokens
+    ended_tokens: dict[tuple[str, str], StepCounter] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
+    )
     # (env, fate) -> the number of rollouts
     ended: dict[tuple[str, str], StepCounter] = field(
         default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
@@ -169,7 +173,7 @@ def on_version(state: State, message: Message) -> None:
 def _regroup(state: State) -> None:
     """Merge everything that is kept by step, after steps have been merged."""
     steps = state.steps
-    for counters in (state.published, state.taken, state.ended):
+    for counters in (state.published, state.taken, state.ended, state.ended_tokens):
         for counter in counters.values():
             counter.regroup(steps)
     state.built.regroup(steps)
@@ -253,6 +257,9 @@ def _keep_loop(state: State, time_s: float) -> None:
 
 def _on_fate(state: State, fate: Fate, step: int) -> None:
     state.ended[fate.environment, fate.fate].add(step, len(fate.offsets))
+    if fate.tokens is not None:
+        tokens = int(fate.tokens.sum(dtype=np.int64))
+        state.ended_tokens[fate.environment, fate.fate].add(step, tokens)
     state.index.end(fate, step)
     if fate.batch is None or fate.policy_versions is None:
         return

@@ -7,6 +7,7 @@ The curves are in `panels.py`, and the rollouts in `rollout_views.py`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +16,7 @@ from streamrl.extensions.dashboard.index import FATES, IN_FLIGHT
 from streamrl.extensions.dashboard.panels import panels
 from streamrl.extensions.dashboard.sessions import SessionCounts
 from streamrl.extensions.dashboard.state import State, loop_at_step, published, rewards
-from streamrl.extensions.dashboard.steps import up_to
+from streamrl.extensions.dashboard.steps import StepCounter, up_to
 from streamrl.extensions.recordings.audit import KINDS
 from streamrl.run.monitoring.frame import REWARD_BATCHES
 from streamrl.run.monitoring.run_view import SILENT_S
@@ -79,14 +80,17 @@ def _shown_s(state: State, step: int | None) -> float:
 def figures(state: State, step: int | None = None) -> dict[str, Any]:
     """The few numbers at the top of the page, at the end of `step` or now."""
     ended = Counter[str]()
+    tokens = Counter[str]()
     for env in fates(state, step):
         ended.update(env["counts"])
+        tokens.update(env["tokens"])
     del ended[IN_FLIGHT]
     return {
         "rewards": _recent_rewards(state, step),
         "reward_batches": REWARD_BATCHES,
         "rollouts": published(state, "rollouts", step=step),
         "expired_share": ended["expired"] / ended.total() if ended.total() else None,
+        "expired_token_share": tokens["expired"] / tokens.total() if tokens.total() else None,
         "age_mean": _mean_age(state, step),
         "batched": ended["batched"],
     }
@@ -120,19 +124,33 @@ def _mean_age(state: State, step: int | None) -> float | None:
 
 def fates(state: State, step: int | None = None) -> list[dict[str, Any]]:
     """By env, the number of its rollouts by fate and of those in flight, which add up to the number
-    of those published.
+    of those published; and the sampled tokens by fate.
     """
     rows: list[dict[str, Any]] = []
     for env in state.index.envs:
-        counts = dict.fromkeys(KINDS, 0)
-        for kind in KINDS:
-            ended = state.ended.get((env, kind))
-            if ended:
-                counts[kind] = ended.until(step)
+        counts = _by_fate(state.ended, env, step)
         total = published(state, "rollouts", env, step)
         in_flight = max(0, total - sum(counts.values()))
-        rows.append({"env": env, "published": total, "counts": {**counts, IN_FLIGHT: in_flight}})
+        rows.append(
+            {
+                "env": env,
+                "published": total,
+                "counts": {**counts, IN_FLIGHT: in_flight},
+                "tokens": _by_fate(state.ended_tokens, env, step),
+            }
+        )
     return rows
+
+
+def _by_fate(
+    counters: Mapping[tuple[str, str], StepCounter], env: str, step: int | None
+) -> dict[str, int]:
+    counts = dict[str, int].fromkeys(KINDS, 0)
+    for kind in KINDS:
+        counter = counters.get((env, kind))
+        if counter:
+            counts[kind] = counter.until(step)
+    return counts
 
 
 def sessions(state: State, step: int | None = None) -> list[dict[str, Any]]:

@@ -56,6 +56,7 @@ class PartitionLedger:
     versions: np.ndarray  # (end,) int32: policy version of the oldest token; -1 if unreadable
     fates: np.ndarray  # (end,) uint8: number of fates that point there
     kind: np.ndarray  # (end,) int8: index of the last fate in KINDS; -1 if there is none
+    tokens: np.ndarray  # (end,) int32: that were sampled; 0 if unreadable
     batch: np.ndarray  # (end,) int32: number of the batch that has it; -1 if there is none
     held: np.ndarray  # (end,) bool: whether a part holds it or has not read it yet
     # (end,) bool: whether it is older than the oldest fate that retention has left, so that its own
@@ -72,6 +73,7 @@ class PartitionLedger:
             np.full(end, -1, np.int32),
             np.zeros(end, np.uint8),
             np.full(end, -1, np.int8),
+            np.zeros(end, np.int32),
             np.full(end, -1, np.int32),
             np.zeros(end, bool),
             np.zeros(end, bool),
@@ -86,6 +88,8 @@ class Audit:
     counts: dict[tuple[str, int], Counter[str]] = field(
         default_factory=dict[tuple[str, int], Counter[str]]
     )
+    # env -> fate -> sampled tokens
+    tokens: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     ages: Counter[int] = field(default_factory=Counter[int])  # age at training in versions
     trained: int = 0  # batched rollouts on which the lead learner has announced a version
     batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
@@ -116,6 +120,10 @@ class Audit:
     def total(self, name: str) -> int:
         """The rollouts of all envs and versions with the fate `name`, or "in flight" or "lost"."""
         return sum(counts[name] for counts in self.counts.values())
+
+    def total_tokens(self, name: str) -> int:
+        """The sampled tokens of all rollouts with the fate `name`, or "in flight" or "lost"."""
+        return sum(tokens[name] for tokens in self.tokens.values())
 
     def add_problem(self, problem: str) -> None:
         """Add a problem to the list, unless it is full."""
@@ -209,6 +217,7 @@ class Auditor:
             record = to_event(message, ("rollout",)).record
             if isinstance(record, Rollout):
                 ledger.versions[message.offset] = record.policy_version
+                ledger.tokens[message.offset] = record.sampled_tokens
             gone_before_s = max(fates_from_s, cut_s.get(message.topic, -math.inf))
             ledger.early[message.offset] = message.timestamp_s < gone_before_s
 
@@ -303,6 +312,8 @@ class Auditor:
         states["in flight"] = without_fate & ledger.held
         states["lost"] = lost
         for name, mask in states.items():
+            sampled = int(ledger.tokens[mask].sum(dtype=np.int64))
+            result.tokens.setdefault(env, Counter())[name] += sampled
             versions, counts = np.unique(ledger.versions[mask], return_counts=True)
             for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
                 result.counts.setdefault((env, version), Counter())[name] += count

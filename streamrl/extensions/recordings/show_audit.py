@@ -58,6 +58,13 @@ def _print_training(result: Audit, console: Console) -> None:
             f"{result.skipped:,} versions have the weights of the one before: nothing could be"
             " trained on their batch"
         )
+    sampled = sum(tokens.total() for tokens in result.tokens.values())
+    shares = [
+        f"{result.total_tokens(name):,} {name} ({result.total_tokens(name) / sampled:.1%})"
+        for name in COLUMNS
+        if result.total_tokens(name)
+    ]
+    console.print(f"sampled tokens {sampled:,} = {' + '.join(shares) or 0}")
     console.print(f"wasted (expired): {result.total('expired') / max(result.published, 1):.1%}")
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.run.monitoring.bias import bias_lines
 from streamrl.run.monitoring.blocking import blocking_reason
 from streamrl.run.monitoring.run_view import (
     RunView,
@@ -53,8 +54,10 @@ class Frame:
 
     @property
     def troubles(self) -> list[str]:
-        """A line for each env of which many rollouts have failed or were dead-lettered."""
-        return troubles(self.view, LEAST_TROUBLES)
+        """A line for each env of which many rollouts have failed or were dead-lettered, and for
+        each way in which what is trained on is not like what was launched.
+        """
+        return [*troubles(self.view, LEAST_TROUBLES), *bias_lines(self.view.bias)]
 
     @property
     def evaluations(self) -> str:

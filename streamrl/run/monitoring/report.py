@@ -17,10 +17,12 @@ import numpy as np
 
 from streamrl import __version__
 from streamrl.config.run_file import RunFile
+from streamrl.run.monitoring.bias import bias_report
 from streamrl.run.monitoring.cells import number
 from streamrl.run.monitoring.plot import Curve, plot_rewards
 from streamrl.run.monitoring.run_history import MixedVersions, RunHistory, collect
 from streamrl.run.monitoring.time_account import shares
+from streamrl.run.monitoring.token_account import token_report
 from streamrl.stream.local_kafka.connect import cluster_settings
 from streamrl.stream.local_kafka.distribution import VERSION as KAFKA_VERSION
 from streamrl.stream.log.protocol import Log
@@ -50,6 +52,8 @@ def summarise(run: RunFile, history: RunHistory, versions: dict[str, str]) -> di
             account.removesuffix("_s").replace("_s/", " "): _percent(causes)
             for account, causes in sorted(history.time_s.items())
         },
+        "tokens": token_report(history.tokens),
+        "bias": bias_report(history.bias),
         "evals": evals,
         "policy_version": history.newest,
         "servers": [

@@ -4,6 +4,7 @@ report is made of it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from streamrl.config import topology
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.batches import Target
+from streamrl.run.monitoring.bias import BiasAccount
 from streamrl.run.monitoring.metric_validation import validate_metric
 from streamrl.run.monitoring.plot import DRAWN, SMOOTH_BATCHES
 from streamrl.run.monitoring.thinning import Thinned
+from streamrl.run.monitoring.token_account import TokenAccount
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import Log
 from streamrl.stream.log.records_of import messages_of, records_of
@@ -124,6 +127,8 @@ class RunHistory:
     fates: dict[str, Counter[str]] = field(
         default_factory=lambda: defaultdict[str, Counter[str]](Counter)
     )
+    tokens: TokenAccount = field(default_factory=TokenAccount)
+    bias: BiasAccount = field(default_factory=BiasAccount)
     newest: int = -1  # the newest version of the lead learner
     # (version of the lead learner, time of its first announcement)
     versions: Thinned[tuple[int, float]] = field(
@@ -213,11 +218,19 @@ def collect(run: RunFile, log: Log) -> RunHistory:
     history = RunHistory(run.orchestrator.target)
     for batch, message in records_of(log, topology.BATCHES, Batch):
         history.add_rewards(batch.number, message.timestamp_s, mean_rewards(batch))
-    for fate, _ in records_of(log, topology.FATES, Fate):
-        history.fates[fate.environment][fate.fate] += len(fate.offsets)
+    announced_s = list[float]()
+    announced = list[int]()
     for version, message in records_of(log, topology.POLICY_VERSIONS, PolicyVersion):
         if version.learner == run.learner.name:
+            if version.version > history.newest:
+                announced_s.append(message.timestamp_s)
+                announced.append(version.version)
             history.add_version(version.version, message.timestamp_s)
+    for fate, message in records_of(log, topology.FATES, Fate):
+        history.fates[fate.environment][fate.fate] += len(fate.offsets)
+        before = bisect_right(announced_s, message.timestamp_s)
+        history.bias.add(fate)
+        history.tokens.add(fate, announced[before - 1] if before else -1)
     for evaluation, _ in records_of(log, topology.EVALS, Evaluation):
         if evaluation.learner == run.learner.name:
             history.add_evaluation(evaluation)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.run.monitoring.bias import bias_lines
 from streamrl.run.monitoring.cells import clock, number, percent, quoted, state_cell
 from streamrl.run.monitoring.run_view import (
     SILENT_S,
@@ -74,7 +75,7 @@ def tables(
         Text(),
         _envs(run, view),
     ]
-    lines = troubles(view)
+    lines = [*troubles(view), *bias_lines(view.bias)]
     renderables += [Text(f"  {line}", style="yellow") for line in lines]
     if any("dead-lettered" in line for line in lines):
         hint = "  `streamrl dead-letters list RUN` shows these records"

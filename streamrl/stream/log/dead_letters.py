@@ -23,7 +23,7 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.stream.log.chunks import is_chunk, size_of
 from streamrl.stream.log.protocol import UNREADABLE, Event, Message, Output, Undecodable
-from streamrl.stream.records import Fate, Rollout
+from streamrl.stream.records import Fate, Rollout, columns_of_fate
 from streamrl.system.text import printable
 
 TOPIC_PREFIX = topology.dead_letters("")
@@ -64,17 +64,17 @@ def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> 
     if kind != "rollouts":
         return [letter]
     uids: list[str] = []
-    versions = None
+    columns = dict[str, np.ndarray]()
     if isinstance(event.record, Rollout):
         uids = [event.record.rollout_uid]
-        versions = np.array([event.record.policy_version], np.int32)
+        columns = columns_of_fate([event.record])
     fate = Fate(
         fate="invalid",
         environment=environment,
         partition=event.partition,
         offsets=np.array([event.offset]),
         uids=uids,
-        policy_versions=versions,
+        **columns,
         cause=cause,
     )
     return [letter, Output(topology.FATES, environment, fate)]

@@ -29,6 +29,7 @@ from streamrl.stream.records.journal import (
     JournalEntry,
     Slice,
     Snapshot,
+    columns_of_fate,
 )
 from streamrl.stream.records.results import Evaluation, Metric, PassAt, RunConfig
 from streamrl.stream.records.rollouts import (
@@ -79,6 +80,7 @@ __all__ = [
     "VersionSpan",
     "Visit",
     "columns_of",
+    "columns_of_fate",
     "first_of_rollout_mask",
     "mean_rewards",
     "token_dtype",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
+
+import numpy as np
 
 from streamrl.stream.records.fields import (
     Array,
@@ -12,8 +15,11 @@ from streamrl.stream.records.fields import (
     check_lengths,
     misshapen,
 )
+from streamrl.stream.records.rollouts import Rollout
 
 FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
+COLUMNS_OF_FATE = {"policy_versions": "i", "tokens": "i", "turns": "i", "rewards": "f"}
+"""The columns that a fate may have, each with the kind of its dtype."""
 ENV_REMOVED = "its env was taken out of the run"  # a `cause`
 
 
@@ -28,6 +34,10 @@ class Fate(Record, frozen=True, kw_only=True):
     offsets: Array  # (n,) int64
     uids: list[Name] = []  # empty where they could not be read
     policy_versions: Array | None = None  # (n,) int32: of the oldest token of each
+    # What the policy did in each. None where that could not be read.
+    tokens: Array | None = None  # (n,) int32: that it sampled
+    turns: Array | None = None  # (n,) int32: stretches of tokens that it sampled without a break
+    rewards: Array | None = None  # (n,) float64
     batch: BatchNumber | None = None  # batched: into which
     cause: str = ""
 
@@ -35,13 +45,27 @@ class Fate(Record, frozen=True, kw_only=True):
         check_lengths("fate", self, ("offsets",), len(self.uids) or self.offsets.size)
         if self.offsets.dtype.kind != "i":
             raise ValueError(f"fate: offsets must be integers, not {self.offsets.dtype}")
-        versions = self.policy_versions
-        if versions is not None and versions.dtype.kind != "i":
-            raise ValueError(f"fate: policy_versions must be integers, not {versions.dtype}")
-        if versions is not None and versions.shape != self.offsets.shape:
-            raise misshapen("fate: policy_versions", versions, len(self.offsets))
+        for name, kind in COLUMNS_OF_FATE.items():
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if values.dtype.kind != kind:
+                words = {"i": "integers", "f": "floats"}[kind]
+                raise ValueError(f"fate: {name} must be {words}, not {values.dtype}")
+            if values.shape != self.offsets.shape:
+                raise misshapen(f"fate: {name}", values, len(self.offsets))
         if (self.fate == "batched") != (self.batch is not None):
             raise ValueError(f"fate {self.fate} with batch {self.batch}")
+
+
+def columns_of_fate(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
+    """The columns of the fate of these rollouts."""
+    return {
+        "policy_versions": np.array([rollout.policy_version for rollout in rollouts], np.int32),
+        "tokens": np.array([rollout.sampled_tokens for rollout in rollouts], np.int32),
+        "turns": np.array([rollout.sampled_turns for rollout in rollouts], np.int32),
+        "rewards": np.array([rollout.reward for rollout in rollouts], np.float64),
+    }
 
 
 class Slice(Record, frozen=True, array_like=True, kw_only=True):

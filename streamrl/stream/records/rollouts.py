@@ -189,6 +189,18 @@ class Rollout(Record, frozen=True, kw_only=True):
         """The tokens that the policy sampled."""
         return sum([len(turn.logprobs) for turn in self.turns if turn.logprobs is not None])
 
+    @property
+    def sampled_turns(self) -> int:
+        """The stretches of tokens that the policy sampled without a break. A fork begins one."""
+        count = 0
+        for turns in self.sequences:
+            was_sampled = False
+            for turn in turns:
+                is_sampled = turn.logprobs is not None and len(turn.logprobs) > 0
+                count += is_sampled and not was_sampled
+                was_sampled = is_sampled or (was_sampled and not turn.token_count)
+        return count
+
     def _check_forks(self) -> None:
         """Each fork branches from an earlier sequence with as many tokens, which is trained on."""
         if not any(turn.fork_at for turn in self.turns):

@@ -136,6 +136,21 @@ def sampled_counts(record: ScoredGroup | Batch) -> np.ndarray:
     return np.bincount(sequences, record.span_lengths, len(record.uids)).astype(np.int64)
 
 
+def sampled_turns(record: ScoredGroup | Batch) -> np.ndarray:
+    """(n,) int: how many stretches of each sequence were sampled without a break."""
+    sequences, starts, lengths = spans_of(record)
+    ends = starts.astype(np.int64) + lengths
+    continues = np.zeros(len(sequences), bool)
+    continues[1:] = (sequences[1:] == sequences[:-1]) & (starts[1:] == ends[:-1])
+    return np.bincount(sequences[(lengths > 0) & ~continues], minlength=len(record.uids))
+
+
+def sums_from(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """(m,) int32: the sums of the stretches of `values` that begin at `starts`, which ascend."""
+    sums = np.add.reduceat(values, starts) if len(starts) else values[:0]
+    return sums.astype(np.int32)
+
+
 def values_by_sequence(record: ScoredGroup | Batch) -> dict[str, np.ndarray]:
     """(n,) int: how many values each sequence has, of the columns by sequence, token, span and
     sampled token.

@@ -202,6 +202,7 @@ def fate(kind: str, offsets: list[int], version: int, batch: int | None) -> Fate
         partition=0,
         offsets=np.array(offsets, np.int64),
         policy_versions=versions,
+        tokens=np.full(len(offsets), 3, np.int32),
         batch=batch,
     )  # type: ignore[arg-type]
 

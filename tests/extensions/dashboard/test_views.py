@@ -21,6 +21,7 @@ def test_fates_and_what_is_in_flight_sum_up_to_what_was_published(state: State):
         "env": "copy",
         "published": 8,
         "counts": {**dict.fromkeys(now["counts"], 0), "batched": 4, "failed": 1, IN_FLIGHT: 3},
+        "tokens": {**dict.fromkeys(now["tokens"], 0), "batched": 12, "failed": 3},
     }
     assert sum(now["counts"].values()) == now["published"]
     assert [views.fates(state, step)[0]["published"] for step in range(3)] == [3, 5, 8]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,20 @@ from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Message, Output
 from streamrl.stream.processor.processor import run_processor
-from streamrl.stream.records import Fate, ScoredGroup
+from streamrl.stream.records import Fate, Rollout, ScoredGroup
 from tests.support import life
-from tests.support.data_path import RUN, TOPICS, parts, play, publish, published, send_groups
+from tests.support.data_path import (
+    RUN,
+    TOPICS,
+    announce,
+    parts,
+    play,
+    publish,
+    published,
+    running,
+    send_groups,
+)
+from tests.support.waiting import until
 
 
 def account(log: MemoryLog) -> Audit:
@@ -184,3 +196,25 @@ def test_rollouts_whose_groups_retention_deleted_before_they_were_used_are_accou
     assert result.balanced and result.problems == []
     assert result.gone == 8
     assert result.total("in flight") == 0
+
+
+def test_the_tokens_of_fates_and_in_flight_are_those_of_all_rollouts(recording: MemoryLog):
+    before = len(published(recording, "fates", Fate))
+    announce(recording, 20)
+    send_groups(recording, "copy", range(100, 103), version=0)  # too old
+    with running(recording):
+        until(lambda: len(published(recording, "fates", Fate)) >= before + 3)
+    send_groups(recording, "copy", range(200, 202), version=20)  # not read by any part
+    result = account(recording)
+    assert result.total_tokens("in flight") == 2 * 2 * 3
+    fates = Counter[str]()
+    for fate in published(recording, "fates", Fate):
+        assert fate.tokens is not None
+        fates[fate.fate] += int(fate.tokens.sum())
+    assert len(fates) > 1 and {kind: result.total_tokens(kind) for kind in fates} == fates
+    sampled = sum(
+        rollout.sampled_tokens
+        for env in RUN.envs
+        for rollout in published(recording, topology.rollouts(env), Rollout)
+    )
+    assert sampled == fates.total() + result.total_tokens("in flight")

@@ -64,12 +64,27 @@ def log() -> MemoryLog:
         put("rollouts.copy", f"g{i}", build.rollout(group=f"g{i}"))
     put("rollouts.add", "g", build.rollout(env="add"))
     put(
-        "fates", "copy", Fate(fate="expired", environment="copy", partition=0, offsets=np.arange(2))
+        "fates",
+        "copy",
+        Fate(
+            fate="expired",
+            environment="copy",
+            partition=0,
+            offsets=np.arange(2),
+            tokens=np.array([3, 4], np.int32),
+        ),
     )
     put(
         "fates",
         "copy",
-        Fate(fate="batched", environment="copy", partition=1, offsets=np.arange(1), batch=0),
+        Fate(
+            fate="batched",
+            environment="copy",
+            partition=1,
+            offsets=np.arange(1),
+            tokens=np.array([9], np.int32),
+            batch=0,
+        ),
     )
     for number in range(4):
         put(
@@ -167,6 +182,22 @@ def test_a_batch_that_retention_has_cut_is_left_out(
     assert len(pieces) > 1
     log.append(pieces[1:], marker=False)
     assert summarise(run, collect(run, log), {}) == before
+
+
+def test_tokens_by_fate_and_what_was_launched_and_trained_on(run: RunFile, log: MemoryLog):
+    made = summarise(run, collect(run, log), {})
+    assert made["tokens"]["sampled"] == 16
+    assert made["tokens"]["fates"] == {"batched": 9, "expired": 7}
+    assert made["bias"] == [
+        {
+            "env": "copy",
+            "feature": "length",
+            "launched": 16 / 3,
+            "trained": 9.0,
+            "standard_error": None,
+            "alarm": False,
+        }
+    ]
 
 
 def test_files_and_words(run: RunFile, log: MemoryLog):

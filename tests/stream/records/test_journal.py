@@ -26,6 +26,8 @@ def test_a_batch_is_named_by_the_fate_batched_and_by_no_other():
         ({"offsets": np.array([[4, 5]])}, r"offsets has shape \[1, 2\], expected \[2\]"),
         ({"offsets": np.array([4.0])}, "offsets must be integers, not float64"),
         ({"policy_versions": np.array(3)}, r"policy_versions has shape \[\], expected \[2\]"),
+        ({"tokens": np.array([3])}, r"tokens has shape \[1\], expected \[2\]"),
+        ({"rewards": np.array([3, 4])}, "rewards must be floats, not int64"),
         ({"policy_versions": np.array([3.0, 4.0])}, "policy_versions must be integers"),
     ],
 )

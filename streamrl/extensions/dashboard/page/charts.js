@@ -106,16 +106,19 @@ export function bars(place, names, rows, key, paint) {
 export const layer = index => ({class: `k${index % 8}`});
 export const ramp = (index, of) => ({style: {'--k': `color-mix(in oklab, var(--accent) ${of > 1 ? Math.round(28 + 72 * index / (of - 1)) : 100}%, var(--card))`, background: 'var(--k)', fill: 'var(--k)'}});
 
-/** How rollouts ended: a bar for each env. */
+/** How rollouts ended: a bar for each env, and of each end its share of the sampled tokens. */
 export function fates(place, rows, names) {
   const slug = name => `fate-${name.replace(' ', '-')}`;
   const total = rows.reduce((sum, row) => sum + row.published, 0);
   if (!total) return place.replaceChildren(h('p', {class: 'empty'}, 'no rollout yet'));
   const there = names.filter(name => rows.some(row => row.counts[name]));
+  const sampled = name => rows.reduce((sum, row) => sum + (row.tokens[name] ?? 0), 0);
+  const tokens = names.reduce((sum, name) => sum + sampled(name), 0);
+  const share = name => tokens && sampled(name) ? ` (${(100 * sampled(name) / tokens).toFixed(1)} % of tokens)` : '';
   place.replaceChildren(...rows.map(row => h('div', {class: 'fate-row'},
     h('div', {class: 'who'}, h('span', {}, row.env), h('span', {class: 'dim'}, `${row.published.toLocaleString('en-US')} rollouts`)),
     h('div', {class: 'share'}, there.filter(name => row.counts[name]).map(name =>
       h('span', {class: slug(name), title: `${name}: ${row.counts[name]}`, style: {flex: row.counts[name]}}))))),
     h('div', {class: 'legend'}, there.map(name => h('span', {}, h('i', {class: `fate-mark ${slug(name)}`}), `${name} `,
-      h('b', {}, rows.reduce((sum, row) => sum + row.counts[name], 0).toLocaleString('en-US'))))));
+      h('b', {}, rows.reduce((sum, row) => sum + row.counts[name], 0).toLocaleString('en-US')), share(name)))));
 }
