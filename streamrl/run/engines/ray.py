@@ -59,6 +59,7 @@ class MachineActor:
                     stdin=subprocess.PIPE,
                     env=self._environment,
                     cwd=self._directory,
+                    start_new_session=True,  # Ray kills its actor's group; the guard outlives it
                 )
         return self._child.wait()
 
