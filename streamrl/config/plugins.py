@@ -13,7 +13,9 @@ user's run file has (`RunFile.imported`).
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
@@ -36,6 +38,11 @@ def plugins(group: Group) -> dict[str, Plugin]:
 
     Raises ConfigError if two packages add the same name.
     """
+    return _plugins(group, tuple(sys.path))
+
+
+@functools.cache  # reading what is installed takes 20 ms, and each of a thousand envs asks
+def _plugins(group: Group, path: tuple[str, ...]) -> dict[str, Plugin]:
     found: dict[str, Plugin] = {}
     for entry in entry_points(group=group):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown package"
