@@ -145,7 +145,7 @@ def fates(state: State, step: int | None = None) -> list[dict[str, Any]]:
 def _by_fate(
     counters: Mapping[tuple[str, str], StepCounter], env: str, step: int | None
 ) -> dict[str, int]:
-    counts = dict[str, int].fromkeys(KINDS, 0)
+    counts: dict[str, int] = dict.fromkeys(KINDS, 0)
     for kind in KINDS:
         counter = counters.get((env, kind))
         if counter:

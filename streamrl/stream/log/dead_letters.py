@@ -23,7 +23,7 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.stream.log.chunks import is_chunk, size_of
 from streamrl.stream.log.protocol import UNREADABLE, Event, Message, Output, Undecodable
-from streamrl.stream.records import Fate, Rollout, columns_of_fate
+from streamrl.stream.records import Fate, FateColumns, Rollout, columns_of_fate
 from streamrl.system.text import printable
 
 TOPIC_PREFIX = topology.dead_letters("")
@@ -64,7 +64,7 @@ def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> 
     if kind != "rollouts":
         return [letter]
     uids: list[str] = []
-    columns = dict[str, np.ndarray]()
+    columns = FateColumns()
     if isinstance(event.record, Rollout):
         uids = [event.record.rollout_uid]
         columns = columns_of_fate([event.record])

@@ -25,6 +25,7 @@ from streamrl.stream.records.fields import Array, Column, Record, columns_of, to
 from streamrl.stream.records.journal import (
     ENV_REMOVED,
     Fate,
+    FateColumns,
     FateKind,
     JournalEntry,
     Slice,
@@ -56,6 +57,7 @@ __all__ = [
     "EnvProgress",
     "Evaluation",
     "Fate",
+    "FateColumns",
     "FateKind",
     "InferenceMetadata",
     "JournalEntry",

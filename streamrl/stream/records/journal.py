@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -58,7 +58,16 @@ class Fate(Record, frozen=True, kw_only=True):
             raise ValueError(f"fate {self.fate} with batch {self.batch}")
 
 
-def columns_of_fate(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
+class FateColumns(TypedDict, total=False):
+    """What the policy did in the rollouts of a fate: the fields of that name."""
+
+    policy_versions: np.ndarray
+    tokens: np.ndarray
+    turns: np.ndarray
+    rewards: np.ndarray
+
+
+def columns_of_fate(rollouts: Sequence[Rollout]) -> FateColumns:
     """The columns of the fate of these rollouts."""
     return {
         "policy_versions": np.array([rollout.policy_version for rollout in rollouts], np.int32),
