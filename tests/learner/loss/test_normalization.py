@@ -46,6 +46,7 @@ def test_the_constant_is_the_given_length_whatever_the_length_of_the_rows(row_le
 def test_a_rollout_without_a_sampled_token_is_no_sample():
     mask = MASK * [[0], [1]]
     np.testing.assert_allclose(rollout_mean(mask, ROLLOUTS), mask / 2)
+    np.testing.assert_allclose(constant_length(mask, ROLLOUTS, 8), mask / 8)
 
 
 @pytest.mark.parametrize("name", get_args(Learner.model_fields["average"].annotation)[1:])
