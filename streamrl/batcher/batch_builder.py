@@ -384,7 +384,7 @@ class BatchBuilder:
             policy_versions=group.oldest_versions[first],
             tokens=sums_from(sampled_counts(group), starts),
             turns=sums_from(sampled_turns(group), starts),
-            rewards=group.rewards[first].astype(np.float64),
+            rewards=group.rewards[first],
             batch=batch,
             cause=cause,
         )

@@ -37,7 +37,7 @@ class Fate(Record, frozen=True, kw_only=True):
     # What the policy did in each. None where that could not be read.
     tokens: Array | None = None  # (n,) int32: that it sampled
     turns: Array | None = None  # (n,) int32: stretches of tokens that it sampled without a break
-    rewards: Array | None = None  # (n,) float64
+    rewards: Array | None = None  # (n,) float32
     batch: BatchNumber | None = None  # batched: into which
     cause: str = ""
 
@@ -68,12 +68,14 @@ class FateColumns(TypedDict, total=False):
 
 
 def columns_of_fate(rollouts: Sequence[Rollout]) -> FateColumns:
-    """The columns of the fate of these rollouts."""
+    """The columns of the fate of these rollouts. A reward beyond float32 is its largest number."""
+    largest = np.finfo(np.float32).max
+    rewards = np.array([rollout.reward for rollout in rollouts], np.float64)
     return {
         "policy_versions": np.array([rollout.policy_version for rollout in rollouts], np.int32),
         "tokens": np.array([rollout.sampled_tokens for rollout in rollouts], np.int32),
         "turns": np.array([rollout.sampled_turns for rollout in rollouts], np.int32),
-        "rewards": np.array([rollout.reward for rollout in rollouts], np.float64),
+        "rewards": rewards.clip(-largest, largest).astype(np.float32),
     }
 
 

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.stream.records import Fate
+from streamrl.stream.log.codec import decode, encode
+from streamrl.stream.records import Fate, columns_of_fate
+from tests.support.build import rollout
 
 
 def test_a_batch_is_named_by_the_fate_batched_and_by_no_other():
@@ -35,3 +37,18 @@ def test_the_places_of_a_fate_are_a_list(fields: dict[str, Any], says: str):
     where: dict[str, Any] = {"environment": "copy", "partition": 0, "offsets": np.array([4, 5])}
     with pytest.raises(ValueError, match=says):
         Fate(fate="expired", **(where | fields))
+
+
+def test_what_the_policy_did_travels_with_a_fate():
+    rollouts = [rollout(reward=0.5), rollout(reward=1e300)]
+    fate = Fate(
+        fate="expired",
+        environment="copy",
+        partition=0,
+        offsets=np.arange(2),
+        **columns_of_fate(rollouts),
+    )
+    read = decode("fate/1", encode(fate))
+    assert isinstance(read, Fate) and read.rewards is not None and read.tokens is not None
+    assert read.rewards.tolist() == [0.5, float(np.finfo(np.float32).max)]
+    assert read.tokens.tolist() == [3, 3]
