@@ -166,7 +166,7 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str, replicas: int) -> To
         "min_insync_replicas": max(1, replicas - 1),
         "retention_ms": round(wanted.retention_hours * 3_600_000),
     }
-    manifest = yaml.load(Template(kind.text).substitute(values), SafeLoader)
+    manifest = SafeLoader(Template(kind.text).substitute(values)).get_single_data()
     config = manifest["spec"]["config"]
     if kind.name == topology.JOURNAL and topology.is_source(of):
         config |= COMPACTED

@@ -51,7 +51,7 @@ function tiles(view) {
     ...rewards(view),
     ['rollouts', short(figures.rollouts), rate ? `${short(rate)}/s` : ''],
     ['age at training', short(figures.age_mean), 'versions'],
-    ['expired', percent(figures.expired_share), known(figures.expired_token_share) ? `${percent(figures.expired_token_share)} of tokens` : ''],
+    known(figures.expired_token_share) ? ['expired', percent(figures.expired_token_share), 'of tokens'] : ['expired', percent(figures.expired_share), ''],
     ['running for', clock(lasts), ''],
   ];
   byId('tiles').replaceChildren(...all.map(([label, value, more]) => h('div', {class: 'tile'}, h('div', {class: 'label', title: label}, label), h('div', {class: 'value'}, value, ' ', h('small', {}, more)))));
