@@ -8,10 +8,10 @@ apart until it is.
 
 Batch k is due when version k - `lookahead` is announced. It is built as soon as every share has its
 tokens: of each env its fraction of the batch, and the rest of any env (`selection.py`, with the
-sums that `env_totals.py` keeps). The chosen
-groups are packed into rows, the batch is published, and its rollouts get the fate `batched`. Groups
-that are too old for the batch after it expire. If a share is short the batch waits. At the end of
-each step the shortage is recorded and every env is told how much more is wanted (`demand.py`).
+sums that `env_totals.py` keeps). The chosen groups are packed into rows, the batch is published,
+and its rollouts get the fate `batched`. Groups that are too old for the batch after it expire. If a
+share is short the batch waits. At the end of each step the shortage is recorded and every env is
+told how much more is wanted (`demand.py`).
 
 An example with two envs of 50 % each, batches of 40 tokens, groups of 10 tokens, `lookahead` 0 and
 `max_age` 1. Version 3 is announced, so batch 3 is due. Three groups of env `a` wait and one of env
@@ -87,7 +87,7 @@ class BatchBuilder:
         self.time_s = time_s
         self.outputs = list[Output]()
         self.totals = EnvTotals(config, state)
-        self._shortage_unrecorded = False  # what the next batch lacks now
+        self._shortage_unrecorded = False  # `state.short` is that of an earlier moment
 
     # ---- a group arrives ---------------------------------------------------------------------
 

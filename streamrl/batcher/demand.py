@@ -133,8 +133,8 @@ def tokens_from_any_env(config: BatcherConfig, state: BatcherState) -> int:
 
     An env seems to work if the batcher holds tokens of it. For the first SHORTAGE_AFTER_S of a
     shortage, at least as many are counted as had groups in the last batch, or all envs if there was
-    none. What is held of an env is not subtracted, so a single env completes the batch
-    if all others have stopped.
+    none. What is held of an env is not subtracted, so a single env completes the batch if all
+    others have stopped.
     """
     if REMAINDER not in state.short:
         return 0

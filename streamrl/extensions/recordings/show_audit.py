@@ -59,10 +59,9 @@ def _print_training(result: Audit, console: Console) -> None:
             " trained on their batch"
         )
     sampled = sum(tokens.total() for tokens in result.tokens.values())
+    totals = {name: result.total_tokens(name) for name in COLUMNS}
     shares = [
-        f"{result.total_tokens(name):,} {name} ({result.total_tokens(name) / sampled:.1%})"
-        for name in COLUMNS
-        if result.total_tokens(name)
+        f"{tokens:,} {name} ({tokens / sampled:.1%})" for name, tokens in totals.items() if tokens
     ]
     console.print(f"sampled tokens {sampled:,} = {' + '.join(shares) or 0}")
     console.print(f"wasted (expired): {result.total('expired') / max(result.published, 1):.1%}")
