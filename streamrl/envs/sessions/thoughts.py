@@ -18,8 +18,15 @@ _TAG = re.compile(
     r"|<\|channel\|>(?:analysis|((?:final|commentary)[^<]*)(?:<\|constrain\|>\w*)?)<\|message\|>"
     r"|\Aanalysis(?=.*?assistantfinal)|(assistantfinal)"
     r"|<\|channel>thought\b|(<channel\|>)",
-    re.DOTALL,
+    re.DOTALL | re.ASCII,
 )
+# Each tag has one of these words, in small letters. Looking for words is much faster.
+_WORDS = ("think", "thought", "reasoning", "<|inner_", "channel", "assistantfinal")
+
+
+def _tags(text: str) -> Iterator[re.Match[str]]:
+    small = text.lower()
+    return _TAG.finditer(text) if any(word in small for word in _WORDS) else iter(())
 
 
 def spans_outside_thoughts(text: str) -> Iterator[tuple[int, int]]:
@@ -29,7 +36,7 @@ def spans_outside_thoughts(text: str) -> Iterator[tuple[int, int]]:
     """
     start = 0
     is_open = False
-    for tag in _TAG.finditer(text):
+    for tag in _tags(text):
         closes = any(tag.groups())
         if not is_open and not closes:
             yield start, tag.start()
@@ -41,7 +48,7 @@ def spans_outside_thoughts(text: str) -> Iterator[tuple[int, int]]:
 
 def without_thoughts(text: str) -> str:
     """What an answer answers. A text without thoughts stays as it is."""
-    if not _TAG.search(text):
+    if next(_tags(text), None) is None:
         return text
     return "".join(text[start:end] for start, end in spans_outside_thoughts(text)).strip()
 
@@ -50,7 +57,7 @@ def after_thoughts(text: str) -> str | None:
     """What follows the last thought; all of the text if there is none. None if one is open."""
     end = 0
     is_open = False
-    for tag in _TAG.finditer(text):
+    for tag in _tags(text):
         is_open = not any(tag.groups())
         end = tag.end()
     return None if is_open else text[end:]

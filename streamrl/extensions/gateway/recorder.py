@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 
 from streamrl.extensions.gateway.follower import RETRY_INTERVAL_S, Follower, log_timeout
@@ -16,6 +16,9 @@ from streamrl.system.errors import BrokerUnreachable
 # A producer forgets a message that it could not deliver for 30 s. Before that it is written again:
 # readers know a record that they have seen.
 WRITE_AGAIN_S = 25.0
+# Records with more bytes than these are written in portions, one portion at a time: a record waits
+# for all that was written before it, so it waits for no more than one portion of others.
+PORTION_BYTES = 1_000_000
 
 
 class Recorder:
@@ -24,6 +27,7 @@ class Recorder:
     def __init__(self, producer: NonTransactionalProducer, follower: Follower) -> None:
         self._producer = producer
         self._follower = follower
+        self._turn = asyncio.Lock()  # of those who write in portions
 
     async def write_and_wait(
         self, outputs: Sequence[Output], is_applied: Callable[[], bool], limit_s: float
@@ -32,16 +36,18 @@ class Recorder:
         `is_applied` tells whether it has. Raises RequestRejected if that takes longer than
         `limit_s`.
         """
-        async with log_timeout(limit_s):
+        portions = list(in_portions(map(to_message, outputs)))
+        turn = self._turn if len(portions) > 1 else nullcontext()
+        async with log_timeout(limit_s), turn:
             while True:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(WRITE_AGAIN_S):
-                        await asyncio.gather(*map(self._send, outputs))
+                        for portion in portions:
+                            await asyncio.gather(*map(self._send, portion))
                         return await self._follower.until(is_applied)
 
-    async def _send(self, output: Output) -> None:
+    async def _send(self, message: Message) -> None:
         loop = asyncio.get_running_loop()
-        message = to_message(output)
         while True:
             written = loop.create_future()
             self._producer.send(message, partial(self._report, loop, message, written))
@@ -73,3 +79,17 @@ class Recorder:
             written.set_result(None)
         else:
             written.set_exception(BrokerUnreachable("the broker has not taken the record"))
+
+
+def in_portions(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """The messages in lists of PORTION_BYTES at most, or of one message."""
+    portion = list[Message]()
+    size = 0
+    for message in messages:
+        size += len(message.value or b"")
+        if portion and size > PORTION_BYTES:
+            yield portion
+            portion = []
+            size = len(message.value or b"")
+        portion.append(message)
+    yield portion

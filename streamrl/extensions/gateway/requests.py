@@ -89,6 +89,11 @@ class Answer(NamedTuple):
     def sampled_tokens(self) -> int:
         return sum(len(call.tokens) for call in self.calls)
 
+    @property
+    def size(self) -> int:
+        """The bytes of the answers, roughly."""
+        return sum(len(call.text) + call.tokens.nbytes for call in self.calls)
+
 
 class Dialect(NamedTuple):
     """An API that agents speak. Each is a module of pure functions."""

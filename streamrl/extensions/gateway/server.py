@@ -86,6 +86,7 @@ class HttpApi:
         self._keys = keys
         self._calls = calls
         self._sessions = sessions
+        self._offloader = offloader
         self._lookups = LookupsApi(run, calls, clients, offloader)
         self._bodies = BodyReader(run, offloader)
 
@@ -183,12 +184,16 @@ class HttpApi:
                 is_trained=is_trained(request),
             )
             answer = await self._calls.answer(incoming)
-            response = dialect.response(body, answer)
             headers = sampling_header(self._run.envs[name.env]) | left_out_header(received.left_out)
-            if not is_stream:
-                return json_response(response, 200, headers)
-            events = b"".join(map(event_bytes, dialect.events(body, response)))
-            return Response(events, 200, headers, "text/event-stream")
+
+            def written() -> Response:
+                response = dialect.response(body, answer)
+                if not is_stream:
+                    return json_response(response, 200, headers)
+                events = b"".join(map(event_bytes, dialect.events(body, response)))
+                return Response(events, 200, headers, "text/event-stream")
+
+            return await self._offloader.run(str(name), answer.size, written)
 
         return call
 

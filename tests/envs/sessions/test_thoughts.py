@@ -29,6 +29,7 @@ from streamrl.envs.sessions.thoughts import after_thoughts, thoughts_of, without
         ("<|channel>thought\n2+2<channel|>4", "2+2", "4"),
         ("<|channel|>final<|message|>4", "", "4"),
         ("analysis2+2assistantfinal4", "2+2", "4"),
+        ("ANALYSIS2+2AssistantFinal4", "2+2", "4"),
         ("analysis of 2+2", "", "analysis of 2+2"),
     ],
 )

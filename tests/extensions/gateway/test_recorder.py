@@ -10,6 +10,7 @@ from streamrl.extensions.gateway import recorder
 from streamrl.extensions.gateway.follower import Follower
 from streamrl.extensions.gateway.recorder import Recorder
 from streamrl.extensions.gateway.requests import RequestRejected
+from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Message, OnWritten, Output
 from streamrl.stream.records import SessionEnd
@@ -86,6 +87,39 @@ async def test_a_record_in_chunks_is_read_back(monkeypatch: pytest.MonkeyPatch):
     made, applied = recorder_of(Producer())
     await made.write_and_wait([END], lambda: True, LIMIT_S)
     assert not applied
+
+
+async def test_large_writes_are_one_portion_at_a_time_and_a_small_one_goes_between(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def session(key: str) -> Output:
+        return END._replace(key=key)
+
+    monkeypatch.setattr(recorder, "PORTION_BYTES", 2 * len(to_message(END).value or b""))
+    producer = Producer()
+    producer.is_late = True
+    made, _ = recorder_of(producer)
+
+    async def sent(*keys: str) -> None:
+        """Wait until these are sent next, and nothing else, and report all of them."""
+        expected = [key.encode() for key in keys]
+        await eventually(lambda: len(producer.sent) >= len(keys))
+        assert [message.key for message in producer.sent] == expected
+        producer.sent.clear()
+        for report in producer.reports:
+            report()
+        producer.reports.clear()
+
+    writes = [
+        asyncio.create_task(made.write_and_wait([session(key)] * count, lambda: True, LIMIT_S))
+        for key, count in (("first", 3), ("second", 5), ("small", 2))
+    ]
+    await sent("first", "first", "small", "small")
+    await sent("first")
+    for _ in range(2):
+        await sent("second", "second")
+    await sent("second")
+    await asyncio.gather(*writes)
 
 
 async def test_what_the_producer_has_forgotten_is_written_again(monkeypatch: pytest.MonkeyPatch):
