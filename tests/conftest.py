@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
+from streamrl.system.files import remove_least_recently_used
 from tests.support import brokers
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 # Programs that JAX has compiled in this working tree: of all workers, of the programs that they
 # start, and of the test sessions before.
 COMPILED = ROOT / ".streamrl" / "compiled"
-COMPILED_BYTES = 1 << 30  # above it, a session begins with none
+COMPILED_BYTES = 1 << 30  # a session begins with the most recently used of them
 # Most of the time of a learner in a test, and of a broker or a server that has just started, goes
 # into compiling what is run a few times only: neither XLA nor Java optimises here, and vLLM does
 # not compile the one function that it still would. Without its fusion emitters XLA compiles a
@@ -87,18 +88,16 @@ def pytest_configure() -> None:
     os.environ.pop("STREAMRL_KAFKA", None)
     for name, options in QUICK_TO_COMPILE.items():
         os.environ.setdefault(name, options)
+    # A plugin of pytest has imported JAX, which reads its variables only then.
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        remove_if_large(COMPILED)
+        # Nothing else removes what earlier versions of the sources were compiled to.
+        remove_least_recently_used(COMPILED, COMPILED_BYTES)
     try:
         brokers.check()
     except (ValueError, brokers.NoDocker) as error:
         raise pytest.UsageError(str(error)) from None
-
-
-def remove_if_large(directory: Path) -> None:
-    """Nothing else removes what earlier versions of the sources were compiled to."""
-    if sum(file.stat().st_size for file in directory.glob("*")) > COMPILED_BYTES:
-        shutil.rmtree(directory)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

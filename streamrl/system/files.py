@@ -1,7 +1,8 @@
-"""Files that other processes read while they are written."""
+"""Files that several processes use at a time."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,6 +20,21 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_least_recently_used(directory: Path, kept_bytes: int) -> None:
+    """Remove files from a directory until the others have at most `kept_bytes` bytes together.
+    Those that were read and written longest ago go first.
+    """
+    used: list[tuple[float, int, Path]] = []
+    for file in directory.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes files, too
+            status = file.stat()
+            used.append((max(status.st_atime, status.st_mtime), status.st_size, file))
+    for _, size, file in sorted(used, reverse=True):
+        kept_bytes -= size
+        if kept_bytes < 0:
+            file.unlink(missing_ok=True)
 
 
 def shipped_directory(installed: str, source: str) -> Path:

@@ -2,7 +2,6 @@ from pathlib import Path
 
 from bench.learner import a_batch, measure, real_tokens, run_file
 from streamrl.stream.log.memory import MemoryLog
-from tests.learner.conftest import compiled  # noqa: F401
 
 
 def test_both_train_the_same_and_take_turns(tmp_path: Path):

@@ -19,7 +19,6 @@ from streamrl.extensions.recordings.inherited_records import inherited_versions
 from streamrl.learner import adapters
 from streamrl.learner.adapter_base import base_manifest, write_base
 from streamrl.learner.files import checkpoints, export
-from streamrl.learner.parallel import mesh
 from streamrl.learner.recompute import retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
 from streamrl.stream.log.codec import to_event
@@ -48,13 +47,11 @@ class Trained(NamedTuple):
 @pytest.fixture(scope="module")
 def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     """A run of three batches."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
-        run = with_overrides(run_of(tmp_path_factory.mktemp("runs"), tiny), LORA)
-        log = a_log(*map(batch, range(3)))
-        with learning(run, log) as life:
-            life.until(lambda: len(metrics(log)) == 3)
-        yield Trained(run, log)
+    run = with_overrides(run_of(tmp_path_factory.mktemp("runs"), tiny), LORA)
+    log = a_log(*map(batch, range(3)))
+    with learning(run, log) as life:
+        life.until(lambda: len(metrics(log)) == 3)
+    yield Trained(run, log)
 
 
 def merged(trained: Trained, record: PolicyVersion, directory: Path) -> Path:

@@ -20,7 +20,6 @@ from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.learner import inputs, process, trainer
 from streamrl.learner.files import checkpoints
-from streamrl.learner.parallel import mesh
 from streamrl.learner.probe import batch_tokens
 from streamrl.learner.trainer import PolicyTrainer
 from streamrl.stream.log.codec import to_message
@@ -204,22 +203,19 @@ class Lived(NamedTuple):
 
 @pytest.fixture(scope="module")
 def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
-    with pytest.MonkeyPatch.context() as patch:
-        # The cache is that of the working tree.
-        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
-        run = run_of(tmp_path_factory.mktemp("runs"), tiny)
-        log = a_log()
-        with compilations() as compiled, learning(run, log) as life:
-            life.until(lambda: len(versions(log)) == 1)
-            begun = versions(log)
-            send(log, batch(0), batch(1))
-            # the second step, and the first checkpoint of a trained state
-            life.until(lambda: len(metrics(log)) == 2)
-            at_first = list(compiled)
-            send(log, batch(2))
-            life.until(lambda: len(metrics(log)) == 3)
-            later = compiled[len(at_first) :]
-        yield Lived(run, log, begun, at_first, later)
+    run = run_of(tmp_path_factory.mktemp("runs"), tiny)
+    log = a_log()
+    with compilations() as compiled, learning(run, log) as life:
+        life.until(lambda: len(versions(log)) == 1)
+        begun = versions(log)
+        send(log, batch(0), batch(1))
+        # the second step, and the first checkpoint of a trained state
+        life.until(lambda: len(metrics(log)) == 2)
+        at_first = list(compiled)
+        send(log, batch(2))
+        life.until(lambda: len(metrics(log)) == 3)
+        later = compiled[len(at_first) :]
+    yield Lived(run, log, begun, at_first, later)
 
 
 def fresh(lived: Lived, directory: Path) -> RunFile:

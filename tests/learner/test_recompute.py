@@ -17,7 +17,6 @@ from streamrl.config.sections.operation import Fork
 from streamrl.extensions.recordings.export_model import export_model
 from streamrl.extensions.recordings.replay_weights import compare_versions
 from streamrl.learner.files import checkpoints
-from streamrl.learner.parallel import mesh
 from streamrl.learner.recompute import recompute_version, retrain_all, seed_fork
 from streamrl.learner.trainer import open_trainer
 from streamrl.stream.log.memory import MemoryLog
@@ -43,14 +42,11 @@ class Recording(NamedTuple):
 
 @pytest.fixture(scope="module")
 def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
-    with pytest.MonkeyPatch.context() as patch:
-        # The cache is that of the working tree.
-        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
-        run = run_of(tmp_path_factory.mktemp("runs"), tiny)
-        log = a_log(*map(batch, range(BATCHES)))
-        with learning(run, log) as life:
-            life.until(lambda: len(metrics(log)) == BATCHES)
-        yield Recording(run, log)  # with checkpoints of versions 2 and 4
+    run = run_of(tmp_path_factory.mktemp("runs"), tiny)
+    log = a_log(*map(batch, range(BATCHES)))
+    with learning(run, log) as life:
+        life.until(lambda: len(metrics(log)) == BATCHES)
+    yield Recording(run, log)  # with checkpoints of versions 2 and 4
 
 
 def copied(made: Recording, directory: Path) -> RunFile:

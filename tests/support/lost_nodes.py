@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from unittest.mock import patch
 
 import yaml
 from rich.console import Console
@@ -200,8 +199,7 @@ def prove(
     signal.signal(signal.SIGTERM, interrupt)  # nothing may be left running
     directory = directory.absolute()
     directory.mkdir(parents=True)
-    with patch.object(broker, "START_LIMIT_S", patience(broker.START_LIMIT_S)):
-        kafka = broker.start(directory / "kafka")
+    kafka = broker.start(directory / "kafka")
     log = KafkaLog({"bootstrap.servers": kafka.address}, "run")
     losses: list[Loss] = []
     try:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from streamrl.system.files import shipped_directory, write_atomically
+from streamrl.system.files import (
+    remove_least_recently_used,
+    shipped_directory,
+    write_atomically,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,3 +53,17 @@ def test_what_comes_with_streamrl_is_found_in_the_sources():
         ("run_templates", "deploy/templates"),
     ):
         assert shipped_directory(installed, source) == ROOT / source
+
+
+def test_files_that_were_used_longest_ago_are_removed_first(tmp_path: Path):
+    for name, read_s, written_s in (("read", 9, 1), ("written", 2, 8), ("old", 3, 4)):
+        (tmp_path / name).write_bytes(b"x" * 10)
+        os.utime(tmp_path / name, (read_s, written_s))
+    remove_least_recently_used(tmp_path, 30)
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_least_recently_used(tmp_path, 29)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["read", "written"]
+
+
+def test_of_a_directory_that_is_not_there_nothing_is_removed(tmp_path: Path):
+    remove_least_recently_used(tmp_path / "none", 0)

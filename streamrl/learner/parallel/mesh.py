@@ -25,6 +25,7 @@ from streamrl.config.sections.learner import Learner, Mesh
 from streamrl.learner.model.experts import EXPERT
 from streamrl.learner.model.model import BATCH, axes_of, compute_policy
 from streamrl.system.errors import ConfigError
+from streamrl.system.files import remove_least_recently_used
 from streamrl.system.tuning import return_freed_arrays
 
 logger = logging.getLogger(__name__)
@@ -152,9 +153,10 @@ def prepare_process(run: RunFile) -> None:
     return_freed_arrays()
     if run.learner.deterministic:
         make_deterministic()
-    # All runs of `runs_dir` share it, because a first step may compile for minutes. A program's
-    # place in it follows from all that it is compiled from.
-    enable_compilation_cache(run.directory.parent / COMPILED)
+    if jax.config.jax_compilation_cache_dir is None:  # else the user has named one
+        # All runs of `runs_dir` share it, because a first step may compile for minutes. A program's
+        # place in it follows from all that it is compiled from.
+        enable_compilation_cache(run.directory.parent / COMPILED)
 
 
 def make_deterministic() -> None:
@@ -175,7 +177,10 @@ def make_deterministic() -> None:
 def enable_compilation_cache(directory: Path) -> None:
     """Cache compiled programs in `directory`, so that a restarted learner, and the next run, train
     within seconds.
+
+    JAX's own limit of its size is not used: one program without its `-atime` file, which a killed
+    process leaves, and each of a process that has no limit, ends all writing into the directory.
     """
+    remove_least_recently_used(directory, COMPILED_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -28,7 +28,7 @@ from streamrl.system.errors import BrokerError, BrokerUnreachable
 logger = logging.getLogger(__name__)
 
 # measured: 1.5 s, with formatting 2-3 s; with gigabytes to recover, 10 s and more
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0  # on a busy machine; one that ends is noticed at once
 STOP_LIMIT_S = 15.0  # measured: 0.2-0.4 s
 # A controller that has fenced the broker by then has recorded it, 0.1 s after it is ready.
 ALREADY_FENCED_S = 3.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from streamrl.extensions.scorer import scoring
-from tests.learner.conftest import _one_cache, compiled, tiny  # noqa: F401
+from tests.learner.conftest import _traced_once, tiny  # noqa: F401
 from tests.learner.updaters import shared_updater
 
 
 @pytest.fixture(autouse=True)
-def _one_cache_for_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _traced_once_for_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "Updater", shared_updater)

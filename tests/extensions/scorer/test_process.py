@@ -22,7 +22,6 @@ from streamrl.extensions.scorer.extension import Scorer
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.model import model
 from streamrl.learner.model.examples import expand, to_ragged
-from streamrl.learner.parallel import mesh
 from streamrl.learner.recompute import recompute_version, retrain_all
 from streamrl.learner.start import learner_settings
 from streamrl.learner.update import Updater
@@ -136,14 +135,6 @@ def lived(run: RunFile, log: MemoryLog, workers: int) -> None:
     with ExitStack() as alive:
         alive.enter_context(scoring(run, log, *range(workers)))
         alive.enter_context(learning(run, log)).until(lambda: trained(log) == BATCHES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_caches() -> Iterator[None]:
-    """For fixtures of the module, as for every test."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh, "enable_compilation_cache", lambda directory: None)
-        yield
 
 
 Made = dict[str, tuple[RunFile, MemoryLog]]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -159,29 +160,55 @@ def test_gpus_compute_the_same_bits_unless_somebody_has_said_otherwise(
     assert os.environ["XLA_FLAGS"] == after
 
 
-def test_deterministic_kernels_are_a_choice_and_two_runs_share_what_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    directories = list[Path]()
-    monkeypatch.setattr(module, "enable_compilation_cache", directories.append)
+@pytest.fixture
+def cache_settings() -> Iterator[None]:
+    """JAX's settings of its cache, as they are without a variable of the user's; restored after
+    the test.
+    """
+    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    kept = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in kept.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("cache_settings")
+def test_deterministic_kernels_are_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     settings = {"runs_dir": str(tmp_path), "envs": {"copy-digits": {}}}
     prepare_process(parse({**settings, "run": "one", "learner": {"deterministic": False}}))
     assert os.environ["XLA_FLAGS"] == ""
     prepare_process(parse({**settings, "run": "two"}))
     assert os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=true"
-    assert directories == [tmp_path / ".compiled"] * 2
 
 
-def test_compiled_programs_are_kept_whatever_they_cost_up_to_10_gib(tmp_path: Path):
-    kept = jax.config.jax_compilation_cache_dir
-    try:
-        enable_compilation_cache(tmp_path)
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
-        assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.0
-        assert jax.config.jax_compilation_cache_max_size == 10 * 2**30
-    finally:
-        enable_compilation_cache(Path(kept))
+@pytest.mark.usefixtures("cache_settings")
+def test_runs_of_one_directory_share_what_is_compiled(tmp_path: Path):
+    prepare_process(parse({"run": "one", "runs_dir": str(tmp_path), "envs": {"copy-digits": {}}}))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / ".compiled")
+
+
+@pytest.mark.usefixtures("cache_settings")
+def test_the_cache_that_the_user_has_named_is_used(tmp_path: Path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    prepare_process(parse({"run": "one", "runs_dir": str(tmp_path), "envs": {"copy-digits": {}}}))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
+
+
+@pytest.mark.usefixtures("cache_settings")
+def test_compiled_programs_are_kept_whatever_they_cost_up_to_a_number_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "COMPILED_BYTES", 25)
+    for age_s in range(4):
+        file = tmp_path / f"{age_s}-cache"
+        file.write_bytes(b"x" * 10)
+        os.utime(file, (1_000 - age_s, 1_000 - age_s))
+    enable_compilation_cache(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0-cache", "1-cache"]
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.0
 
 
 def test_levanters_own_records_and_checks_are_off():
