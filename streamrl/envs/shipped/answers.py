@@ -17,7 +17,9 @@ AnswerPlace = Literal["whole", "after-think", "tag", "boxed"]
 PLACES: tuple[str, ...] = get_args(AnswerPlace)
 
 ANSWER_TAG = re.compile(r"<(/?)answer>")
-BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+BRACE = re.compile(
+    r"\\(?:boxed|fbox|framebox)(?:\s*\{|\s+(?P<bare>[-+]?\d+(?:[.,/:^]\d+)*))|\\.|[{}]", re.DOTALL
+)
 # What may be between two boxes, or two formulas, that are one answer together.
 JOINT = re.compile(
     r"(?i)(?:\s|[-$,;.:*/&()\[\]•]|\n[ \t]*\d{1,2}[.)]|\\[()\[\],;: ]|\\q?quad\b"
@@ -58,8 +60,8 @@ def read_answer(text: str, place: AnswerPlace) -> str | None:
     - `whole`: all of the text, thoughts included.
     - `after-think`: what follows the last thought.
     - `tag`: what the last <answer> after the thoughts holds.
-    - `boxed`: what the last `\\boxed{}` after the thoughts holds. Boxes that are joined by commas,
-      `and` or `or` are one answer: "1, 2".
+    - `boxed`: what the last `\\boxed{}` after the thoughts holds, or the number after a `\\boxed`
+      without braces. Boxes that are joined by commas, `and` or `or` are one answer: "1, 2".
 
     A thought that is left open is no answer in any place, and so is a tag or a box where these are
     read.
@@ -99,11 +101,11 @@ def in_box(text: str) -> str | None:
     if not boxes:
         return None
     last = boxes[-1]
-    held = [text[last.held : last.end]]
+    held = [text[last.held : last.held_end]]
     for box in reversed(boxes[:-1]):
-        if not JOINT.fullmatch(text, box.end + 1, last.start):
+        if not JOINT.fullmatch(text, box.end, last.start):
             break
-        held.append(text[box.held : box.end])
+        held.append(text[box.held : box.held_end])
         last = box
     return ", ".join(dict.fromkeys(one.strip() for one in reversed(held)))
 
@@ -113,7 +115,8 @@ class Box(NamedTuple):
 
     start: int
     held: int  # where what it holds begins
-    end: int  # of its closing brace
+    held_end: int
+    end: int
 
 
 def closed_boxes(text: str) -> list[Box] | None:
@@ -125,7 +128,9 @@ def closed_boxes(text: str) -> list[Box] | None:
         if token[0] == "}":
             box = braces.pop() if braces else None
             if box and not (boxes and boxes[-1].start > box[0]):
-                boxes.append(Box(*box, token.start()))
+                boxes.append(Box(*box, token.start(), token.end()))
+        elif token["bare"]:
+            boxes.append(Box(token.start(), token.start("bare"), token.end(), token.end()))
         elif token[0] == "{":
             braces.append(None)
         elif token[0].endswith("{") and len(token[0]) > 2:
