@@ -74,6 +74,11 @@ def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
         if metric.step is not None and "learner/step_s" in metric.values
     }
     numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)
+    if not numbers:
+        raise SystemExit(
+            f"bench: the run ended after step {max(steps, default=0)}, and the first {skipped} steps"
+            f" are not counted; a machine of its own makes more in {LIMIT_S:.0f} s"
+        )
     began_s = steps[numbers[0] - 1].time_s
     total_s = steps[numbers[-1]].time_s - began_s
     account = TimeAccount(lookahead)
@@ -210,22 +215,14 @@ def main() -> None:
             for name, overrides in LOOPS.items()
         }
     runs: list[Run] = json.loads(given.out.read_text())["runs"] if given.table else []
+    options = f"--steps {given.steps} --rounds {given.rounds}" + " --free" * given.free
     for number in range(0 if given.table else given.rounds):
         for name, overrides in loops.items():
             print(f"round {number + 1} of {given.rounds}, {name}: {given.steps} steps", flush=True)
             runs.append(run_one(name, overrides, given.steps))
             print(f"  {runs[-1]['steps_per_s']:.2f} steps/s", flush=True)
-    if not given.table:
-        write(
-            given.out,
-            {
-                "runs": runs,
-                "command": (
-                    f"python -m bench.loop --steps {given.steps} --rounds {given.rounds}"
-                    + " --free" * given.free
-                ),
-            },
-        )
+            # The figures of these runs stay if the next one fails.
+            write(given.out, {"runs": runs, "command": f"python -m bench.loop {options}"})
     print(f"\n{table(runs)}\n")
     names = list(dict.fromkeys(run["name"] for run in runs))
     for one, other in zip(names[::2], names[1::2], strict=True):

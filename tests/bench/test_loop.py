@@ -67,6 +67,11 @@ def test_the_time_of_a_loop_by_cause():
     )
 
 
+def test_a_run_without_a_step_that_counts_is_refused():
+    with pytest.raises(SystemExit, match="the run ended after step 1, and the first 20 steps"):
+        figures(Heard([learner(1, 3.0, 1.0)], {}, {}), skipped=20, lookahead=0)
+
+
 def test_both_loops_run_in_turns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
