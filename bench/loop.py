@@ -76,8 +76,8 @@ def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
     numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)
     if not numbers:
         raise SystemExit(
-            f"bench: the run ended after step {max(steps, default=0)}, and the first {skipped} steps"
-            f" are not counted; a machine of its own makes more in {LIMIT_S:.0f} s"
+            f"bench: the run ended after step {max(steps, default=0)}, and the first {skipped}"
+            f" steps are not counted; a machine of its own makes more in {LIMIT_S:.0f} s"
         )
     began_s = steps[numbers[0] - 1].time_s
     total_s = steps[numbers[-1]].time_s - began_s
