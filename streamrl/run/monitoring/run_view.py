@@ -18,7 +18,6 @@ from streamrl.config.run_file import RunFile
 from streamrl.run.monitoring.bias import BiasAccount
 from streamrl.run.monitoring.metric_validation import validate_metric
 from streamrl.run.monitoring.time_account import TimeAccount
-from streamrl.run.monitoring.token_account import TokenAccount
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import (
     Batch,
@@ -79,7 +78,6 @@ class RunView:
     fates: dict[str, Counter[str]] = field(
         default_factory=lambda: defaultdict[str, Counter[str]](Counter)
     )
-    tokens: TokenAccount = field(default_factory=TokenAccount)
     bias: BiasAccount = field(default_factory=BiasAccount)
     # (env, fate) -> the cause of the last failed, invalid or filtered rollout
     causes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
@@ -153,7 +151,6 @@ def update_view(view: RunView, events: Iterable[Event], now_s: float | None = No
                 view.demand[demand.environment] = demand
             case Fate() as fate:
                 view.fates[fate.environment][fate.fate] += len(fate.offsets)
-                view.tokens.add(fate, view.version)
                 view.bias.add(fate)
                 if fate.fate in TROUBLES or fate.fate == FILTERED:
                     view.causes[fate.environment, fate.fate] = fate.cause

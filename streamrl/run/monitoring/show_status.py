@@ -27,6 +27,7 @@ from streamrl.run.monitoring.run_view import (
     server_state,
     troubles,
 )
+from streamrl.run.monitoring.start_offsets import LAST_FATES
 from streamrl.run.monitoring.status import PartStatus, lag, read_view, statuses
 from streamrl.stream.local_kafka import broker, connect
 from streamrl.stream.log.kafka.log import KafkaLog
@@ -161,6 +162,8 @@ def _envs(run: RunFile, view: RunView) -> Table:
             number(buffer_total(run, view, f"buffer/window_tokens/{env}"), ",.0f", MISSING),
             number(latest(view, f"batcher/held_tokens/{env}"), ",.0f", MISSING),
         )
+    if sum(fates.total() for fates in view.fates.values()) >= LAST_FATES:
+        table.caption = f"rollouts: those of the last {LAST_FATES:,} groups"
     return table
 
 

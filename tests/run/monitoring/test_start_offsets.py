@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from streamrl.config.run_file import parse
 from streamrl.config.sections.batches import Target
 from streamrl.run.monitoring.run_view import TOPICS, RunView
 from streamrl.run.monitoring.start_offsets import (
+    LAST_FATES,
     LAST_METRICS,
     MOST_METRICS,
     batches_start,
@@ -17,7 +20,7 @@ from streamrl.run.monitoring.status import read_view
 from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Message, Output, end_offset
-from streamrl.stream.records import Metric
+from streamrl.stream.records import Fate, Metric
 from tests.run.orchestrator.script import batch
 from tests.support.build import policy_version
 
@@ -101,3 +104,11 @@ def test_the_newest_version_is_known_before_metrics_are_read_that_have_its_step(
     assert start["policy-versions", 0] == 20_000 - 16  # 4 have none of the learner, 16 have one
     view = read_view(RUN, log)
     assert (view.batch, view.rewards) == (1_999, {"copy": {1_999: 0.5}})
+
+
+def test_of_many_fates_the_last_ones_are_read():
+    record = Fate(fate="expired", environment="copy", partition=0, offsets=np.array([0]))
+    log = run_log([])
+    log.append([to_message(Output("fates", "g", record))] * (LAST_FATES + 5), marker=False)
+    assert start_offsets(log, RunView("lead"))["fates", 0] == 5
+    assert read_view(RUN, log).fates["copy"]["expired"] == LAST_FATES
