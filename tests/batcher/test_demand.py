@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamrl.batcher.demand import absent_producers, tokens_from_any_env, update_grants
+from streamrl.batcher.demand import (
+    absent_producers,
+    tokens_from_any_env,
+    update_grants,
+    wanted_tokens,
+)
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.state import SHORTAGE_AFTER_S, BatcherState, EnvQueue
@@ -116,6 +121,8 @@ def test_an_env_that_holds_a_single_token_seems_to_work():
 
 def test_less_than_a_token_that_lacks_is_asked_for_as_well():
     assert tokens_from_any_env(SPILL, BatcherState(short={REMAINDER: 0})) == 1
+    only_one = replace(CONFIG, fractions={"copy": 1.0})
+    assert tokens_from_any_env(only_one, BatcherState(short={REMAINDER: 0})) == 1
     assert tokens_from_any_env(SPILL, BatcherState()) == 0
 
 
@@ -150,11 +157,22 @@ def test_a_producer_is_waited_for_from_its_first_open_group_on():
     assert queue.away == ["a"]
 
 
+def test_an_absent_producer_that_has_ended_no_group_may_have_one_open():
+    config = replace(CONFIG, producers={"copy": ["a", "b"]}, group_tokens={"copy": 10})
+    queue = EnvQueue(closed={"b": 1}, busy_since_s={"a": 0.0})
+    update_grants(config, "copy", queue, 10, 1_000.0)
+    assert (queue.away, queue.granted) == (["a"], {"a": 1, "b": 2})
+
+
+def test_nothing_is_wanted_before_a_version_is_announced():
+    assert wanted_tokens(SPILL, BatcherState()) == dict.fromkeys("abcd", 0)
+
+
 def test_a_run_begins_with_the_groups_that_are_wanted_and_no_more():
     config = replace(CONFIG, producers={"copy": ["a", "b"]}, group_tokens={"copy": 10})
-    for wanted_tokens, granted in ((10, {"a": 1, "b": 0}), (30, {"a": 2, "b": 1})):
+    for wanted, granted in ((10, {"a": 1, "b": 0}), (30, {"a": 2, "b": 1})):
         queue = EnvQueue()
-        update_grants(config, "copy", queue, wanted_tokens, 0.0)
+        update_grants(config, "copy", queue, wanted, 0.0)
         assert queue.granted == granted
 
 

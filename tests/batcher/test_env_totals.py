@@ -33,3 +33,10 @@ def test_an_attempt_is_hopeless_until_its_own_env_or_enough_of_others_has_come()
     env_totals.on_attempt(Selection([], {"a": 3}, {}, {"a": 10}))
     env_totals.on_group("a", 1)
     assert not env_totals.retry_is_hopeless
+
+
+def test_the_batches_to_come_can_take_what_an_env_is_owed_from_earlier_ones():
+    env_totals = totals()  # work may begin for batch 0, of which each env has 50 tokens
+    for owed, asked in ((50.0, 50.0), (70.0, 70.0), (30.0, 50.0)):
+        env_totals.owed = {"a": owed}
+        assert env_totals.asked_tokens("a") == asked

@@ -15,12 +15,18 @@ def test_producers_are_granted_groups_where_admission_is_by_capacity():
     assert batcher_config(RUN).producers == {}
     config = batcher_config(
         with_overrides(
-            RUN, ["batcher.admission=capacity", "envs.copy.replicas=2", "envs.add.replicas=0"]
+            RUN,
+            [
+                "batcher.admission=capacity",
+                "buffer.group_size=3",
+                "envs.copy.replicas=2",
+                "envs.add.replicas=0",
+            ],
         )
     )
     assert config.producers == {"copy": ["copy-0", "copy-1"]}
     env = RUN.envs["copy"]
-    assert config.group_tokens == {"copy": 2 * 2 * env.max_tokens}
+    assert config.group_tokens == {"copy": 3 * 2 * env.max_tokens}
     assert config.group_limits_s == {"copy": env.rollout_timeout_s + 2 * env.env_timeout_s}
 
 
