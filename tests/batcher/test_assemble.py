@@ -38,6 +38,14 @@ def test_a_rollout_of_which_a_sequence_is_too_long_is_filtered_as_a_whole():
     ]
 
 
+def test_a_rollout_as_long_as_a_row_fits():
+    whole = group(sizes=(9, 1))
+    longest = int(whole.sequence_lengths.max())
+    assert drop_too_long(whole, longest) == (whole, None)
+    _, dropped = drop_too_long(whole, longest - 1)
+    assert dropped is not None and dropped.uids == [whole.uids[0]]
+
+
 def test_a_branch_at_another_offset_than_the_rest_of_its_rollout_is_filtered_with_it():
     """Which no buffer writes. The first sequence is too long, and the second branches from it."""
     torn = structs.replace(
