@@ -131,3 +131,13 @@ def test_demonstrations_train_although_their_advantages_are_all_0():
     (scored,) = groups(out)
     assert len(scored.uids) == 2 and scored.cross_entropy_weights is not None
     assert scored.cross_entropy_weights.tolist() == [1] * 6
+
+
+def test_a_group_whose_experts_alone_are_too_large_is_not_scored(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(closing, "experts_bytes", lambda members: 1_000)
+    monkeypatch.setattr(closing, "record_limit", lambda topic: 999)
+    monkeypatch.setattr(closing, "score_group", None)
+    record, cause, _, is_unscored = closed(1.0, 0.0)
+    assert record.uids == [] and "1,000 bytes" in cause and not is_unscored

@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group
@@ -143,3 +144,19 @@ def test_a_fork_of_what_is_no_sequence_is_refused(turns: list[Turn]):
 def test_a_turn_that_is_no_fork_is_at_none():
     with pytest.raises(ValueError, match="fork_of 0 and fork_at 2 are no fork"):
         Turn(message="", role="user", tokens=tokens(1), fork_at=2)
+
+
+def sent_to(*experts: int, layers: int = 1) -> np.ndarray:
+    """The expert of each token, the same in all layers: (tokens, layers, 1) uint8."""
+    return np.array([[[expert]] * layers for expert in experts], np.uint8)
+
+
+def test_tokens_whose_experts_are_unknown_or_of_another_model_have_expert_0():
+    first, second, third = (
+        Turn(message="", role="assistant", tokens=tokens(n), logprobs=floats(-1)) for n in (3, 4, 5)
+    )
+    first = structs.replace(first, routed_experts=sent_to(7))
+    third = structs.replace(third, routed_experts=sent_to(9, layers=2))
+    made = rollout_event(0, rollout(turns=[turns()[0], first, second, third]))
+    experts = score_group([made], rloo).routed_experts
+    assert experts is not None and experts.tolist() == [[[7]], [[0]], [[0]]]

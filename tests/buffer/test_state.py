@@ -120,3 +120,17 @@ def test_a_group_is_looked_at_when_its_oldest_rollout_would_be_too_old():
         window.hold(group, rollout_event(number, record), record, 5, 4)
         checks.append(group.next_check_version)
     assert checks == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("newest", "checked_at"), [(2, 1 + 4), (3, 1 + 4), (4, 3 + 1)], ids=["past", "now", "ahead"]
+)
+def test_a_member_is_checked_when_it_may_expire_or_at_the_next_version_if_it_is_ahead(
+    newest: int, checked_at: int
+):
+    """Version 3 is the newest that is announced; version 1 began the rollout, 4 is the most age."""
+    record = rollout(version=1, newest=newest)
+    group = a_group([])
+    group.next_check_version = 100
+    Window().hold(group, rollout_event(0, record), record, version=3, max_age=4)
+    assert group.next_check_version == checked_at

@@ -246,3 +246,8 @@ def test_a_format_that_is_not_read_is_named(template: str, named: str):
 def test_calls_are_read_as_their_clients_read_them():
     (call,) = read(in_tags('{"name": "weather", "arguments": {"city": "Zürich \\u00e9"}}'))
     assert json.loads(json.dumps(call.arguments)) == {"city": "Zürich é"}
+
+
+def test_json_at_the_start_of_a_text_may_hold_what_looks_like_xml():
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "<function=now>"}}</tool_call>'
+    assert read(text) == [ToolCall("weather", {"city": "<function=now>"})]

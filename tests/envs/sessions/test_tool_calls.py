@@ -89,3 +89,12 @@ def test_thoughts_stay_in_the_text_beside_calls():
 )
 def test_parts_outside_thoughts(text: str, parts: list[str]):
     assert [text[start:end] for start, end in spans_outside_thoughts(text)] == parts
+
+
+def test_a_tool_has_the_form_of_a_chat_tool():
+    schema = {"type": "object", "properties": {}}
+    assert function_tool("now", "Tells the time.", schema) == {
+        "type": "function",
+        "function": {"name": "now", "description": "Tells the time.", "parameters": schema},
+    }
+    assert function_tool("now", None, schema)["function"] == {"name": "now", "parameters": schema}

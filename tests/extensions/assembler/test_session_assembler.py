@@ -10,6 +10,7 @@ import pytest
 from streamrl.config.run_file import RunFile, parse
 from streamrl.envs.sessions import reward_progress
 from streamrl.extensions.assembler.process import due, make_processor, reconcile, report, step
+from streamrl.extensions.assembler.session_assembler import counts
 from streamrl.extensions.assembler.state import AssemblerState
 from streamrl.stream.log.protocol import Event, Output
 from streamrl.stream.processor.snapshots import held_events
@@ -429,3 +430,11 @@ def test_limits_are_checked_once_a_second_of_the_clock():
         fold.at(time_s)
         checked.append(fold.state.checked_s)
     assert checked == [0.0, 1.1, 1.1, 1.1, 2.2]
+
+
+def test_sessions_that_are_open_and_those_of_them_that_have_ended_are_counted():
+    fold = Fold()
+    fold.at(0, start("a"), start("b"), start("c"))
+    assert counts(fold.state.envs[ENV].open) == (3, 0)
+    fold.state.envs[ENV].open["a"].end = Event("turns.agent", 0, 3, "a", end("a"))
+    assert counts(fold.state.envs[ENV].open) == (3, 1)
