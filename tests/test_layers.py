@@ -156,6 +156,7 @@ NAMED_IN_CORE = {
     "config/sections/operation.py": {"scorer"},  # of rewards, in the settings of a fork
     "learner/inputs.py": {"assembler"},  # of the scores of a batch
     "learner/scores.py": {"assembler"},
+    "run/engines/pods.py": {"gateway"},  # its address and Secrets, which others are given
     "stream/log/chunks.py": {"assembler"},  # of the chunks of a message
     "stream/records/batches.py": {"scorer"},  # a field on the wire
     "stream/records/sessions.py": {"scorer"},  # a field on the wire: who gave a reward

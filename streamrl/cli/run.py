@@ -92,8 +92,9 @@ def check(run: str, with_memory: bool, overrides: tuple[str, ...]) -> None:
 @click.option(
     "--on",
     "engine",
-    type=click.Choice(["slurm", "ray"]),
-    help="Have this engine run the parts of each machine that `placement` names.",
+    type=click.Choice(["slurm", "ray", "kubernetes"]),
+    help="Have this engine run the parts of each machine that `placement` names; on Kubernetes each"
+    " part is a pod.",
 )
 @overrides_option("Change a setting of the run file, as learner.learning_rate=3e-4")
 @metrics_options
@@ -107,7 +108,7 @@ def up(
     overrides: tuple[str, ...],
 ) -> None:
     """Start all parts of a run, watch it, end it at its target."""
-    from streamrl.run.engines import ray, slurm
+    from streamrl.run.engines import kubernetes, ray, slurm
     from streamrl.run.orchestrator import whole_run
     from streamrl.run.orchestrator.plan import INTERRUPTED
 
@@ -116,7 +117,7 @@ def up(
     with stop_on_signals() as (stop, caught):
         settings = load_run(run, overrides)
         if engine:
-            start = ray.up if engine == "ray" else slurm.up
+            start = {"slurm": slurm.up, "ray": ray.up, "kubernetes": kubernetes.up}[engine]
             code = start(settings, run_arguments(run, overrides), stop, resume, fresh)
         else:
             code = whole_run.up(settings, stop, resume, fresh, listen_override(), only, excluded)
@@ -138,7 +139,7 @@ def render(run: str, engine: str, overrides: tuple[str, ...]) -> None:
     """Print what an engine is given to run on many machines. Submits nothing.
 
     slurm: a shell script that submits a job for each machine. kubernetes: the manifests of the
-    envs, as a file of a kustomization.
+    parts, as a file of a kustomization.
     """
     from streamrl.run.engines import kubernetes, slurm
 

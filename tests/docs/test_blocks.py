@@ -20,7 +20,7 @@ from tests.docs.blocks import PAGES, RUNNERS, TAGS, Block, all_blocks, blocks
 from tests.support.waiting import patience
 
 # how many blocks have which tag: change it with the pages
-TAGGED = {"live run": 14, "learner": 6, "torch": 1, "cluster": 10, "minutes": 5, "gpu": 2}
+TAGGED = {"live run": 14, "learner": 6, "torch": 1, "cluster": 9, "minutes": 5, "gpu": 2}
 
 
 @pytest.fixture(scope="module")

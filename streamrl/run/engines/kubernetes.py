@@ -1,146 +1,184 @@
-"""What of a run differs from env to env on Kubernetes, as manifests: a StatefulSet for each, what
-scales it and what protects it. deploy/kubernetes has the rest, and adds what all parts share.
+"""A run on Kubernetes: a kustomization with what follows from its run file, applied by kubectl and
+followed until the orchestrator's Job has ended. Each part is a pod (`pods.py`), which Kubernetes
+starts again, and makes again on another node when its own is lost.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 
-from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.config.topology import Part
-from streamrl.run.orchestrator.requests import part_request
+from streamrl.run.engines.pods import manifests
+from streamrl.run.orchestrator.plan import INTERRUPTED
+from streamrl.stream.log import topics
+from streamrl.stream.log.kafka import acls
+from streamrl.system.errors import ConfigError, StreamrlError
 
-Manifest = dict[str, Any]
-RUN_FILE = "/etc/streamrl/run.yaml"
-INDEX = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-MISSING_TOKENS = (
-    'sum(avg_over_time(streamrl_batcher_missing_tokens{{run="{run}",part="batcher",'
-    'environment=~"{env}|rest"}}[1m]))'
-)
+POLL_S = 2.0
+JOBS = ("orchestrator", "finish")
+PAUSED = "autoscaling.keda.sh/paused-replicas"  # KEDA would start pods again
+OURS = "--selector=app.kubernetes.io/part-of=streamrl"
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes whatever is there twice twice, and no references."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 def render(run: RunFile) -> str:
-    """The envs of a run as a file of a kustomization (deploy/kubernetes)."""
-    return yaml.safe_dump_all(env_manifests(run), sort_keys=False, width=1000)
+    """The pods of a run as a file of a kustomization (deploy/kubernetes)."""
+    return yaml.dump_all(manifests(run), Dumper=_Plain, sort_keys=False, width=1000)
 
 
-def env_manifests(run: RunFile) -> list[Manifest]:
-    """The manifests of the envs whose processes sample themselves. Agents of the others call the
-    gateway.
+def files(run: RunFile) -> dict[str, str]:
+    """What follows from a run file, by the names of files in its kustomization."""
+    return {
+        "topics.yaml": topics.render(run),
+        "users.yaml": acls.render(run),
+        "parts.yaml": render(run),
+    }
+
+
+def up(
+    run: RunFile,
+    arguments: Sequence[str],
+    stop: threading.Event,
+    resume: bool = False,
+    fresh: bool = False,
+) -> int:
+    """Write what follows from a run file into its directory, apply that as a kustomization, and
+    follow the run until its end, or until `stop`, which stops it. Returns the exit code. The Job
+    `finish` ends the pods, whether or not this process is there.
+
+    `arguments`: the run file. Its settings cannot be changed on the command line, as pods read the
+    file. Topics outlive a run, so there is no `fresh`.
     """
-    first = {part.env: part for part in reversed(topology.ENV.parts(run))}
-    return [
-        manifest
-        for env in run.envs
-        if env in first and env not in run.session_envs
-        for manifest in (
-            _stateful_set(run, first[env]),
-            _scaled_object(run, env),
-            _disruption_budget(run, env),
+    file, *changed = arguments
+    if changed or fresh:
+        raise ConfigError(
+            "on Kubernetes pods read the run file, and topics stay: write settings into it, and"
+            " give a new run another name, instead of --set and --fresh"
         )
-    ]
+    directory = Path(file).absolute().parent
+    if not (directory / "kustomization.yaml").exists():
+        raise ConfigError(
+            f"{directory} has no kustomization.yaml: put the run file into a copy of"
+            " deploy/kubernetes/overlays/small or production"
+        )
+    for name, text in files(run).items():
+        (directory / name).write_text(text)
+    rendered = _kubectl("kustomize", str(directory))
+    cluster = Cluster(_namespace(rendered))
+    if resume:
+        cluster.end_jobs()
+        cluster.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}-")
+    elif cluster.jobs():
+        raise ConfigError(f"namespace {cluster.namespace} has a run; continue it with --resume")
+    cluster.ask("apply", "--filename=-", text=rendered)
+    print(f"the run's log: kubectl -n {cluster.namespace} logs -f job/{JOBS[0]}", flush=True)
+    return follow(cluster, stop)
 
 
-def _stateful_set(run: RunFile, part: Part) -> Manifest:
-    """A pod is a replica: pod i takes every n-th problem from i on, of the env's n replicas."""
-    name = f"env-{part.env}"
-    user = f"{run.run}.{name}"
-    request = part_request(run, part)
-    memory = f"{request.memory_gib * 1024:.0f}Mi" if request.memory_gib else ""
-    variables = [
-        {"name": "POD_INDEX", "valueFrom": INDEX},
-        {"name": "STREAMRL_KAFKA_USER", "value": user},
-        _secret("STREAMRL_KAFKA_PASSWORD", user, "password"),
-    ]
-    if key := run.inference.api_key.removeprefix("env:"):
-        variables.append(_secret(key, "streamrl-inference", "key"))
-    container = {
-        "name": "part",
-        "image": "streamrl/core",
-        "command": ["streamrl", part.role, RUN_FILE, part.env, "--index", "$(POD_INDEX)"],
-        "env": variables,
-        "resources": {
-            "requests": {
-                "cpu": f"{request.cpus:g}",
-                "memory": memory or "512Mi",
-                "ephemeral-storage": "1Gi",
-            },
-            "limits": {"memory": memory or "2Gi", "ephemeral-storage": "4Gi"},
-        },
-    }
-    labels = {"streamrl/role": part.role, "streamrl/env": part.env}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "serviceName": "parts",
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": _labels(run, part.env)},
-            "template": {
-                "metadata": {"labels": dict(labels)},
-                "spec": {
-                    "containers": [container],
-                    "volumes": [{"name": "runs", "emptyDir": {"sizeLimit": "1Gi"}}],
-                },
-            },
-        },
-    }
+class Cluster:
+    """The namespace of a run, by kubectl and its current context."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+
+    def ask(self, *arguments: str, text: str | None = None) -> str:
+        """What kubectl prints. Raises StreamrlError with what it complains of."""
+        return _kubectl(f"--namespace={self.namespace}", *arguments, text=text)
+
+    def pods(self) -> dict[str, str]:
+        """Phase and node of each pod of the run, by its name."""
+        items = json.loads(self.ask("get", "pods", OURS, "--output=json"))["items"]
+        return {
+            pod["metadata"]["name"]: " ".join(
+                [
+                    "Terminating"
+                    if "deletionTimestamp" in pod["metadata"]
+                    else pod["status"]["phase"],
+                    pod["spec"].get("nodeName", ""),
+                ]
+            ).strip()
+            for pod in items
+        }
+
+    def jobs(self) -> dict[str, str]:
+        """How the orchestrator's Job and the one that ends the pods have ended; empty while they
+        run.
+        """
+        items = json.loads(self.ask("get", "jobs", "--output=json"))["items"]
+        ends = ("Complete", "Failed")
+        return {
+            job["metadata"]["name"]: next(
+                (
+                    condition["type"]
+                    for condition in job["status"].get("conditions", ())
+                    if condition["type"] in ends and condition["status"] == "True"
+                ),
+                "",
+            )
+            for job in items
+            if job["metadata"]["name"] in JOBS
+        }
+
+    def end_jobs(self) -> None:
+        self.ask("delete", "jobs", *JOBS, "--ignore-not-found")
+
+    def end_pods(self) -> None:
+        """What the Job `finish` does."""
+        self.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}=0")
+        self.ask("scale", "deployments,statefulsets", OURS, "--replicas=0")
 
 
-def _scaled_object(run: RunFile, env: str) -> Manifest:
-    """Envs are scaled by demand: a replica for so many tokens that the next batch is short of. The
-    most is `envs.<name>.replicas`, by which they share the problems. There is always one, which
-    has to be there to read of demand.
+def follow(cluster: Cluster, stop: threading.Event) -> int:
+    """Show the states of the pods until the run has ended and its pods have."""
+    states: dict[str, str] = {}
+    while not stop.wait(POLL_S):
+        try:
+            now = cluster.pods()
+            jobs = cluster.jobs()
+        except StreamrlError as error:
+            print(error, flush=True)
+            continue
+        for name, state in now.items():
+            if states.get(name) != state:
+                print(f"{name}: {state}", flush=True)
+        states = now
+        if all(jobs.get(name) for name in JOBS):
+            return 0 if jobs[JOBS[0]] == "Complete" else 1
+    cluster.end_jobs()
+    cluster.end_pods()
+    return INTERRUPTED
+
+
+def _namespace(rendered: str) -> str:
+    """The namespace of the orchestrator's Job, among manifests. Raises ConfigError if there is
+    none.
     """
-    name = f"env-{env}"
-    query = MISSING_TOKENS.format(run=run.run, env=env)
-    replicas = run.envs[env].replicas
-    # A whole batch that is missing wants all replicas.
-    threshold = max(1, run.batcher.total_token_budget // replicas)
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": {"name": name, "labels": {"streamrl/run": run.run}},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name},
-            "minReplicaCount": 1,
-            "maxReplicaCount": replicas,
-            "pollingInterval": 15,
-            "cooldownPeriod": 120,
-            "triggers": [
-                {
-                    "type": "prometheus",
-                    "metricType": "AverageValue",
-                    "metadata": {
-                        "serverAddress": "http://prometheus.monitoring.svc:9090",
-                        "query": query,
-                        "threshold": str(threshold),
-                    },
-                }
-            ],
-        },
-    }
+    for manifest in yaml.safe_load_all(rendered):
+        name = manifest["metadata"]["name"]
+        if (manifest["kind"], name) == ("Job", JOBS[0]) and "namespace" in manifest["metadata"]:
+            return manifest["metadata"]["namespace"]
+    raise ConfigError("kustomization.yaml names no `namespace`, or leaves out parts.yaml")
 
 
-def _disruption_budget(run: RunFile, env: str) -> Manifest:
-    """A drain of nodes takes one replica of an env at a time."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": f"env-{env}"},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(run, env)}},
-    }
-
-
-def _labels(run: RunFile, env: str) -> dict[str, str]:
-    """The labels by which the pods of an env are selected."""
-    return {"streamrl/role": topology.ENV.name, "streamrl/env": env, "streamrl/run": run.run}
-
-
-def _secret(variable: str, secret: str, key: str) -> Manifest:
-    """A variable that has the value of a Secret's key."""
-    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+def _kubectl(*arguments: str, text: str | None = None) -> str:
+    try:
+        done = subprocess.run(
+            ["kubectl", *arguments], input=text, capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError:
+        raise StreamrlError("kubectl is not installed here") from None
+    except subprocess.CalledProcessError as error:
+        raise StreamrlError(f"kubectl: {error.stderr.strip() or error.returncode}") from None
+    return done.stdout

@@ -1,0 +1,263 @@
+"""`python -m tests.kubernetes`: what a real Kubernetes makes of the run files, and a run of the
+tiny model with vLLM on three nodes, two of which are lost in the middle. Exit code 1 when a pod is
+not continued elsewhere, the reward does not rise, or the run's account does not balance.
+
+It needs root, for the mounts of containers, and Go. The first call builds Kubernetes, in minutes;
+the run takes some fifteen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from streamrl.config import run_file, topology
+from streamrl.config.run_file import RunFile
+from streamrl.extensions.recordings.audit import audit
+from streamrl.extensions.recordings.processors import processors_of
+from streamrl.extensions.recordings.replay import replay
+from streamrl.stream.log.kafka import acls, topic_changes
+from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import end_offset
+from streamrl.system.errors import StreamrlError
+from tests.chaos.__main__ import interrupt
+from tests.kubernetes import admission
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.overlays import DEPLOY, make_room, overlay, volume
+from tests.support.secure import Secure, secure_broker
+from tests.support.waiting import patience, until
+
+ROOT = Path(__file__).parents[2]
+NAMESPACE = "tiny"
+NODES = ("node1", "node2", "node3")
+CAPACITY = {"cpu": "6", "memory": "16Gi"}
+STEPS_BETWEEN = 15  # before a node is lost
+CLOUD_S = 120.0  # until a cloud deletes a node that is gone
+LIMIT_S = 900.0
+TARGET = {"env": "copy-digits", "reward": 0.9, "batches": 20}
+
+
+class Loss(NamedTuple):
+    """A node that was lost, and what became of its pods."""
+
+    workload: str
+    node: str
+    processes: int
+    pods: list[str]
+    step: int
+    elsewhere_s: float  # until the workload's pod ran on another node
+    all_elsewhere_s: float  # until all pods ran, some after the node was deleted
+    next_steps_s: float  # until the run had made two more steps
+
+
+class Run:
+    """The run that `streamrl up --on kubernetes` has applied."""
+
+    def __init__(self, plane: ControlPlane, file: Path, log: KafkaLog) -> None:
+        self._plane = plane
+        self._log = log
+        self._output = plane.directory / "up.log"
+        with self._output.open("ab") as output:
+            self.up = subprocess.Popen(
+                [sys.executable, "-m", "streamrl.cli", "up", str(file), "--on", "kubernetes"],
+                env=plane.environment,
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+            )
+
+    def steps(self) -> int:
+        """Steps that the learner has announced: each version has a record and the end of its
+        transaction.
+        """
+        with contextlib.suppress(StreamrlError):
+            return max(0, end_offset(self._log, *topology.POLICY_VERSIONS_PARTITION) // 2 - 1)
+        return 0
+
+    def running(self) -> dict[str, str]:
+        """The node of each pod that runs, by its workload's name."""
+        return {
+            pod["metadata"]["labels"]["app.kubernetes.io/name"]: pod["spec"]["nodeName"]
+            for pod in self._plane.pods(NAMESPACE)
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        }
+
+    def wait(self, true: Any, what: str) -> Any:
+        """Wait for an event in the run while it is followed."""
+
+        def happened() -> object:
+            assert self.up.poll() is None, f"the run ended ({self.up.returncode}): {self._output}"
+            return true()
+
+        return until(happened, LIMIT_S, lambda: f"{what}; {self.running()}", every_s=0.5)
+
+    def lose_node_of(self, workload: str) -> Loss:
+        before = self.running()
+        node = before[workload]
+        pods = [name for name, where in before.items() if where == node]
+        step = self.steps()
+        processes = self._plane.kill_node(node)
+        lost_s = time.monotonic()
+
+        def others(names: list[str]) -> bool:
+            now = self.running()
+            return all(now.get(name, node) != node for name in names)
+
+        self.wait(lambda: others([workload]), f"{workload} on another node than {node}")
+        elsewhere_s = time.monotonic() - lost_s
+        self.wait(lambda: time.monotonic() - lost_s > CLOUD_S, "the node to be deleted")
+        self._plane.delete_node(node)
+        self.wait(lambda: others(pods), f"{pods} on other nodes")
+        all_elsewhere_s = time.monotonic() - lost_s
+        meanwhile = self.steps()
+        self.wait(lambda: self.steps() >= meanwhile + 2, "two more steps")
+        next_steps_s = time.monotonic() - lost_s
+        self._plane.start_node(node, CAPACITY)
+        return Loss(
+            workload, node, processes, pods, step, elsewhere_s, all_elsewhere_s, next_steps_s
+        )
+
+    def end(self) -> None:
+        if self.up.poll() is None:
+            self.up.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.up.wait(patience(30))
+        self.up.kill()
+
+
+@contextlib.contextmanager
+def kubernetes(directory: Path) -> Iterator[ControlPlane]:
+    """A control plane that is up while the block lasts."""
+    plane = ControlPlane(directory)
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+
+
+def prepare(plane: ControlPlane, directory: Path, broker: Secure) -> tuple[Path, RunFile]:
+    """The overlay `small` with this broker, and what the operators of a cluster would make: users
+    with their rights and Secrets, topics and volumes. Returns the run file.
+    """
+    settings = yaml.safe_load((DEPLOY / "kubernetes/overlays/small/run.yaml").read_text())
+    settings["kafka"]["bootstrap.servers"] = broker.address
+    settings["orchestrator"] = {"target": TARGET, "max_wall_s": 3600}
+    here = overlay(directory / "overlay", "small", settings, NAMESPACE, shared=False)
+    run = run_file.load(here / "run.yaml")
+    make_room(plane, NAMESPACE, "learner", "results", "weights")
+    users = {acls.user_name(run, name): os.urandom(8).hex() for name in acls.rules(run)}
+    broker.add_users(users)
+    acls.apply(run, broker.admin)
+    topic_changes.apply(run, broker.admin)
+    secrets = {user: {"password": password} for user, password in users.items()}
+    secrets["streamrl-inference"] = {"key": os.urandom(32).hex()}
+    secrets["streamrl-cluster-ca-cert"] = {"ca.crt": broker.ca.read_text()}
+    plane.apply(
+        *(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": name},
+                "stringData": data,
+            }
+            for name, data in secrets.items()
+        ),
+        namespace=NAMESPACE,
+    )
+    return here / "run.yaml", run
+
+
+def lose_nodes(plane: ControlPlane, directory: Path) -> bool:
+    """Run on three nodes, lose two of them, and show what came of it. Returns whether all is
+    well.
+    """
+    for node in NODES:
+        plane.start_node(node, CAPACITY)
+    until(lambda: len(plane.ready_nodes()) == len(NODES), 60, "nodes are not ready", 0.5)
+    losses: list[Loss] = []
+    with secure_broker(directory / "kafka") as broker:
+        file, settings = prepare(plane, directory, broker)
+        log = KafkaLog(broker.admin, settings.run)
+        run = Run(plane, file, log)
+        try:
+            for workload in ("learner", "buffer"):
+                step = run.steps() + STEPS_BETWEEN
+                run.wait(lambda step=step: run.steps() >= step, f"step {step}")
+                losses.append(run.lose_node_of(workload))
+                print(losses[-1], flush=True)
+            code = run.up.wait(patience(LIMIT_S))
+            until(lambda: not run.running(), 120, lambda: run.running(), 0.5)
+        finally:
+            run.end()
+        account = audit(log, settings)
+        differences = [
+            result.difference
+            for part in processors_of(settings).values()
+            if (result := replay(log, part)[0]).difference
+        ]
+    report = volume(plane, NAMESPACE, "results") / settings.run / "report.json"
+    envs = json.loads(report.read_text())["envs"]
+    table = Table("lost node of", "its pods", "at step", "elsewhere", "all pods", "two more steps")
+    for lost in losses:
+        table.add_row(
+            f"{lost.workload}: {lost.node}, {lost.processes} processes",
+            ", ".join(lost.pods),
+            str(lost.step),
+            f"{lost.elsewhere_s:.0f} s",
+            f"{lost.all_elsewhere_s:.0f} s",
+            f"{lost.next_steps_s:.0f} s",
+        )
+    Console(width=140).print(table)
+    rises = True
+    for name, env in envs.items():
+        first, last = env["reward_mean_first20"], env["reward_mean_last20"]
+        rises = rises and last > first
+        print(f"reward of {name}: {first:.3f} -> {last:.3f}")
+    print(f"rollouts {account.published}, lost {account.lost}, two fates {account.repeated}")
+    print(f"audit balanced: {account.balanced}; replay identical: {not differences}")
+    print(f"`up` ended with {code}, after {len(account.trained_on)} steps; pods left: 0")
+    for problem in [*account.problems, *differences]:
+        print(problem)
+    return rises and account.balanced and not differences and code == 0
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("runs/kubernetes"),
+    show_default=True,
+    help="Of the run, and of Kubernetes; must not exist.",
+)
+@click.option("--admission", "only_admission", is_flag=True, help="Leave out the run.")
+def main(directory: Path, only_admission: bool) -> None:
+    """See what Kubernetes makes of the run files; run on three nodes, and lose two of them."""
+    if os.getuid() != 0:
+        sys.exit("nodes have to be started by root here")
+    signal.signal(signal.SIGTERM, interrupt)  # nothing may be left running
+    directory = directory.absolute()
+    directory.mkdir(parents=True)
+    with kubernetes(directory / "kubernetes") as plane:
+        for found in admission.look(plane, directory):
+            print(found, flush=True)
+        well = only_admission or lose_nodes(plane, directory)
+    sys.exit(0 if well else 1)
+
+
+if __name__ == "__main__":
+    main()
