@@ -1,5 +1,5 @@
-"""The pods of a run on Kubernetes, as manifests that follow from the run file. What an administrator
-decides is in deploy/kubernetes, which adds what all parts share.
+"""The pods of a run on Kubernetes, as manifests that follow from the run file. What is for an
+administrator to decide, and what all parts share, is in deploy/kubernetes.
 
 A part without numbered peers is a Deployment, whose pod Kubernetes makes again elsewhere while its
 node is silent: Kafka fences the one that may still run there. Numbered parts and the processes of a
