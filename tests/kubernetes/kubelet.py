@@ -32,7 +32,8 @@ from tests.kubernetes.control_plane import api
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 BEAT_S = 4.0
-POLL_S = 0.5
+POLL_S = 1.0
+PROBE_S = 3.0
 AGAIN_S = 2.0  # before an ended container is started again
 PRIVATE = ("/etc", "/var", "/run")  # directories in which mounts are made, for this pod alone
 UNSHARE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
@@ -141,6 +142,7 @@ class Pod:
         self._ready = False
         self._restarts = 0
         self._since = now_s()
+        self._probed_s = 0.0
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -201,6 +203,9 @@ class Pod:
         process = self._process
         if process is None or process.poll() is not None or self._ending.is_set():
             return
+        if time.monotonic() - self._probed_s < PROBE_S:
+            return
+        self._probed_s = time.monotonic()
         (container,) = self._spec["containers"]
         asked = container.get("readinessProbe", {}).get("httpGet")
         ready = asked is None

@@ -20,7 +20,7 @@ from streamrl.stream.log import topics
 from streamrl.stream.log.kafka import acls
 from streamrl.system.errors import ConfigError, StreamrlError
 
-POLL_S = 2.0
+POLL_S = 5.0
 JOBS = ("orchestrator", "finish")
 PAUSED = "autoscaling.keda.sh/paused-replicas"  # KEDA would start pods again
 OURS = "--selector=app.kubernetes.io/part-of=streamrl"
@@ -80,7 +80,7 @@ def up(
     if resume:
         cluster.end_jobs()
         cluster.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}-")
-    elif cluster.jobs():
+    elif cluster.has_run():
         raise ConfigError(f"namespace {cluster.namespace} has a run; continue it with --resume")
     cluster.ask("apply", "--filename=-", text=rendered)
     print(f"the run's log: kubectl -n {cluster.namespace} logs -f job/{JOBS[0]}", flush=True)
@@ -96,6 +96,10 @@ class Cluster:
     def ask(self, *arguments: str, text: str | None = None) -> str:
         """What kubectl prints. Raises StreamrlError with what it complains of."""
         return _kubectl(f"--namespace={self.namespace}", *arguments, text=text)
+
+    def has_run(self) -> bool:
+        """Whether the namespace has the workloads of a run, with pods or without."""
+        return bool(self.ask("get", "deployments", OURS, "--output=name").strip())
 
     def pods(self) -> dict[str, str]:
         """Phase and node of each pod of the run, by its name."""
