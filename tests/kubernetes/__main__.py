@@ -1,9 +1,10 @@
-"""`python -m tests.kubernetes`: what a real Kubernetes makes of the run files, and a run of the
-tiny model with vLLM on three nodes, two of which are lost in the middle. Exit code 1 when a pod is
-not continued elsewhere, the reward does not rise, or the run's account does not balance.
+"""`python -m tests.kubernetes`: what a real Kubernetes makes of the run files, and a run on three
+nodes, two of which are lost in the middle: learner and envs are known functions, or with `--tiny`
+the tiny model with vLLM. Exit code 1 when a pod is not continued elsewhere, the run's account does
+not balance, or the reward of the model does not rise.
 
-It needs root, for the mounts of containers, and Go. The first call builds Kubernetes, in minutes;
-the run takes some fifteen.
+It needs root, for the mounts of containers, and Go. The first call builds Kubernetes, in some ten
+minutes; the run takes as many, with a model twice that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,32 +34,57 @@ from streamrl.stream.log.kafka import acls, topic_changes
 from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.protocol import end_offset
 from streamrl.system.errors import StreamrlError
+from tests.chaos import known
 from tests.chaos.__main__ import interrupt
+from tests.chaos.verdict import verdict
 from tests.kubernetes import admission
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.overlays import DEPLOY, make_room, overlay, volume
+from tests.support.lost_nodes import at_rest
 from tests.support.secure import Secure, secure_broker
 from tests.support.waiting import patience, until
 
 ROOT = Path(__file__).parents[2]
-NAMESPACE = "tiny"
+NAMESPACE = "proof"
 NODES = ("node1", "node2", "node3")
 CAPACITY = {"cpu": "6", "memory": "16Gi"}
 STEPS_BETWEEN = 15  # before a node is lost
 CLOUD_S = 120.0  # until a cloud deletes a node that is gone
 LIMIT_S = 900.0
 TARGET = {"env": "copy-digits", "reward": 0.9, "batches": 20}
+SMALL = DEPLOY / "kubernetes/overlays/small/run.yaml"
+
+
+class Kind(NamedTuple):
+    """What the parts of the run are."""
+
+    streamrl: str  # the module that a container's command runs
+    run: dict[str, Any]  # its settings, but for those of the cluster
+    lost: tuple[str, ...]  # pods whose nodes are lost
+
+
+def known_functions() -> Kind:
+    """Their account is exact: what each rollout and each version has to be is known."""
+    run = known.run_file(Path("runs/known")).model_dump(mode="json", exclude_defaults=True)
+    del run["runs_dir"]
+    return Kind("tests.kubernetes.known_parts", run, ("learner", "env-red-0"))
+
+
+def tiny_model() -> Kind:
+    run = yaml.safe_load(SMALL.read_text())
+    run["orchestrator"] = {"target": TARGET, "max_wall_s": 3600}
+    return Kind("streamrl.cli", run, ("learner", "buffer"))
 
 
 class Loss(NamedTuple):
     """A node that was lost, and what became of its pods."""
 
-    workload: str
+    lost: str
     node: str
     processes: int
     pods: list[str]
     step: int
-    elsewhere_s: float  # until the workload's pod ran on another node
+    elsewhere_s: float  # until that pod ran on another node
     all_elsewhere_s: float  # until all pods ran, some after the node was deleted
     next_steps_s: float  # until the run had made two more steps
 
@@ -66,8 +92,9 @@ class Loss(NamedTuple):
 class Run:
     """The run that `streamrl up --on kubernetes` has applied."""
 
-    def __init__(self, plane: ControlPlane, file: Path, log: KafkaLog) -> None:
+    def __init__(self, plane: ControlPlane, kind: Kind, file: Path, log: KafkaLog) -> None:
         self._plane = plane
+        self._kind = kind
         self._log = log
         self._output = plane.directory / "up.log"
         with self._output.open("ab") as output:
@@ -88,25 +115,28 @@ class Run:
         return 0
 
     def running(self) -> dict[str, str]:
-        """The node of each pod that runs, by its workload's name."""
-        return {
-            pod["metadata"]["labels"]["app.kubernetes.io/name"]: pod["spec"]["nodeName"]
-            for pod in self._plane.pods(NAMESPACE)
-            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
-        }
+        """The node of each pod that runs, by its own name in a StatefulSet, else its workload's."""
+        found: dict[str, str] = {}
+        for pod in self._plane.pods(NAMESPACE):
+            own = pod["metadata"]
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in own:
+                is_numbered = "apps.kubernetes.io/pod-index" in own["labels"]
+                name = own["name"] if is_numbered else own["labels"]["app.kubernetes.io/name"]
+                found[name] = pod["spec"]["nodeName"]
+        return found
 
-    def wait(self, true: Any, what: str) -> Any:
+    def wait(self, true: Callable[[], object], what: str) -> None:
         """Wait for an event in the run while it is followed."""
 
         def happened() -> object:
             assert self.up.poll() is None, f"the run ended ({self.up.returncode}): {self._output}"
             return true()
 
-        return until(happened, LIMIT_S, lambda: f"{what}; {self.running()}", every_s=0.5)
+        until(happened, LIMIT_S, lambda: f"{what}; {self.running()}", every_s=0.5)
 
-    def lose_node_of(self, workload: str) -> Loss:
+    def lose_node_of(self, lost: str) -> Loss:
         before = self.running()
-        node = before[workload]
+        node = before[lost]
         pods = [name for name, where in before.items() if where == node]
         step = self.steps()
         processes = self._plane.kill_node(node)
@@ -116,7 +146,7 @@ class Run:
             now = self.running()
             return all(now.get(name, node) != node for name in names)
 
-        self.wait(lambda: others([workload]), f"{workload} on another node than {node}")
+        self.wait(lambda: others([lost]), f"{lost} on another node than {node}")
         elsewhere_s = time.monotonic() - lost_s
         self.wait(lambda: time.monotonic() - lost_s > CLOUD_S, "the node to be deleted")
         self._plane.delete_node(node)
@@ -125,10 +155,19 @@ class Run:
         meanwhile = self.steps()
         self.wait(lambda: self.steps() >= meanwhile + 2, "two more steps")
         next_steps_s = time.monotonic() - lost_s
-        self._plane.start_node(node, CAPACITY)
-        return Loss(
-            workload, node, processes, pods, step, elsewhere_s, all_elsewhere_s, next_steps_s
-        )
+        self._plane.start_node(node, CAPACITY, self._kind.streamrl)
+        return Loss(lost, node, processes, pods, step, elsewhere_s, all_elsewhere_s, next_steps_s)
+
+    def come_to_rest(self) -> int:
+        """End the envs, wait until what they have made is trained on, and stop the run as a user
+        would. Returns the exit code.
+        """
+        envs = [name.rpartition("-")[0] for name in self.running() if name.startswith("env-")]
+        sets = [f"statefulset/{name}" for name in envs]
+        self._plane.kubectl("-n", NAMESPACE, "scale", "--replicas=0", *sets)
+        self.wait(at_rest(self._log), "rest")
+        self.up.send_signal(signal.SIGINT)
+        return self.up.wait(patience(120))
 
     def end(self) -> None:
         if self.up.poll() is None:
@@ -149,13 +188,16 @@ def kubernetes(directory: Path) -> Iterator[ControlPlane]:
         plane.stop()
 
 
-def prepare(plane: ControlPlane, directory: Path, broker: Secure) -> tuple[Path, RunFile]:
+def prepare(
+    plane: ControlPlane, directory: Path, broker: Secure, kind: Kind
+) -> tuple[Path, RunFile]:
     """The overlay `small` with this broker, and what the operators of a cluster would make: users
     with their rights and Secrets, topics and volumes. Returns the run file.
     """
-    settings = yaml.safe_load((DEPLOY / "kubernetes/overlays/small/run.yaml").read_text())
-    settings["kafka"]["bootstrap.servers"] = broker.address
-    settings["orchestrator"] = {"target": TARGET, "max_wall_s": 3600}
+    small = yaml.safe_load(SMALL.read_text())
+    shared = {name: small[name] for name in ("kafka", "weights", "inference", "placement")}
+    settings = {**shared, **kind.run}
+    settings["kafka"] = {**shared["kafka"], "bootstrap.servers": broker.address}
     here = overlay(directory / "overlay", "small", settings, NAMESPACE, shared=False)
     run = run_file.load(here / "run.yaml")
     make_room(plane, NAMESPACE, "learner", "results", "weights")
@@ -166,55 +208,80 @@ def prepare(plane: ControlPlane, directory: Path, broker: Secure) -> tuple[Path,
     secrets = {user: {"password": password} for user, password in users.items()}
     secrets["streamrl-inference"] = {"key": os.urandom(32).hex()}
     secrets["streamrl-cluster-ca-cert"] = {"ca.crt": broker.ca.read_text()}
-    plane.apply(
-        *(
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": name},
-                "stringData": data,
-            }
-            for name, data in secrets.items()
-        ),
-        namespace=NAMESPACE,
-    )
+    made = [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
+        for name, data in secrets.items()
+    ]
+    plane.apply(*made, namespace=NAMESPACE)
     return here / "run.yaml", run
 
 
-def lose_nodes(plane: ControlPlane, directory: Path) -> bool:
+def lose_nodes(plane: ControlPlane, directory: Path, kind: Kind, is_tiny: bool) -> bool:
     """Run on three nodes, lose two of them, and show what came of it. Returns whether all is
     well.
     """
     for node in NODES:
-        plane.start_node(node, CAPACITY)
+        plane.start_node(node, CAPACITY, kind.streamrl)
     until(lambda: len(plane.ready_nodes()) == len(NODES), 60, "nodes are not ready", 0.5)
     losses: list[Loss] = []
     with secure_broker(directory / "kafka") as broker:
-        file, settings = prepare(plane, directory, broker)
+        file, settings = prepare(plane, directory, broker, kind)
         log = KafkaLog(broker.admin, settings.run)
-        run = Run(plane, file, log)
+        run = Run(plane, kind, file, log)
         try:
-            for workload in ("learner", "buffer"):
+            for lost in kind.lost:
                 step = run.steps() + STEPS_BETWEEN
                 run.wait(lambda step=step: run.steps() >= step, f"step {step}")
-                losses.append(run.lose_node_of(workload))
+                losses.append(run.lose_node_of(lost))
                 print(losses[-1], flush=True)
-            code = run.up.wait(patience(LIMIT_S))
-            until(lambda: not run.running(), 120, lambda: run.running(), 0.5)
+            code = run.up.wait(patience(LIMIT_S)) if is_tiny else run.come_to_rest()
+            until(lambda: not plane.pods(NAMESPACE) or not run.running(), 120, "pods are left", 0.5)
         finally:
             run.end()
-        account = audit(log, settings)
-        differences = [
-            result.difference
-            for part in processors_of(settings).values()
-            if (result := replay(log, part)[0]).difference
-        ]
-    report = volume(plane, NAMESPACE, "results") / settings.run / "report.json"
-    envs = json.loads(report.read_text())["envs"]
+        show(losses)
+        print(f"`up` ended with {code} after {run.steps()} steps; pods left: {len(run.running())}")
+        if is_tiny:
+            rises = has_risen(volume(plane, NAMESPACE, "results") / settings.run / "report.json")
+            return is_accounted_for(log, settings) and rises and code == 0
+        found = verdict(log, settings)
+    print(f"rollouts {found.rollouts}, batches {found.batches}, versions {found.versions}")
+    print(f"lost {found.lost}, trained twice {found.trained_twice}, otherwise {found.wrong} faults")
+    print(f"audit balanced: {found.audit_balanced}; replay identical: {found.batches_identical}")
+    for fault in found.faults:
+        print(fault)
+    return found.clean and code == 130
+
+
+def is_accounted_for(log: KafkaLog, settings: RunFile) -> bool:
+    """Whether every rollout has one fate, and groups and batches come out again."""
+    account = audit(log, settings)
+    differences = [
+        result.difference
+        for part in processors_of(settings).values()
+        if (result := replay(log, part)[0]).difference
+    ]
+    print(f"rollouts {account.published}, lost {account.lost}, two fates {account.repeated}")
+    print(f"audit balanced: {account.balanced}; replay identical: {not differences}")
+    for problem in [*account.problems, *differences]:
+        print(problem)
+    return account.balanced and not differences
+
+
+def has_risen(report: Path) -> bool:
+    """Whether the reward of each env is higher in the last 20 batches than in the first."""
+    rises: list[bool] = []
+    for name, env in json.loads(report.read_text())["envs"].items():
+        first, last = env["reward_mean_first20"], env["reward_mean_last20"]
+        rises.append(last > first)
+        print(f"reward of {name}: {first:.3f} -> {last:.3f}")
+    return all(rises)
+
+
+def show(losses: list[Loss]) -> None:
     table = Table("lost node of", "its pods", "at step", "elsewhere", "all pods", "two more steps")
     for lost in losses:
         table.add_row(
-            f"{lost.workload}: {lost.node}, {lost.processes} processes",
+            f"{lost.lost}: {lost.node}, {lost.processes} processes",
             ", ".join(lost.pods),
             str(lost.step),
             f"{lost.elsewhere_s:.0f} s",
@@ -222,17 +289,6 @@ def lose_nodes(plane: ControlPlane, directory: Path) -> bool:
             f"{lost.next_steps_s:.0f} s",
         )
     Console(width=140).print(table)
-    rises = True
-    for name, env in envs.items():
-        first, last = env["reward_mean_first20"], env["reward_mean_last20"]
-        rises = rises and last > first
-        print(f"reward of {name}: {first:.3f} -> {last:.3f}")
-    print(f"rollouts {account.published}, lost {account.lost}, two fates {account.repeated}")
-    print(f"audit balanced: {account.balanced}; replay identical: {not differences}")
-    print(f"`up` ended with {code}, after {len(account.trained_on)} steps; pods left: 0")
-    for problem in [*account.problems, *differences]:
-        print(problem)
-    return rises and account.balanced and not differences and code == 0
 
 
 @click.command()
@@ -245,7 +301,8 @@ def lose_nodes(plane: ControlPlane, directory: Path) -> bool:
     help="Of the run, and of Kubernetes; must not exist.",
 )
 @click.option("--only", type=click.Choice(["admission", "run"]), help="Leave out the other half.")
-def main(directory: Path, only: str | None) -> None:
+@click.option("--tiny", is_flag=True, help="Train the tiny model, with vLLM.")
+def main(directory: Path, only: str | None, tiny: bool) -> None:
     """See what Kubernetes makes of the run files; run on three nodes, and lose two of them."""
     if os.getuid() != 0:
         sys.exit("nodes have to be started by root here")
@@ -255,7 +312,8 @@ def main(directory: Path, only: str | None) -> None:
     with kubernetes(directory / "kubernetes") as plane:
         for found in admission.look(plane, directory) if only != "run" else ():
             print(found, flush=True)
-        well = only == "admission" or lose_nodes(plane, directory)
+        kind = tiny_model() if tiny else known_functions()
+        well = only == "admission" or lose_nodes(plane, directory, kind, tiny)
     sys.exit(0 if well else 1)
 
 

@@ -58,7 +58,7 @@ CASES = (
 def look(plane: ControlPlane, directory: Path) -> Iterator[Admitted]:
     """Apply each of the run files, see to which nodes its pods go, and delete it again."""
     for node in NODES:
-        plane.start_node(node, CAPACITY, runs=False)
+        plane.start_node(node, CAPACITY)
     until(lambda: len(plane.ready_nodes()) == len(NODES), 60, "nodes are not ready", 0.5)
     for case in CASES:
         yield _case(plane, directory, case)

@@ -112,9 +112,11 @@ class ControlPlane:
             for kind in kinds:
                 self.apply(_foreign(group, kind))
 
-    def start_node(self, node: str, capacity: Mapping[str, str], runs: bool = True) -> None:
-        """A node with this capacity; with `runs` it runs the containers of its pods."""
-        settings = {"capacity": dict(capacity), "runs": runs, "port": self.port}
+    def start_node(self, node: str, capacity: Mapping[str, str], streamrl: str = "") -> None:
+        """A node with this capacity, where the containers of pods run with the module `streamrl`.
+        Without one they do not run.
+        """
+        settings = {"capacity": dict(capacity), "streamrl": streamrl, "port": self.port}
         self._start(
             node,
             sys.executable,

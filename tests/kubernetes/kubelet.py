@@ -1,6 +1,7 @@
 """A node of the proof's Kubernetes: `python -m tests.kubernetes.kubelet NAME KUBECONFIG DIRECTORY
 SETTINGS`. It runs the containers of the pods that the scheduler gives it as processes of this host,
-each with its own mounts. Images are not there: `streamrl` is this tree's, `kubectl` the proof's.
+each with its own mounts. Images are not there: `streamrl` is a module of this tree, `kubectl` the
+proof's.
 
 What it lacks of a kubelet: limits of CPU and memory, users, liveness probes, a network of its own.
 A pod has an address on loopback, where it serves what it would serve on all of its own.
@@ -230,6 +231,8 @@ class Pod:
             print(f"{self._path}: {error}", flush=True)
             return 1
         command = [expanded(word, variables) for word in container.get("command", ["kubectl"])]
+        if command[0] == "streamrl":
+            command[:1] = [sys.executable, "-m", self._kubelet.settings["streamrl"]]
         command += [expanded(word, variables) for word in container.get("args", ())]
         script = ["set -e", f"mount -t tmpfs tmpfs {shlex.quote(str(home))}", f"cd {home}"]
         for directory in PRIVATE:
@@ -272,6 +275,7 @@ class Pod:
     def _variables(self, container: Json) -> Iterator[tuple[str, str]]:
         yield "PATH", f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
         yield "HOME", "/tmp"
+        yield "PYTHONPATH", str(ROOT)
         yield "KUBERNETES_SERVICE_HOST", "127.0.0.1"
         yield "KUBERNETES_SERVICE_PORT", str(self._kubelet.settings["port"])
         for source in container.get("envFrom", ()):
@@ -416,7 +420,7 @@ def main(name: str, kubeconfig: str, directory: str, settings: str) -> None:
                 kubelet.register()
                 registered = True
             kubelet.beat()
-            if kubelet.settings["runs"]:
+            if kubelet.settings["streamrl"]:
                 kubelet.sync()
         except httpx.HTTPError as error:
             print(f"{now()} {error}", flush=True)

@@ -144,26 +144,7 @@ class Run:
     def come_to_rest(self) -> None:
         """End the job of the envs, and wait until what they have made is trained on."""
         self._cluster.end(self.job("samples"))
-        kinds = (topology.ROLLOUTS, topology.GROUPS, topology.BATCHES, topology.POLICY_VERSIONS)
-        written = [
-            (topic, partition)
-            for topic, partitions in self._log.topics().items()
-            if topology.kind_of(topic) in kinds
-            for partition in range(partitions)
-        ]
-        ends: Offsets = {}
-        since_s = 0.0
-
-        def at_rest() -> bool:
-            nonlocal ends, since_s
-            with contextlib.suppress(StreamrlError):
-                now = self._log.end_offsets(written)
-                if now != ends:
-                    ends = now
-                    since_s = time.monotonic()
-            return time.monotonic() - since_s > REST_S
-
-        self.wait(at_rest, "rest")
+        self.wait(at_rest(self._log), "rest")
 
     def stop(self) -> int:
         self.up.send_signal(signal.SIGINT)
@@ -184,6 +165,30 @@ class Run:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.up.wait(patience(30))
         self.up.kill()
+
+
+def at_rest(log: KafkaLog) -> Callable[[], bool]:
+    """Whether nothing of a run is on its way any more, each time that it is asked."""
+    kinds = (topology.ROLLOUTS, topology.GROUPS, topology.BATCHES, topology.POLICY_VERSIONS)
+    written = [
+        (topic, partition)
+        for topic, partitions in log.topics().items()
+        if topology.kind_of(topic) in kinds
+        for partition in range(partitions)
+    ]
+    ends: Offsets = {}
+    since_s = 0.0
+
+    def asked() -> bool:
+        nonlocal ends, since_s
+        with contextlib.suppress(StreamrlError):
+            now = log.end_offsets(written)
+            if now != ends:
+                ends = now
+                since_s = time.monotonic()
+        return time.monotonic() - since_s > REST_S
+
+    return asked
 
 
 def prove(

@@ -103,8 +103,10 @@ def _name(part: Part) -> str:
 
 def _workload(run: RunFile, workload: Workload) -> list[Manifest]:
     first = workload.parts[0]
-    is_scaled = workload.role is ENV and first.env not in run.session_envs
-    is_scaled = is_scaled or workload.name == INFERENCE.name
+    is_scaled = workload.name == INFERENCE.name or (
+        workload.role is ENV and not _is_env_server(run, workload)
+    )
+    # Applying a manifest must not undo what has been scaled.
     spec: Manifest = {} if is_scaled else {"replicas": len(workload.parts)}
     if workload.is_numbered:
         spec |= {"serviceName": PARTS, "podManagementPolicy": "Parallel"}
@@ -144,7 +146,9 @@ def _pod(run: RunFile, workload: Workload) -> Manifest:
     room = ROOMS[role.devices]
     request = _request(run, workload)
     runs: Manifest = {"emptyDir": {"sizeLimit": room.runs}}
+    stop_s = STOP_LIMIT_S
     if role is LEARNER:
+        stop_s = int(LEARNER_STOP_LIMIT_S)
         runs = {"persistentVolumeClaim": {"claimName": LEARNER.name}}
     volumes = [{"name": "runs", **runs}]
     container = {
@@ -158,9 +162,7 @@ def _pod(run: RunFile, workload: Workload) -> Manifest:
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
     return {
-        "terminationGracePeriodSeconds": int(LEARNER_STOP_LIMIT_S)
-        if role is LEARNER
-        else STOP_LIMIT_S,
+        "terminationGracePeriodSeconds": stop_s,
         "tolerations": _tolerations(request.gpus),
         "containers": [container],
         "volumes": volumes,
@@ -294,7 +296,6 @@ def _scaled_object(run: RunFile, workload: Workload) -> Manifest:
     to start, and one that goes leaves requests to be asked again.
     """
     replicas = len(workload.parts)
-    triggers: Manifest
     if env := workload.parts[0].env:
         query = MISSING_TOKENS.format(run=run.run, env=env)
         # A whole batch that is missing wants all replicas.
@@ -315,7 +316,7 @@ def _scaled_object(run: RunFile, workload: Workload) -> Manifest:
             "advanced": {"horizontalPodAutoscalerConfig": behavior},
         }
         least = replicas
-    triggers = {
+    trigger = {
         "type": "prometheus",
         "metricType": "AverageValue",
         "metadata": {"serverAddress": PROMETHEUS, "query": query, "threshold": str(threshold)},
@@ -333,7 +334,7 @@ def _scaled_object(run: RunFile, workload: Workload) -> Manifest:
             "minReplicaCount": least,
             "maxReplicaCount": replicas,
             **pace,
-            "triggers": [triggers],
+            "triggers": [trigger],
         },
     }
 
