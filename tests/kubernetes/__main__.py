@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import click
 import yaml
+from confluent_kafka.admin import AdminClient
 from rich.console import Console
 from rich.table import Table
 
@@ -60,20 +61,22 @@ class Kind(NamedTuple):
 
     streamrl: str  # the module that a container's command runs
     run: dict[str, Any]  # its settings, but for those of the cluster
-    lost: tuple[str, ...]  # pods whose nodes are lost
+    lost: tuple[str, ...]  # Deployments whose nodes are lost
+    is_tiny: bool = False
 
 
 def known_functions() -> Kind:
     """Their account is exact: what each rollout and each version has to be is known."""
-    run = known.run_file(Path("runs/known")).model_dump(mode="json", exclude_defaults=True)
+    run = known.run_file(Path("runs/known")).model_dump(mode="json", exclude_unset=True)
     del run["runs_dir"]
-    return Kind("tests.kubernetes.known_parts", run, ("learner", "env-red-0"))
+    run["inference"] = {"replicas": 0}
+    return Kind("tests.kubernetes.known_parts", run, ("learner", "batcher"))
 
 
 def tiny_model() -> Kind:
     run = yaml.safe_load(SMALL.read_text())
     run["orchestrator"] = {"target": TARGET, "max_wall_s": 3600}
-    return Kind("streamrl.cli", run, ("learner", "buffer"))
+    return Kind("streamrl.cli", run, ("learner", "buffer"), is_tiny=True)
 
 
 class Loss(NamedTuple):
@@ -204,6 +207,8 @@ def prepare(
     users = {acls.user_name(run, name): os.urandom(8).hex() for name in acls.rules(run)}
     broker.add_users(users)
     acls.apply(run, broker.admin)
+    if not kind.is_tiny:
+        allow_known_envs(run, broker)
     topic_changes.apply(run, broker.admin)
     secrets = {user: {"password": password} for user, password in users.items()}
     secrets["streamrl-inference"] = {"key": os.urandom(32).hex()}
@@ -216,7 +221,18 @@ def prepare(
     return here / "run.yaml", run
 
 
-def lose_nodes(plane: ControlPlane, directory: Path, kind: Kind, is_tiny: bool) -> bool:
+def allow_known_envs(run: RunFile, broker: Secure) -> None:
+    """Known functions read the version in `policy-versions`, which an env asks a server for."""
+    topic = f"{run.run}.{topology.POLICY_VERSIONS}"
+    rule = acls.Rule("topic", topic, ("READ",))
+    users = [acls.user_name(run, f"env-{env}") for env in run.envs]
+    wanted = [binding for user in users for binding in acls.bindings(user, rule)]
+    admin = AdminClient(broker.admin)
+    for future in admin.create_acls(wanted).values():
+        future.result(patience(20))
+
+
+def lose_nodes(plane: ControlPlane, directory: Path, kind: Kind) -> bool:
     """Run on three nodes, lose two of them, and show what came of it. Returns whether all is
     well.
     """
@@ -234,13 +250,13 @@ def lose_nodes(plane: ControlPlane, directory: Path, kind: Kind, is_tiny: bool) 
                 run.wait(lambda step=step: run.steps() >= step, f"step {step}")
                 losses.append(run.lose_node_of(lost))
                 print(losses[-1], flush=True)
-            code = run.up.wait(patience(LIMIT_S)) if is_tiny else run.come_to_rest()
+            code = run.up.wait(patience(LIMIT_S)) if kind.is_tiny else run.come_to_rest()
             until(lambda: not plane.pods(NAMESPACE) or not run.running(), 120, "pods are left", 0.5)
         finally:
             run.end()
         show(losses)
         print(f"`up` ended with {code} after {run.steps()} steps; pods left: {len(run.running())}")
-        if is_tiny:
+        if kind.is_tiny:
             rises = has_risen(volume(plane, NAMESPACE, "results") / settings.run / "report.json")
             return is_accounted_for(log, settings) and rises and code == 0
         found = verdict(log, settings)
@@ -313,7 +329,7 @@ def main(directory: Path, only: str | None, tiny: bool) -> None:
         for found in admission.look(plane, directory) if only != "run" else ():
             print(found, flush=True)
         kind = tiny_model() if tiny else known_functions()
-        well = only == "admission" or lose_nodes(plane, directory, kind, tiny)
+        well = only == "admission" or lose_nodes(plane, directory, kind)
     sys.exit(0 if well else 1)
 
 

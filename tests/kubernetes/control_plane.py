@@ -22,11 +22,11 @@ from streamrl.stream.local_kafka.ports import free_port
 from tests.deploy.kubectl import kubectl
 from tests.kubernetes.programs import built
 from tests.support.secure import make_certificates
-from tests.support.waiting import until
+from tests.support.waiting import patience, until
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "proof"  # of the administrator, on loopback, for as long as the proof lasts
-SILENT_S = 20  # a node that is silent for so long is not ready
+SILENT_S = int(patience(20))  # a node that is silent for so long is not ready
 # Kinds of operators: Strimzi's and KEDA's.
 FOREIGN = {
     "kafka.strimzi.io/v1": ("Kafka", "KafkaNodePool", "KafkaTopic", "KafkaUser"),
