@@ -34,8 +34,8 @@ EXTRAS := $(addprefix --extra ,learner plot s3 broker envs dashboard gateway ten
 # Lists of packages for the images: `make dist` writes what is in them.
 SHIPPED := core envs learner learner-gpu inference inference-gpu
 # Programs in tests/ that try to break streamrl, and measurements in bench/.
-PROOFS := agents attacks chaos chaos-cluster clients kubernetes mutants poison ray rewards slurm \
-	soak thousand-envs
+PROOFS := advise agents attacks chaos chaos-cluster clients kubernetes mutants poison ray rewards \
+	slurm soak thousand-envs
 BENCHES := bench-learner bench-loop bench-packing bench-scaling bench-smoke bench-weights
 
 .PHONY: help setup setup-verifiers quickstart learn check docs test test-all dist lock clean \

@@ -11,7 +11,8 @@ imports from one that is named after it (`tests/test_layers.py`):
 4. `run/`: the `orchestrator/` starts and watches the parts, `monitoring/` shows how they are doing.
 5. `cli/` is the command.
 6. `extensions/`, which nothing above knows: `gateway/` and `assembler/` (agents that sample over
-   HTTP), `evaluator/`, `scorer/`, `recordings/` (runs a recorded run again), `dashboard/`.
+   HTTP), `evaluator/`, `scorer/`, `recordings/` (runs a recorded run again), `advisor/`
+   (simulates a run under other settings), `dashboard/`.
 """
 
 __version__ = "0.1.0"

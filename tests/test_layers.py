@@ -129,6 +129,7 @@ ROOMS = (
     "extensions/assembler",
     "extensions/gateway",
     "extensions/recordings",
+    "extensions/advisor",
     "extensions/dashboard",
 )
 # These rooms run without JAX and torch.
@@ -146,6 +147,7 @@ LIGHT = (
     "run/orchestrator",
     "run/engines",
     "extensions/recordings",
+    "extensions/advisor",
     "cli",
 )
 # What a run can have in addition to the core. The core finds it and names none of it.

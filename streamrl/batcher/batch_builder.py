@@ -239,12 +239,9 @@ class BatchBuilder:
         return None
 
     def publish(self, batch: Batch, groups: Sequence[ScoredGroup], selection: Selection) -> None:
-        """Publish the batch, the fates of its rollouts and its metrics. Take its groups out of
-        their queues, and carry over what each share got too much or too little.
-        """
+        """Publish the batch, the fates of its rollouts and its metrics, and take its groups."""
         config = self.config
         state = self.state
-        taken = selection.chosen[: len(groups)]
         held = {
             env: (queue.rollouts, queue.tokens, on_policy_rollouts(queue.groups, state.version))
             for env, queue in state.queues.items()
@@ -253,20 +250,11 @@ class BatchBuilder:
         for group in groups:
             self.record_fate("batched", group, batch=batch.number)
         fractions = fractions_at(config, state, state.next_batch)
-        state.deficit = carry_deficit(
-            fractions,
-            deficit_under(config, state, fractions),
-            charged_for(selection, len(taken)),
-            config.spill,
-        )
-        for candidate in taken:
-            state.queues[candidate.env].last_batch = batch.number
-        self.remove(taken)
-        state.next_batch += 1
+        waited = state.waited
+        self.take(selection, len(groups))
         newest_versions = np.concatenate([group.newest_versions for group in groups])
         values = batch_metrics(config, batch, held, newest_versions)
-        values |= waiting_metrics(state.waited)
-        state.waited = {}
+        values |= waiting_metrics(waited)
         if config.curriculum.kind != "none":
             for env, fraction in fractions.items():
                 values[f"batches/{env}/frac_wanted"] = fraction
@@ -275,6 +263,27 @@ class BatchBuilder:
             state.progress = advance(config.curriculum, state.progress, batch)
         metric = Metric(source="batcher", time_s=self.time_s, step=batch.number, values=values)
         self.outputs.append(Output(topology.METRICS, "batcher", metric))
+
+    def take(self, selection: Selection, count: int) -> list[HeldGroup]:
+        """Take the first `count` groups of the selection for the next batch, out of their queues.
+        Carry over what each share got too much or too little.
+        """
+        config = self.config
+        state = self.state
+        taken = selection.chosen[:count]
+        fractions = fractions_at(config, state, state.next_batch)
+        state.deficit = carry_deficit(
+            fractions,
+            deficit_under(config, state, fractions),
+            charged_for(selection, count),
+            config.spill,
+        )
+        for candidate in taken:
+            state.queues[candidate.env].last_batch = state.next_batch
+        removed = self.remove(taken)
+        state.next_batch += 1
+        state.waited = {}
+        return removed
 
     def remove(self, candidates: Sequence[Candidate]) -> list[HeldGroup]:
         """Take these groups out of their queues. The last one of an env comes first, so the
