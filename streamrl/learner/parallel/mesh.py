@@ -153,7 +153,7 @@ def prepare_process(run: RunFile) -> None:
     return_freed_arrays()
     if run.learner.deterministic:
         make_deterministic()
-    if jax.config.jax_compilation_cache_dir is None:  # else the user has named one
+    if jax.config.values["jax_compilation_cache_dir"] is None:  # else the user has named one
         # All runs of `runs_dir` share it, because a first step may compile for minutes. A program's
         # place in it follows from all that it is compiled from.
         enable_compilation_cache(run.directory.parent / COMPILED)
