@@ -70,7 +70,9 @@ class LookupsApi:
         body: dict[str, Any] = {}
         if previous:
             body["previous_response_id"] = openai_responses.ID + previous
-        return openai_responses.response(body, answer)
+        return await self._offloader.run(
+            str(session), answer.size, openai_responses.response, body, answer
+        )
 
     async def input_items(self, name: SessionName, identity: str) -> bytes:
         """The conversation before a response as JSON, newest item first. Raises

@@ -16,8 +16,9 @@ from streamrl.system.errors import BrokerUnreachable
 # A producer forgets a message that it could not deliver for 30 s. Before that it is written again:
 # readers know a record that they have seen.
 WRITE_AGAIN_S = 25.0
-# Records with more bytes than these are written in portions, one portion at a time: a record waits
-# for all that was written before it, so it waits for no more than one portion of others.
+# Records with more bytes than these wait for each other, and are written in portions, one at a
+# time. A record waits for all that was written before it, so it waits for no more than one portion,
+# or one record, of others.
 PORTION_BYTES = 1_000_000
 
 
@@ -27,7 +28,7 @@ class Recorder:
     def __init__(self, producer: NonTransactionalProducer, follower: Follower) -> None:
         self._producer = producer
         self._follower = follower
-        self._turn = asyncio.Lock()  # of those who write in portions
+        self._turn = asyncio.Lock()  # of those who write much
 
     async def write_and_wait(
         self, outputs: Sequence[Output], is_applied: Callable[[], bool], limit_s: float
@@ -36,8 +37,10 @@ class Recorder:
         `is_applied` tells whether it has. Raises RequestRejected if that takes longer than
         `limit_s`.
         """
-        portions = list(in_portions(map(to_message, outputs)))
-        turn = self._turn if len(portions) > 1 else nullcontext()
+        messages = [to_message(output) for output in outputs]
+        portions = list(in_portions(messages))
+        is_small = sum(map(_size, messages)) <= PORTION_BYTES
+        turn = nullcontext() if is_small else self._turn
         async with log_timeout(limit_s), turn:
             while True:
                 with suppress(TimeoutError):
@@ -86,10 +89,14 @@ def in_portions(messages: Iterable[Message]) -> Iterator[list[Message]]:
     portion = list[Message]()
     size = 0
     for message in messages:
-        size += len(message.value or b"")
+        size += _size(message)
         if portion and size > PORTION_BYTES:
             yield portion
             portion = []
-            size = len(message.value or b"")
+            size = _size(message)
         portion.append(message)
     yield portion
+
+
+def _size(message: Message) -> int:
+    return len(message.value or b"")

@@ -114,11 +114,14 @@ async def test_large_writes_are_one_portion_at_a_time_and_a_small_one_goes_betwe
         asyncio.create_task(made.write_and_wait([session(key)] * count, lambda: True, LIMIT_S))
         for key, count in (("first", 3), ("second", 5), ("small", 2))
     ]
+    long = Output("turns.x", "long", SessionEnd(session="s" * 500, time_s=1.0))
+    writes.append(asyncio.create_task(made.write_and_wait([long], lambda: True, LIMIT_S)))
     await sent("first", "first", "small", "small")
     await sent("first")
     for _ in range(2):
         await sent("second", "second")
     await sent("second")
+    await sent("long")
     await asyncio.gather(*writes)
 
 
