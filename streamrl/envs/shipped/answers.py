@@ -18,7 +18,9 @@ PLACES: tuple[str, ...] = get_args(AnswerPlace)
 
 ANSWER_TAG = re.compile(r"<(/?)answer>")
 BRACE = re.compile(
-    r"\\(?:boxed|fbox|framebox)(?:\s*\{|\s+(?P<bare>[-+]?\d+(?:[.,/:^]\d+)*))|\\.|[{}]", re.DOTALL
+    r"\\(?:boxed|fbox|framebox)"
+    r"(?:\s*\{|\s+(?P<bare>[-+]?\d+(?:[.,/:^]\d+)*)(?![\w^{]|[.,/:]\d|\\[a-zA-Z]))|\\.|[{}]",
+    re.DOTALL,
 )
 # What may be between two boxes, or two formulas, that are one answer together.
 JOINT = re.compile(

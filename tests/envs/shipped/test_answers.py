@@ -32,6 +32,13 @@ from streamrl.envs.shipped.answers import (
         ("boxed", r"\boxed 7, \boxed{8}, and \fbox 9 are all.", "7, 8, 9"),
         ("boxed", r"\boxed{7 + \boxed 8}", "8"),
         ("boxed", r"It goes into a \boxed answer: 8", None),
+        # without braces TeX boxes less than was meant
+        ("boxed", r"\boxed 12x", None),
+        ("boxed", r"\boxed 1,234x", None),
+        ("boxed", r"\boxed 2^{10}", None),
+        ("boxed", r"\boxed 12\pi", None),
+        ("boxed", r"\(\boxed 12\)", "12"),
+        ("boxed", r"\boxed 1,234.", "1,234"),
         ("boxed", r"\framebox{8}", "8"),
         ("boxed", r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         ("boxed", r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
