@@ -22,14 +22,16 @@ from streamrl.stream.log.reading import read
 SCHEMAS: Mapping[str, tuple[str, ...]] = {**TOPICS, **BATCHES}
 VERSIONS = topology.sole_partition(topology.POLICY_VERSIONS)
 METRICS = topology.sole_partition(topology.METRICS)
-FATES = topology.sole_partition(topology.FATES)
 # The offsets at the end of a topic that are read first. If they do not have what is needed, four
 # times as many are read.
 LAST_VERSIONS = 4
 LAST_METRICS = 5_000
-LAST_FATES = 20_000  # Most are of a whole group: enough to see what is trained on.
 BATCHES_OF_TARGET = 4  # for each batch that the target needs
 MOST_METRICS = 80_000  # A reader takes a few seconds for them.
+# Most fates are of a whole group: enough to see what is trained on. Most records of evaluations are
+# answers, which the result follows.
+LAST_FATES = 20_000
+LAST_EVALS = 20_000
 
 
 def start_offsets(
@@ -49,7 +51,9 @@ def start_offsets(
     first = offsets[METRICS]
     scratch = RunView(view.learner, version=view.version)
     offsets[METRICS] = tail_start(log, METRICS, LAST_METRICS, scratch, has_progress, MOST_METRICS)
-    offsets[FATES] = max(offsets[FATES], end_offset(log, *FATES) - LAST_FATES)
+    for topic, count in ((topology.FATES, LAST_FATES), (topology.EVALS, LAST_EVALS)):
+        tp = topology.sole_partition(topic)
+        offsets[tp] = max(offsets[tp], end_offset(log, *tp) - count)
     if unwritten is not None:
         offsets[METRICS] = max(first, min(unwritten, offsets[METRICS]))
     if target:

@@ -10,6 +10,7 @@ from streamrl.config.run_file import parse
 from streamrl.config.sections.batches import Target
 from streamrl.run.monitoring.run_view import TOPICS, RunView
 from streamrl.run.monitoring.start_offsets import (
+    LAST_EVALS,
     LAST_FATES,
     LAST_METRICS,
     MOST_METRICS,
@@ -22,7 +23,7 @@ from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Message, Output, end_offset
 from streamrl.stream.records import Fate, Metric
 from tests.run.orchestrator.script import batch
-from tests.support.build import policy_version
+from tests.support.build import evaluation, policy_version, rollout
 
 WATCHED = {(topic, 0): 0 for topic in TOPICS}
 RUN = parse({"run": "r", "envs": {"copy": {}}})
@@ -112,3 +113,12 @@ def test_of_many_fates_the_last_ones_are_read():
     log.append([to_message(Output("fates", "g", record))] * (LAST_FATES + 5), marker=False)
     assert start_offsets(log, RunView("lead"))["fates", 0] == 5
     assert read_view(RUN, log).fates["copy"]["expired"] == LAST_FATES
+
+
+def test_of_many_answers_of_evaluations_the_last_ones_are_read():
+    log = run_log([])
+    result = to_message(Output("evals", "held", evaluation(version=20)))
+    answer = to_message(Output("evals", "held", rollout()))
+    log.append([*[answer] * (LAST_EVALS + 4), result], marker=False)
+    assert start_offsets(log, RunView("lead"))["evals", 0] == 5
+    assert read_view(RUN, log).evals["held"].version == 20
