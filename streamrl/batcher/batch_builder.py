@@ -249,14 +249,13 @@ class BatchBuilder:
         self.outputs.append(Output(topology.BATCHES, str(batch.number), batch))
         for group in groups:
             self.record_fate("batched", group, batch=batch.number)
-        fractions = fractions_at(config, state, state.next_batch)
         waited = state.waited
         self.take(selection, len(groups))
         newest_versions = np.concatenate([group.newest_versions for group in groups])
         values = batch_metrics(config, batch, held, newest_versions)
         values |= waiting_metrics(waited)
         if config.curriculum.kind != "none":
-            for env, fraction in fractions.items():
+            for env, fraction in fractions_at(config, state, batch.number).items():
                 values[f"batches/{env}/frac_wanted"] = fraction
             stage = stage_of(config.curriculum, state.progress.stage, batch.number)
             values["batcher/curriculum_stage"] = float(stage)

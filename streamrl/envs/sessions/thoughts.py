@@ -26,7 +26,9 @@ _WORDS = ("think", "thought", "reasoning", "<|inner_", "channel", "assistantfina
 
 def _tags(text: str) -> Iterator[re.Match[str]]:
     small = text.lower()
-    return _TAG.finditer(text) if any(word in small for word in _WORDS) else iter(())
+    if not any(word in small for word in _WORDS):
+        return iter(())
+    return _TAG.finditer(text)
 
 
 def spans_outside_thoughts(text: str) -> Iterator[tuple[int, int]]:

@@ -208,10 +208,8 @@ def _command(run: RunFile, workload: Workload) -> list[str]:
     if first.processes > 1:
         options += ["--coordinator", f"{workload.name}-0.{PARTS}:{COORDINATOR_PORT}"]
     if workload.name == GATEWAY:
-        options += [
-            "--port",
-            str(run.settings_of(Gateway).port),
-        ]  # each pod has an address of its own
+        # All replicas have the same port, as each pod has an address of its own.
+        options += ["--port", str(run.settings_of(Gateway).port)]
     return ["streamrl", workload.role.name, RUN_FILE, *options]
 
 
