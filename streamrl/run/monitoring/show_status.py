@@ -163,7 +163,7 @@ def _envs(run: RunFile, view: RunView) -> Table:
             number(latest(view, f"batcher/held_tokens/{env}"), ",.0f", MISSING),
         )
     if sum(fates.total() for fates in view.fates.values()) >= LAST_FATES:
-        table.caption = f"rollouts: those of the last {LAST_FATES:,} groups"
+        table.caption = f"rollouts: those of the last {LAST_FATES:,} groups at most"
     return table
 
 

@@ -69,7 +69,7 @@ def test_of_a_long_run_the_last_fates_are_counted(run: RunFile):
     view.fates["copy"]["batched"] = 160_000
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(*tables(run, view, [], 101.0))
-    assert "rollouts: those of the last 20,000 groups" in console.export_text()
+    assert "rollouts: those of the last 20,000 groups at most" in console.export_text()
 
 
 ATTACK = "[/models/x] cannot be loaded \x1b]0;owned\x07 [link=http://evil]here[/link]"
