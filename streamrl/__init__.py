@@ -1,7 +1,7 @@
 """streamrl: asynchronous RL of language models over a log.
 
-A token travels envs -> buffer -> batcher -> learner -> weights -> inference -> envs. No room
-imports from one that is named after it (`tests/test_layers.py`):
+A token travels envs -> buffer -> batcher -> learner -> weights -> inference -> envs. Imports have
+another order: no room imports from one further down this list (`tests/test_layers.py`).
 
 1. `system/`: processes, files, errors and text of this machine. `config/`: what a run is.
 2. `stream/`: `records/`, the `log/` that holds them, the `processor/` that reads and writes it

@@ -36,7 +36,7 @@ from streamrl.batcher.assemble import (
 )
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.curriculum import advance, stage_of
-from streamrl.batcher.demand import changed_demands
+from streamrl.batcher.demand import update_demands
 from streamrl.batcher.env_totals import EnvTotals
 from streamrl.batcher.metrics import batch_metrics, waiting_metrics
 from streamrl.batcher.packing import pack, row_shapes
@@ -328,7 +328,7 @@ class BatchBuilder:
 
     def publish_demand(self) -> None:
         """Publish the demands that have changed."""
-        for demand in changed_demands(self.config, self.state):
+        for demand in update_demands(self.config, self.state):
             self.outputs.append(Output(topology.DEMAND, demand.environment, demand))
 
     # ---- after a restart ---------------------------------------------------------------------

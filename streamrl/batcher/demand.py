@@ -1,23 +1,25 @@
-"""How many tokens the batcher asks each env for, and how many groups each producer may begin.
+"""How many tokens each env may have in open groups, and how many groups each producer may begin.
 
 Batches are trained in order, so work that begins now is for one of the next batches. The run's
-admission rule gives the number of the furthest one (`admission.py`). An env is asked for
+admission rule gives the number of the furthest one (`admission.py`). The tokens that are wanted of
+an env, and that it may have in open groups, those being sampled included, are
 
     its shares of those batches + what earlier batches owe it - what the batcher holds of it
 
-in tokens, and for nothing if that is below 0. Two rules keep the next batch from waiting for ever.
-An env is asked for at least what the next batch lacks of it. And if the batch lacks tokens that any
-env may supply, an env that is asked for nothing else is asked for an even part of them. Both hold
-only while work that begins now may still be for the next batch.
+and none if that is below 0. It is a level: an env begins a group whenever less is open. Two rules
+keep the next batch from waiting for ever. At least what the next batch lacks of an env is wanted of
+it. And if the batch lacks tokens that any env may supply, an even part of them is wanted of an env
+of which nothing else is. Both hold only while work that begins now may still be for the next batch.
 
 An example. Batches have 100 tokens, of which env `a` has 60 % and env `b` 40 %. Work that begins
 now is for the next batch only, and no env is owed anything. The batcher holds 25 tokens of `a` and
-40 of `b`. It asks `a` for 35 tokens and `b` for none.
+40 of `b`. So `a` may have 35 tokens in open groups, and `b` none.
 
-The replicas of an env divide `wanted_tokens` among themselves. The producers of some envs are
-granted single groups instead (`update_grants`): `a` whose groups cost 10 tokens on average may then
-have 4 groups open, in all its producers together. The groups granted to a producer and those of it
-that have closed are counts since the run began, so the difference is what it may have open.
+Under the rule `demand` the replicas of an env divide `wanted_tokens` among themselves. Under any
+other rule the batcher grants whole groups to each replica (`update_grants`): `a` whose groups cost
+10 tokens on average may then have 4 groups open, in all its producers together. The groups granted
+to a producer and those of it that have closed are counts since the run began, so the difference is
+what it may have open.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from streamrl.stream.records import Demand
 FIRST_WAIT_S = 60.0  # for the first group of a producer
 
 
-def changed_demands(config: BatcherConfig, state: BatcherState) -> list[Demand]:
+def update_demands(config: BatcherConfig, state: BatcherState) -> list[Demand]:
     """The demands that differ from those published last, in the order of the run file's envs.
     Updates the grants of all producers.
     """
@@ -73,7 +75,7 @@ def demand_of(state: BatcherState, env: str, wanted_tokens: int) -> Demand:
 
 
 def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
-    """Tokens that each env is asked for, at least 0. They are 0 before a version is announced."""
+    """Tokens that each env may have in open groups, at least 0. 0 before a version is announced."""
     if state.version < 0:
         return dict.fromkeys(config.fractions, 0)
     owed = deficit_under(config, state, fractions_at(config, state, state.next_batch))

@@ -95,7 +95,7 @@ def check_advantages(advantages: np.ndarray, n: int, group_id: str = "") -> np.n
     return advantages.astype(np.float32, copy=False)
 
 
-def has_signal(advantages: np.ndarray) -> bool:
+def has_nonzero_advantage(advantages: np.ndarray) -> bool:
     """Is there anything to learn from the group? `advantages`: (group,) float32. DAPO's dynamic
     sampling, arXiv:2503.14476, leaves the others out.
     """

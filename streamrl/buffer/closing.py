@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from streamrl.buffer.advantages import advantage_named, has_signal
+from streamrl.buffer.advantages import advantage_named, has_nonzero_advantage
 from streamrl.buffer.groups import OPTIONAL, POLICY_GRADIENT, experts_bytes, score_group
 from streamrl.buffer.state import BufferConfig, OpenGroup
 from streamrl.config import topology
@@ -24,7 +24,7 @@ class ClosedGroup(NamedTuple):
 
     record: ScoredGroup  # empty: there is nothing to train on
     cause: str = ""  # why its members are filtered; empty: they are trained on
-    is_flat: bool = False  # its advantages are all 0
+    has_zero_advantage: bool = False  # its advantages are all 0
     is_unscored: bool = False  # its advantage function has failed
 
 
@@ -52,13 +52,13 @@ def closed_group(env: str, group_id: str, group: OpenGroup, rules: BufferConfig)
     size = size_bound(scored)
     if size > record_limit(topology.GROUPS):
         return ClosedGroup(empty_record(env, group_id, group), _too_large(size))
-    is_flat = not trains(scored)
-    if is_flat and rules.zero_advantage == "filter":
+    has_zero_advantage = not trains(scored)
+    if has_zero_advantage and rules.zero_advantage == "filter":
         cause = "group whose advantages are all 0"
-        return ClosedGroup(empty_record(env, group_id, group), cause, is_flat)
+        return ClosedGroup(empty_record(env, group_id, group), cause, has_zero_advantage)
     if scored.producer != group.producer:
         scored = msgspec.structs.replace(scored, producer=group.producer)
-    return ClosedGroup(scored, is_flat=is_flat)
+    return ClosedGroup(scored, has_zero_advantage=has_zero_advantage)
 
 
 def _too_large(size: int) -> str:
@@ -108,4 +108,4 @@ def trains(group: ScoredGroup) -> bool:
     advantages are.
     """
     by_other_losses = (group.cross_entropy_weights, group.teacher_kl_weights)
-    return has_signal(group.advantages) or any(w is not None for w in by_other_losses)
+    return has_nonzero_advantage(group.advantages) or any(w is not None for w in by_other_losses)

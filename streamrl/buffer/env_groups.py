@@ -1,10 +1,10 @@
 """EnvGroups: the rollouts of one env become groups, and every group closes.
 
 A rollout that arrives is judged (`arrival.py`). If it can be trained on, its group holds it.
-Otherwise its fate is published at once, with a dead letter if it is refused, and its group counts
-it as lost, unless it is a duplicate or the group has closed. So a group is complete when
-`group_size` rollouts have come, whatever became of them, or when it has been open for longer than
-ids are remembered; in both cases not before all versions of its members are announced. It then
+Otherwise its fate is published at once, with a dead letter if it is refused or misaligned, and its
+group counts it as lost, unless it is a duplicate or the group has closed. So a group is complete
+when `group_size` rollouts have come, whatever became of them, or when it has been open for longer
+than ids are remembered; in both cases not before all versions of its members are announced. It then
 closes (`closing.py`): its members are scored against each other and published as one record. They
 are filtered, and the published record is empty, if fewer than `min_group_size` are left, if they
 cannot be scored, if the record would be too large, or, with `zero_advantage: filter`, if nothing
@@ -87,7 +87,8 @@ class EnvGroups:
             return
         if group.is_complete(state.version, self.rules):
             self.close_group(rollout.group_id)
-        if arrival.outcome != "refused":  # a refused rollout adds nothing to the window
+        # A refused record must not close the groups of others: anybody may have made its id up.
+        if arrival.outcome != "refused":
             self.evict_oldest(newest=rollout.group_id)
 
     def publish_arrival(self, event: Event, arrival: Arrival) -> None:
@@ -183,7 +184,7 @@ class EnvGroups:
         """
         group = self.window.close(group_id, self.state.version, self.rules.group_size)
         closed = closed_group(self.env, group_id, group, self.rules)
-        self.window.intake.flat_groups += closed.is_flat
+        self.window.intake.zero_advantage_groups += closed.has_zero_advantage
         if closed.is_unscored:
             self.window.intake.unscored = closed.cause
         if closed.cause and group.members:
@@ -206,13 +207,13 @@ class EnvGroups:
                     group.refused[rollout.rollout_uid] = None
                     group.next_check_version = self.state.version
 
-    def expire_removed(self, removed: Offsets) -> None:
+    def expire_deleted(self, deleted_below: Offsets) -> None:
         """Expire the members whose records retention has deleted: those below these offsets."""
         for group_id, group in list(self.window.open.items()):
             gone = [
                 event
                 for event in group.members
-                if event.offset < removed.get((event.topic, event.partition), 0)
+                if event.offset < deleted_below.get((event.topic, event.partition), 0)
             ]
             if not gone:
                 continue
@@ -237,7 +238,7 @@ class EnvGroups:
         """
         self.publish("", empty_group(self.env, "", "", "", 0, begins_epoch=True))
 
-    def remove(self) -> None:
+    def remove_env(self) -> None:
         """The env was taken out of the run: everything that is held of it is filtered.
 
         Its topics may not be read or written now, so the ends of its groups are published when it
@@ -251,7 +252,7 @@ class EnvGroups:
             self.state.groups_of_removed_envs.setdefault(self.env, {})[group_id] = group
         self.window = Window()
 
-    def restore(self) -> None:
+    def restore_env(self) -> None:
         """The env was put back: the groups that were open when it was taken out have ended, and its
         producers may begin as many others.
         """

@@ -87,11 +87,11 @@ def reconcile(
     buffer = GroupBuffer(config, state, time_s)
     for env in list(state.windows):
         groups = buffer.groups_of(env)
-        groups.expire_removed(removed)
+        groups.expire_deleted(removed)
         if env not in config.envs:
-            groups.remove()
+            groups.remove_env()
     for env in [env for env in state.groups_of_removed_envs if env in config.envs]:
-        buffer.groups_of(env).restore()
+        buffer.groups_of(env).restore_env()
     cut = {topic for topic, _ in removed}
     for env in config.envs:
         if topology.rollouts(env) in cut:

@@ -49,7 +49,7 @@ class IntakeStats(msgspec.Struct):
     generated_tokens: int = 0
     truncated: int = 0
     failed: int = 0
-    flat_groups: int = 0  # groups whose advantages are all 0
+    zero_advantage_groups: int = 0  # groups whose advantages are all 0
     misaligned: int = 0
     suspicious: int = 0  # rollouts whose logprobs are all exactly 0
     crowded_out: int = 0  # groups that a full window closed below their minimum
@@ -85,7 +85,7 @@ class IntakeStats(msgspec.Struct):
             prefix + "new_generated_tokens": float(self.generated_tokens),
             prefix + "frac_truncated": frac_truncated,
             prefix + "new_failed": float(self.failed),
-            prefix + "zero_advantage_groups": float(self.flat_groups),
+            prefix + "zero_advantage_groups": float(self.zero_advantage_groups),
             prefix + "new_misaligned": float(self.misaligned),
             prefix + "suspicious_logprobs": float(self.suspicious),
         }

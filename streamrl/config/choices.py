@@ -63,8 +63,8 @@ class LossChoice(NamedTuple):
     """A shipped `learner.loss`, and what the run file's checks know of it."""
 
     function: str  # in learner/loss/losses.py
-    # exp(current - old) occurs in it, as a factor or as a weight, so that `correction.weights`
-    # would apply it twice unless `correction.old_policy` is `decoupled`.
+    # Whether the loss contains exp(current - old). `correction.weights` would then apply it twice,
+    # unless `correction.old_policy` is `decoupled`.
     ratio: bool
     average: str  # What `learner.average` is where it is empty, as the loss's source has it.
     dual_clip: bool = False  # `learner.clip_ratio_max` bounds its ratio.

@@ -47,7 +47,7 @@ from streamrl.learner.inputs import TrainingInput
 from streamrl.learner.loss.masking import mask_untrainable
 from streamrl.learner.model import attention, model
 from streamrl.learner.model.examples import RlExample, expand, rollout_numbers, to_dense
-from streamrl.learner.model.experts import replayable
+from streamrl.learner.model.experts import without_foreign_experts
 from streamrl.learner.parallel.distributed import (
     barrier,
     is_rank_zero,
@@ -225,7 +225,7 @@ class PolicyTrainer:
         self.load_reference()
         try:
             batch, masked = mask_untrainable(batch, self.vocab_size)
-            batch = replayable(batch, self.state.model)
+            batch = without_foreign_experts(batch, self.state.model)
             self._trained_tokens = probe.batch_tokens(
                 batch, self.version + 1, self._probe_count, self.tokenizer_ids
             )
@@ -437,10 +437,10 @@ class PolicyTrainer:
             self.run.inference.max_model_len - 1,
         )
 
-    def _probe_of(self, policy: Any, tokens: np.ndarray) -> Probe:
+    def _probe_of(self, model: Any, tokens: np.ndarray) -> Probe:
         """The logprobs of these tokens, computed in a row of the length that is trained on."""
         row = probe.training_row(tokens, self.run.batcher.max_seq_len)
-        logprobs = probe.last_copy(self.updater.logprobs(policy, row), len(tokens))
+        logprobs = probe.last_copy(self.updater.logprobs(model, row), len(tokens))
         return Probe(tokens=tokens, logprobs=logprobs)
 
 

@@ -9,7 +9,7 @@ from streamrl.buffer.advantages import (
     check_advantages,
     dr_grpo,
     grpo,
-    has_signal,
+    has_nonzero_advantage,
     maxrl,
     reinforce_plus_plus,
     rloo,
@@ -79,13 +79,13 @@ def test_maxrl_follows_the_gradient_of_the_log_likelihood(tries: int):
 def test_equal_rewards_carry_no_information():
     for name in choices.ADVANTAGES:
         advantage = advantage_named(name)
-        assert has_signal(advantage(floats(1, 0, 1)))
-        assert has_signal(advantage(floats(*[0.1] * 8))) is (name == "reinforce++")
+        assert has_nonzero_advantage(advantage(floats(1, 0, 1)))
+        assert has_nonzero_advantage(advantage(floats(*[0.1] * 8))) is (name == "reinforce++")
 
 
 def test_an_advantage_of_the_size_of_rounding_carries_no_information():
-    assert not has_signal(np.array([ROUNDING, -ROUNDING]))
-    assert has_signal(np.array([0, -1.001 * ROUNDING]))
+    assert not has_nonzero_advantage(np.array([ROUNDING, -ROUNDING]))
+    assert has_nonzero_advantage(np.array([0, -1.001 * ROUNDING]))
 
 
 @pytest.mark.parametrize("name", choices.ADVANTAGES)
@@ -100,7 +100,7 @@ def test_results_are_float32_of_any_size(name: str):
 def test_the_run_files_checks_know_which_advantages_need_peers(name: str):
     """`buffer.min_group_size: 1` is refused for these, because a single rollout teaches nothing."""
     single = advantage_named(name)(floats(3))
-    assert choices.ADVANTAGES[name].relative is not has_signal(single), (
+    assert choices.ADVANTAGES[name].relative is not has_nonzero_advantage(single), (
         f"{name} of a single rollout is {single.tolist()}: correct `relative` of its line in"
         " streamrl/config/choices.py"
     )

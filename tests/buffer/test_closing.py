@@ -29,9 +29,9 @@ def closed(*rewards: float, config: BufferConfig = CONFIG) -> ClosedGroup:
 
 
 def test_rewards_1_and_0_are_scored_against_each_other():
-    record, cause, is_flat, is_unscored = closed(1.0, 0.0)
+    record, cause, has_zero_advantage, is_unscored = closed(1.0, 0.0)
     assert record.uids == ["g0-0", "g0-1"] and record.advantages.tolist() == [1.0, -1.0]
-    assert (cause, is_flat, is_unscored) == ("", False, False)
+    assert (cause, has_zero_advantage, is_unscored) == ("", False, False)
 
 
 def test_the_record_has_the_producer_of_the_group_and_not_that_of_its_first_member():
@@ -62,7 +62,7 @@ def test_a_record_of_its_topics_limit_is_published_and_one_of_a_byte_more_is_emp
 def test_a_group_of_equal_rewards_is_flat(zero_advantage: str, uids: list[str], cause: str):
     config = replace(CONFIG, zero_advantage=zero_advantage)
     flat = closed(1.0, 1.0, config=config)
-    assert (flat.record.uids, flat.cause, flat.is_flat) == (uids, cause, True)
+    assert (flat.record.uids, flat.cause, flat.has_zero_advantage) == (uids, cause, True)
 
 
 def raises(rewards: np.ndarray) -> np.ndarray:

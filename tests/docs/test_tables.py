@@ -11,7 +11,7 @@ import yaml
 from docs.hooks import settings
 from streamrl.config import choices, topology
 from streamrl.config.presets import PRESETS, PRETRAINED
-from streamrl.config.run_file import parse
+from streamrl.config.run_file import load, parse
 from streamrl.config.sections.batches import Buffer
 from streamrl.config.sections.learner import Kl, Learner
 from streamrl.config.topology import Role, roles
@@ -93,6 +93,25 @@ def test_the_page_of_models_has_the_defaults_of_a_pretrained_one():
     table = rows("docs/models.md", "| setting | default with `model.path` |")
     on_page = {cells[0].strip("`"): yaml.safe_load(cells[1]) for cells in table}
     assert on_page == PRETRAINED, "docs/models.md and streamrl/config/presets.py differ"
+
+
+def test_the_example_of_architecture_is_the_quickstart():
+    run = load(ROOT / "deploy/runs/quickstart.yaml")
+    text = " ".join((ROOT / "docs/architecture.md").read_text().split())
+    version = 12
+    built = version + run.batcher.lookahead
+    number = built + 1
+    tokens = run.envs["copy-digits"].fraction * run.batcher.total_token_budget
+    last = version + run.buffer.max_age
+    for part in (
+        f"Version {version} is the newest, and batch {built} is built already",
+        f"copy-digits may have {tokens:,.0f} tokens in flight",
+        f"`batches`: batch {number};",
+        f"`policy-versions`: version {number + 1}, with a hash",
+        f"batch {last} would still have taken it, at age {run.buffer.max_age}",
+        f"Batch {last + 1} would not",
+    ):
+        assert part in text, f"docs/architecture.md: {part!r} is not in the example"
 
 
 def test_the_page_of_envs_names_every_env_and_reward():

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.rewards.tables import REWARDS, earned, is_as_wanted, rows_of
+from tests.rewards.tables import REWARD_TABLES, earned, is_as_wanted, rows_of
 
 
 def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     wrong = 0
     count = 0
-    for name in sys.argv[1:] or REWARDS:
+    for name in sys.argv[1:] or REWARD_TABLES:
         table = Table("row", "answer", "earned", "", box=None, header_style="bold", title=name)
         rows = rows_of(name)
         with tempfile.TemporaryDirectory() as directory:

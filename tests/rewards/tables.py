@@ -62,7 +62,7 @@ Judged = Callable[[Row], Awaitable[float | None]]
 
 async def earned(name: str, rows: list[Row], directory: Path) -> list[float | None]:
     """What each row earns by a reward. `directory` is for the files of its env."""
-    env, judge = REWARDS[name](directory)
+    env, judge = REWARD_TABLES[name](directory)
     try:
         return list(await asyncio.gather(*map(judge, rows)))
     finally:
@@ -245,7 +245,7 @@ def _judge(directory: Path) -> tuple[Any, Judged]:
     return judges, judges
 
 
-REWARDS: dict[str, Callable[[Path], tuple[Any, Judged]]] = {
+REWARD_TABLES: dict[str, Callable[[Path], tuple[Any, Judged]]] = {
     "math-verify": _math,
     "exact": partial(_dataset, "exact"),
     "positions": partial(_dataset, "positions"),

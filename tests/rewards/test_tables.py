@@ -8,8 +8,8 @@ import pytest
 
 from streamrl.envs.catalog import ENVS
 from streamrl.envs.catalog import REWARDS as SHIPPED
-from streamrl.envs.shipped.dataset import REWARDS as OF_DATASET
-from tests.rewards.tables import CUT_OFF, EACH, REWARDS, TABLES, earned, is_as_wanted, rows_of
+from streamrl.envs.shipped.dataset import DATASET_REWARDS
+from tests.rewards.tables import CUT_OFF, EACH, REWARD_TABLES, TABLES, earned, is_as_wanted, rows_of
 
 # Envs whose rewards are those of another table, or of no answer.
 ELSEWHERE = {
@@ -20,7 +20,7 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("name", REWARD_TABLES)
 async def test_each_answer_earns_what_it_has_to(name: str, tmp_path: Path):
     rows = rows_of(name)
     rewards = await earned(name, rows, tmp_path)
@@ -32,7 +32,7 @@ async def test_each_answer_earns_what_it_has_to(name: str, tmp_path: Path):
     assert not wrong
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("name", REWARD_TABLES)
 def test_a_table_has_as_many_right_answers_as_wrong_ones(name: str):
     groups = [row.group for row in rows_of(name)]
     assert groups.count("right") == groups.count("wrong") == EACH
@@ -42,5 +42,5 @@ def test_a_table_has_as_many_right_answers_as_wrong_ones(name: str):
 
 
 def test_every_shipped_reward_has_a_table():
-    names = {*ENVS, *SHIPPED, *OF_DATASET} - {*ELSEWHERE, "none"}
-    assert names == {*REWARDS} == {path.stem for path in TABLES.glob("*.yaml")}
+    names = {*ENVS, *SHIPPED, *DATASET_REWARDS} - {*ELSEWHERE, "none"}
+    assert names == {*REWARD_TABLES} == {path.stem for path in TABLES.glob("*.yaml")}

@@ -17,8 +17,9 @@ class GroupRules(Section):
     group_size: int = Field(default=8, ge=1)  # Rollouts of one problem.
     # A group that would expire or has waited too long closes with at least so many rollouts.
     min_group_size: int = Field(default=2, ge=1)
-    # Staleness limit: a rollout trains at most so many policy versions after its oldest token.
-    max_age: int = Field(default=1, ge=0)
+    # Staleness limit: a rollout trains at most so many policy versions after its oldest token. At
+    # least batcher.lookahead; with two more, a group that misses its batch has another one.
+    max_age: int = Field(default=2, ge=0)
     # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION.
     advantage: Annotated[str, one_of(*ADVANTAGES)] = "rloo"
     # Whether groups whose advantages are all 0 are trained on, or left out so that others fill the

@@ -200,8 +200,8 @@ class RolloutSession:
         continuation = tree.find_continuation(conversation)
         hint = continuation
         if tree.calls and not continuation.call:
-            # The messages continue no call, but their text may. They do only if the server finds
-            # the tokens of the call before theirs (`prefix_tokens`).
+            # The messages continue no call, but their text may. They do if the server reports that
+            # the prompt begins with the tokens of that call (`prefix_tokens`).
             hint = Continuation(self.transcript.calls[-1].call, conversation)
         sampled = await self._sample(messages, tools, hint, demonstration)
         if sampled.prefix_tokens:
@@ -270,9 +270,8 @@ class RolloutSession:
         return f"{body}#{ordinal}"
 
     def _end(self, limit: str, note: str = "") -> None:
-        """End the rollout as truncated by `limit`. The first call decides. This limit replaces
-        `length`, which `Transcript.append` has set if an answer was cut off and the conversation
-        continued.
+        """End the rollout as truncated by `limit`. Only the first call has an effect. It overwrites
+        `length`, which `Transcript.append` sets when an answer is cut off.
         """
         if not self._over:
             self._over = True

@@ -21,7 +21,7 @@ from streamrl.envs.shipped.row_files import parse_rows, rows, unusable
 from streamrl.envs.shipped.samples import Columns, Sample, instructed, sample
 from streamrl.system.text import nearest_or_all
 
-REWARDS = ("math-verify", "exact", "positions", "none")
+DATASET_REWARDS = ("math-verify", "exact", "positions", "none")
 
 
 class Dataset(SingleTurnEnv):
@@ -58,8 +58,8 @@ class Dataset(SingleTurnEnv):
         instruction: str | None = None,
         timeout_s: float = 5.0,
     ) -> None:
-        if reward not in REWARDS:
-            raise ValueError(f"no reward {reward!r}; {nearest_or_all(reward, REWARDS)}")
+        if reward not in DATASET_REWARDS:
+            raise ValueError(f"no reward {reward!r}; {nearest_or_all(reward, DATASET_REWARDS)}")
         if template not in TEMPLATES:
             names = [name for name in TEMPLATES if name]
             raise ValueError(f"no template {template!r}; {nearest_or_all(template, names)}")

@@ -357,10 +357,11 @@ class Simulation:
                 versions += of_rollout
             else:
                 self.tokens["expired"] += _sampled(rollout)
-        is_flat = len({rollout.reward for rollout in members}) < 2
+        has_zero_advantage = len({rollout.reward for rollout in members}) < 2
         sampled_tokens = sum(map(_sampled, members))
         tokens = sum(rollout.tokens for rollout in members)
-        if len(members) < rules.min_group_size or (is_flat and rules.zero_advantage == "filter"):
+        left_out = has_zero_advantage and rules.zero_advantage == "filter"
+        if len(members) < rules.min_group_size or left_out:
             self.tokens["filtered"] += sampled_tokens
             tokens = 0
         group = SimulatedGroup(

@@ -53,7 +53,7 @@ def without_experts(batch: Batch) -> Batch:
     return msgspec.structs.replace(batch, routed_experts=None, prompt_routed_experts=None)
 
 
-def replayable(batch: Batch, model: Any) -> Batch:
+def without_foreign_experts(batch: Batch, model: Any) -> Batch:
     """The batch without routed experts that the model cannot have chosen, which is warned of.
 
     It comes before the dense arrays, whose size would be what such experts claim.

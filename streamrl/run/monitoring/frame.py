@@ -78,7 +78,7 @@ class Frame:
 
     @property
     def running_s(self) -> float | None:
-        """Seconds since the first server of this session was ready, or None before."""
+        """Seconds since the first server was ready after the last start, or None before."""
         ready_s = self.view.ready_s
         return None if ready_s is None else self.time_s - ready_s
 

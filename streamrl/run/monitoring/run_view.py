@@ -69,7 +69,7 @@ class RunView:
     """The state of a run. `update_view` changes it in place and returns it."""
 
     learner: str  # the learner whose versions count
-    since_s: float = 0.0  # when this session began; older records are history
+    since_s: float = 0.0  # when the run was last started; older records are history
     version: int = -1  # the newest announced; version n exists once n batches have been trained on
     version_s: float = 0.0  # when it was announced
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
@@ -96,9 +96,9 @@ class RunView:
     # name -> the evaluation of the newest version
     evals: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
     batch: int = -1  # the newest batch
-    time: TimeAccount = field(default_factory=TimeAccount)  # of this session
-    ready_s: float | None = None  # when the first server of this session was ready
-    active_before_s: float = 0.0  # the seconds for which earlier sessions had a server
+    time: TimeAccount = field(default_factory=TimeAccount)  # since the last start
+    ready_s: float | None = None  # when the first server was ready after that start
+    active_before_s: float = 0.0  # the seconds for which there was a server before it
     # source -> the time of its newest metrics
     heard_s: dict[str, float] = field(default_factory=dict[str, float])
     # whether rewards are taken from the batches themselves, not from the batcher's metrics
@@ -107,7 +107,7 @@ class RunView:
 
 
 def new_view(run: RunFile, since_s: float = 0.0) -> RunView:
-    """The view of a run before any event. `since_s` is when this session of the run began."""
+    """The view of a run before any event. `since_s` is when the run was last started."""
     return RunView(run.learner.name, since_s, time=TimeAccount(run.batcher.lookahead))
 
 

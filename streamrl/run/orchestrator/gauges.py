@@ -30,7 +30,7 @@ def gauges(view: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str,
             values[f"orchestrator/server_behind/{name}"] = float(behind)
         values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)
     if view.version >= 0:
-        # The time between two sessions of a run was not spent waiting.
+        # The time in which the run was stopped was not spent waiting.
         announced_s = max(view.version_s, view.since_s)
         values["orchestrator/version"] = float(view.version)
         values["orchestrator/since_version_s"] = time_s - announced_s

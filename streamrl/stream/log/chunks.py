@@ -57,8 +57,9 @@ CHUNK_BYTES = 4_000_000
 HEADER_BYTES = 200  # the most bytes of the two headers of a chunk
 # Longer keys of messages in chunks are truncated; nothing depends on the rest of them.
 KEY_BYTES = 1_000_000
-# Their records may have LARGE_RECORD_BYTES: no env or agent may write to these topics.
-OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)
+# Their records may have LARGE_RECORD_BYTES. Only the core writes batches and scores, and an env
+# writes no journal but its own, which no other part reads.
+LARGE_RECORD_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)
 SPAN_RECORDS = 100_000
 
 INCOMPLETE = (
@@ -69,7 +70,7 @@ INCOMPLETE = (
 
 def record_limit(topic: str) -> int:
     """The most bytes that a record of the topic may have."""
-    return LARGE_RECORD_BYTES if topology.kind_of(topic) in OWN_TOPICS else RECORD_BYTES
+    return LARGE_RECORD_BYTES if topology.kind_of(topic) in LARGE_RECORD_TOPICS else RECORD_BYTES
 
 
 def size_of(message: Message) -> int:
@@ -260,12 +261,13 @@ class JoiningReader:
         self._reader = reader
         self._log = log
         self._start_offsets = dict(offsets)
-        # All chunks from these offsets on have been given to an assembler, or will be.
+        # Chunks from these offsets on are known to the assembler: they need not be read back.
         self._assembled_from = dict(offsets)
         self._assemblers: dict[TopicPartition, ChunkAssembler] = {}
         self._starts_at_retention: dict[TopicPartition, bool] = {}
-        # By record, the offset of its first chunk, of those that this reader has read.
-        self._begun: dict[TopicPartition, dict[bytes, int]] = {}
+        # By record id, the offset of the record's first chunk, if this reader has seen it. No such
+        # record was cut off by retention.
+        self._first_chunk_offsets: dict[TopicPartition, dict[bytes, int]] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         """As `Reader.poll`. A poll that has found only chunks and claims returns nothing, although
@@ -294,7 +296,7 @@ class JoiningReader:
             self._assembled_from[tp] = offset
             self._assemblers.pop(tp, None)
             self._starts_at_retention.pop(tp, None)
-            self._begun.pop(tp, None)
+            self._first_chunk_offsets.pop(tp, None)
 
     def close(self) -> None:
         self._reader.close()
@@ -309,19 +311,19 @@ class JoiningReader:
         tp = message.topic, message.partition
         assembler = self._assemblers.setdefault(tp, ChunkAssembler())
         oldest = message.offset - SPAN_RECORDS  # the record of this chunk begins here or later
-        begun = self._begun.setdefault(tp, {})
+        first_offsets = self._first_chunk_offsets.setdefault(tp, {})
         if chunk.index == 0:
-            begun.pop(chunk.record_id, None)
-            begun[chunk.record_id] = message.offset
-            while begun[first := next(iter(begun))] < oldest:
-                del begun[first]
+            first_offsets.pop(chunk.record_id, None)
+            first_offsets[chunk.record_id] = message.offset
+            while first_offsets[earliest := next(iter(first_offsets))] < oldest:
+                del first_offsets[earliest]
         if not assembler.is_expected(chunk) and oldest < self._assembled_from[tp]:
             assembler = self._read_back(chunk)
             self._assemblers[tp] = assembler
         if (
             not assembler.is_expected(chunk)
             and oldest < self._start_offsets[tp]
-            and chunk.record_id not in begun
+            and chunk.record_id not in first_offsets
             and self._begins_with_retention(tp)
         ):
             # Retention has deleted the first chunk, so this record is skipped.

@@ -22,7 +22,7 @@ from streamrl.batcher.assemble import assemble
 from streamrl.learner.loss.losses import k3
 from streamrl.learner.model import experts, model
 from streamrl.learner.model.examples import RlExample
-from streamrl.learner.model.experts import replayable, route
+from streamrl.learner.model.experts import route, without_foreign_experts
 from streamrl.learner.model.model import predict, with_axes
 from streamrl.learner.parallel.mesh import use_mesh
 from tests.learner import mixture
@@ -161,7 +161,10 @@ def test_experts_that_the_model_cannot_have_chosen_are_left_out(
     experts = np.ones((6, mixture.LAYERS, mixture.CHOSEN), np.uint8)
     prompt = experts[:2]
     whole = structs.replace(made, routed_experts=experts, prompt_routed_experts=prompt)
-    assert replayable(whole, policy) is whole and replayable(made, policy) is made
+    assert (
+        without_foreign_experts(whole, policy) is whole
+        and without_foreign_experts(made, policy) is made
+    )
     assert caplog.text == ""
     unknown = np.uint8(mixture.EXPERTS)
     for others, of_prompt in (
@@ -171,7 +174,7 @@ def test_experts_that_the_model_cannot_have_chosen_are_left_out(
         (experts, prompt + unknown),
     ):
         wrong = structs.replace(whole, routed_experts=others, prompt_routed_experts=of_prompt)
-        found = replayable(wrong, policy)
+        found = without_foreign_experts(wrong, policy)
         assert found.routed_experts is None and found.prompt_routed_experts is None
     assert caplog.text.count("its own router decides") == 4
     assert "experts of 1 layers, 2 a token, which are not those of this model" in caplog.text

@@ -2,7 +2,7 @@
 sink has in the run file.
 
 The topic `metrics` is the truth. A sink is given every record of it at least once, in the order of
-the topic, over all sessions of the run. After a crash it is given the records of the last minute or
+the topic, over all starts of the run. After a crash it is given the records of the last minute or
 two again (`runner.py`).
 """
 
@@ -47,7 +47,7 @@ class SinkContext(NamedTuple):
 
     run: RunFile
     say: Callable[[str], None]  # shows a line to the user who watches the run
-    since_s: float  # when this session of the run began; older records are history
+    since_s: float  # when the run was last started; older records are history
 
 
 SinkFactory = Callable[..., Sink]  # (context, **params)

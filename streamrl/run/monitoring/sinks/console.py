@@ -23,7 +23,7 @@ KEPT = 64  # steps kept until they are printed, as the learner is later than the
 class Console:
     """Prints a step when the lead learner has finished it, with the values known by then.
 
-    Steps of earlier sessions are not printed again.
+    Steps from before the run was last started are not printed again.
     """
 
     def __init__(self, context: SinkContext, show: Sequence[str] = SHOWN) -> None:

@@ -1,4 +1,4 @@
-"""Writes metrics to MLflow. All sessions of a run belong to one MLflow run.
+"""Writes metrics to MLflow. All starts of a run belong to one MLflow run.
 
 The server and the credentials come from MLflow's environment variables, as MLFLOW_TRACKING_URI and
 MLFLOW_TRACKING_TOKEN. MLflow does not accept @ in a name, so `pass@4` is written as `pass:4`.
@@ -18,7 +18,7 @@ TAG = "streamrl.run"  # the tag by which a resumed run is found again
 
 
 class MLflow:
-    """Continues the MLflow run of the earlier sessions."""
+    """Continues the MLflow run of the earlier starts."""
 
     def __init__(
         self, context: SinkContext, experiment: str = "streamrl", tracking_uri: str = ""

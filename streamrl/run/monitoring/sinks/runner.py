@@ -154,8 +154,8 @@ class Sinks:
         self._thread.join(LEAVE_S)
         if self._thread.is_alive():
             logger.warning(
-                "sinks have not taken everything within %.0f s; the next session of the run hands"
-                " it to them again",
+                "sinks have not taken everything within %.0f s; they are given it again when the"
+                " run is next started",
                 LEAVE_S,
             )
 
@@ -186,7 +186,7 @@ class Sinks:
         try:
             function()
         except Exception as error:
-            again = "the next session of the run hands it what it lacks"
+            again = "it is given what it lacks when the run is next started"
             logger.error(
                 "sink %s is left out from now on: %s; %s",
                 sink.settings.kind,

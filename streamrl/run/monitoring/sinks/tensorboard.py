@@ -18,7 +18,7 @@ from streamrl.run.monitoring.sinks.base import MetricRecord, SinkContext
 
 
 class TensorBoard:
-    """Writes one file for each session of the run. TensorBoard shows them as one run."""
+    """Writes one file for each start of the run. TensorBoard shows them as one run."""
 
     def __init__(self, context: SinkContext, directory: str = "tensorboard") -> None:
         """`directory` is relative to the run's directory."""

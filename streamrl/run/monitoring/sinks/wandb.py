@@ -1,4 +1,4 @@
-"""Writes metrics to Weights & Biases. All sessions of a run belong to one W&B run.
+"""Writes metrics to Weights & Biases. All starts of a run belong to one W&B run.
 
 The key comes from `wandb login` or WANDB_API_KEY. With `mode: offline`, nothing leaves the machine,
 and `wandb sync` sends the sessions in `wandb/` of the run's directory.
@@ -19,7 +19,7 @@ STEP = "step"  # the x axis, as W&B's own step only counts rows
 
 
 class WandB:
-    """Continues the W&B run of the earlier sessions."""
+    """Continues the W&B run of the earlier starts."""
 
     def __init__(
         self,
