@@ -34,7 +34,9 @@ from streamrl.config.sections.serving import Eval, Inference, Weights
 from streamrl.system.errors import ConfigError
 from streamrl.system.text import nearest, one_line
 
-RESOLVED = "resolved"  # Context of a validation: the file has every setting, as a run keeps it.
+# The file has every setting, as a run keeps it: nothing is filled up. A key of such a file, and the
+# context of a validation.
+RESOLVED = "resolved"
 RUN_FILE = "run.yaml"  # Name of the resolved run file in the run's directory.
 S = TypeVar("S", bound=Section)
 
@@ -212,6 +214,19 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
     """Read a run file; `overrides` are `learner.learning_rate=1e-3`, parsed as YAML. Raises
     ConfigError.
     """
+    data = _read(path)
+    is_resolved = data.pop(RESOLVED, False) is True
+    for override in with_preset(overrides) if is_resolved else overrides:
+        _set(data, override)
+    return parse(data, str(path), RESOLVED if is_resolved else "")
+
+
+def is_of_run(path: str | Path) -> bool:
+    """Whether the file is one that a run keeps in its directory. Raises ConfigError."""
+    return _read(path).get(RESOLVED) is True
+
+
+def _read(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text()
     except OSError as error:
@@ -225,12 +240,7 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
         raise ConfigError(f"{path}: not YAML: {one_line(error, 1_000)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a run file is a map of settings, not {type(data).__name__}")
-    is_resolved = Path(path).name == RUN_FILE and Path(path).absolute().parent.name == data.get(
-        "run"
-    )
-    for override in with_preset(overrides) if is_resolved else overrides:
-        _set(data, override)
-    return parse(data, str(path), RESOLVED if is_resolved else "")
+    return data
 
 
 def with_overrides(run: RunFile, overrides: Sequence[str]) -> RunFile:

@@ -118,14 +118,21 @@ def test_a_resolved_run_file_gets_no_setting_of_its_preset():
     assert (run.learner.loss, run.learner.average) == ("ppo", "")
 
 
-def test_so_does_one_that_is_read_from_its_directory(tmp_path: Path):
-    path = tmp_path / "r" / run_file.RUN_FILE
-    path.parent.mkdir()
-    path.write_text(yaml.safe_dump(a_run(**RESOLVED)))
+def test_so_does_one_that_a_run_keeps_wherever_it_is(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({run_file.RESOLVED: True, **a_run(**RESOLVED)}))
     kept = load(path, ["buffer.max_age=0"])
     assert (kept.learner.learning_rate, kept.learner.loss) == (1e-3, "ppo")
-    elsewhere = path.rename(tmp_path / "mine.yaml")
-    assert load(elsewhere).learner.learning_rate == 1e-6
+    assert run_file.is_of_run(path)
+
+
+def test_a_run_file_in_a_directory_of_its_name_gets_them(tmp_path: Path):
+    settings = a_run(**RESOLVED)
+    path = tmp_path / settings["run"] / run_file.RUN_FILE
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(settings))
+    assert load(path).learner.learning_rate == 1e-6
+    assert not run_file.is_of_run(path)
 
 
 def test_a_resolved_run_file_gives_the_same_run():

@@ -18,7 +18,7 @@ from typing import IO
 import yaml
 
 from streamrl.config import run_file
-from streamrl.config.run_file import RUN_FILE, RunFile, parse_resolved
+from streamrl.config.run_file import RESOLVED, RUN_FILE, RunFile
 from streamrl.run.orchestrator.resuming import refusals
 from streamrl.stream.local_kafka import broker, connect
 from streamrl.system.errors import ConfigError, StreamrlError
@@ -46,7 +46,7 @@ def resolve_run(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "run
     run = run_file.load(path, overrides)
     inside = path.absolute().parent
     # The directory of a run that has been moved is the one in which its file is.
-    if path.name == RUN_FILE and inside.name == run.run:
+    if inside.name == run.run and run_file.is_of_run(path):
         run = run.model_copy(update={"runs_dir": str(inside.parent)})
     return run
 
@@ -138,7 +138,7 @@ def resolved_run(run: RunFile) -> RunFile | None:
     path = run.directory / RUN_FILE
     if not path.exists():
         return None
-    return parse_resolved(yaml.safe_load(path.read_text()), str(path))
+    return run_file.load(path)
 
 
 def archive(directory: Path) -> Path:
@@ -153,7 +153,8 @@ def write_run_file(run: RunFile) -> None:
 
     Only its owner can read it, although it contains no secret.
     """
-    text = yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    settings = {RESOLVED: True, **run.model_dump(mode="json")}
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     write_atomically(run.directory / RUN_FILE, text, 0o600)
 
 

@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 
 from streamrl.batcher.assemble import Sharding, assemble
 from streamrl.cli.command import cli
-from streamrl.config import run_file, topology
-from streamrl.config.run_file import RunFile
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile, parse
 from streamrl.learner.files import checkpoints
 from streamrl.learner.files.export import WEIGHTS, state_dict
 from streamrl.learner.inputs import read_existing
@@ -33,6 +33,7 @@ from streamrl.learner.trainer import open_trainer
 from streamrl.run.monitoring.frame import Frame
 from streamrl.run.orchestrator.liveness import BrokerWatch, Liveness
 from streamrl.run.orchestrator.parts import SupervisedParts
+from streamrl.run.orchestrator.run_directory import write_run_file
 from streamrl.run.orchestrator.supervisor import Supervisor
 from streamrl.stream.log.codec import to_event, to_message
 from streamrl.stream.log.kafka import topic_changes
@@ -61,7 +62,7 @@ def run_of(directory: Path, name: str) -> RunFile:
         "processes": 2,
         "balance": "flops",
     }
-    return run_file.parse(
+    return parse(
         {
             "run": name,
             "runs_dir": str(directory),
@@ -240,7 +241,7 @@ def test_up_starts_both_again_when_one_is_killed(
     """They go on from the newest checkpoint, and announce nothing twice."""
     made = run_of(tmp_path / "runs", run_name).model_dump(mode="json")
     kafka = {"bootstrap.servers": broker}
-    run = run_file.parse(
+    run = parse(
         {
             **made,
             "kafka": kafka,
@@ -249,7 +250,7 @@ def test_up_starts_both_again_when_one_is_killed(
         }
     )
     run.directory.mkdir(parents=True)
-    (run.directory / run_file.RUN_FILE).write_text(yaml.safe_dump(run.model_dump(mode="json")))
+    write_run_file(run)
     topic_changes.apply(run, kafka)
     log = KafkaLog(kafka, run.run)
     monkeypatch.setattr(topology, "parts", topology.learner_parts)

@@ -19,7 +19,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.sections.section import sections_in
 from streamrl.inference.clients import client
 from streamrl.run.orchestrator.resuming import refusals
-from streamrl.run.orchestrator.run_directory import lock_run_dir
+from streamrl.run.orchestrator.run_directory import lock_run_dir, write_run_file
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Log, Message, Output, partitions_of
@@ -452,9 +452,9 @@ def with_more_steps(tmp_path: Path, schedule: dict[str, Any], *more: str) -> dic
     user = tmp_path / "user.yaml"
     user.write_text(yaml.safe_dump(data))
     before = run_file.load(user)
-    own = tmp_path / "runs" / "x" / "run.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text(yaml.safe_dump(before.model_dump(mode="json")))
+    before.directory.mkdir(parents=True)
+    write_run_file(before)
+    own = before.directory / run_file.RUN_FILE
     overrides = ["orchestrator.max_steps=200", *more]
     return {
         name: list(refusals(before, run_file.load(path, overrides)))
