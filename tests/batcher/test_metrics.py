@@ -68,6 +68,14 @@ def test_the_metrics_of_a_batch():
     }
 
 
+def test_rollouts_of_version_0_in_batch_1_have_age_1():
+    state, _ = step(CONFIG, BatcherState(), [version_event(0), *arrivals("a", "b")], 0.0)
+    _, out = step(CONFIG, state, [version_event(1), *arrivals("c", "d")], 1.0)
+    (values,) = [o.record.values for o in out if isinstance(o.record, Metric)]
+    ages = ("batches/copy/age/mean", "batcher/batch_age_mean", "batcher/batch_age_max")
+    assert [values[name] for name in ages] == [1, 1, 1]
+
+
 def test_an_env_that_holds_nothing_has_shares_of_nothing():
     config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, spill=True)
     state = BatcherState(queues={"add": EnvQueue()})

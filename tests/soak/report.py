@@ -49,7 +49,7 @@ def report(run: RunFile, seen: Seen, steps: list[float], found: Soaked) -> dict[
         "trained_twice": found.trained_twice,
         "rubbish": found.rubbish,
         "rubbish_dead_lettered": found.dead_lettered,
-        "rubbish_not_put_aside": found.rubbish_not_put_aside + found.letters_astray,
+        "rubbish_not_dead_lettered": found.rubbish_not_dead_lettered + found.letters_astray,
         "audit_balanced": found.audit_balanced,
         "batches_identical": found.batches_identical,
         "weights_astray": found.weights_astray,

@@ -24,7 +24,7 @@ def test_a_short_soak_loses_nothing(tmp_path: Path):
     assert said["accounts_clean"], said["faults"]
     assert (
         said["good_without_one_fate"]
-        == said["rubbish_not_put_aside"]
+        == said["rubbish_not_dead_lettered"]
         == said["lost"]
         == said["trained_twice"]
         == said["wrong"]

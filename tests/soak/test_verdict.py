@@ -20,7 +20,7 @@ from tests.support.data_path import RUN, TOPICS
 from tests.support.rubbish import bad
 
 
-def put_aside(message: Message, offset: int) -> list[Message]:
+def dead_lettered(message: Message, offset: int) -> list[Message]:
     """Letter and fate."""
     event = to_event(message._replace(partition=0, offset=offset), ("rollout",))
     return [to_message(output) for output in to_dead_letter(event, "broken")]
@@ -40,7 +40,7 @@ def batched(offset: int) -> Message:
 
 RUBBISH = bad("empty", 0, np.random.default_rng(0))
 GOOD = to_message(Output("rollouts.copy", "g0", rollout()))
-WELL = [GOOD, RUBBISH, batched(0), *put_aside(RUBBISH, 1)]
+WELL = [GOOD, RUBBISH, batched(0), *dead_lettered(RUBBISH, 1)]
 
 
 def account(messages: list[Message]) -> Soaked:
@@ -54,7 +54,7 @@ def account(messages: list[Message]) -> Soaked:
 
 
 def wrong(found: Soaked) -> tuple[int, int, int]:
-    return found.good_without_one_fate, found.rubbish_not_put_aside, found.letters_astray
+    return found.good_without_one_fate, found.rubbish_not_dead_lettered, found.letters_astray
 
 
 def test_a_run_that_is_well():
@@ -72,9 +72,9 @@ def test_a_run_that_is_well():
         (lambda m: [x for x in m if x.topic != "fates"], (1, 1, 0)),
         (lambda m: [*m, batched(0)], (1, 0, 0)),
         (lambda m: [x for x in m if not x.topic.startswith("dead")], (0, 1, 0)),
-        (lambda m: [*m, *put_aside(RUBBISH, 1)], (0, 1, 0)),
-        (lambda m: [GOOD, RUBBISH, *put_aside(GOOD, 0), *put_aside(RUBBISH, 1)], (1, 0, 1)),
-        (lambda m: [*m, put_aside(RUBBISH, 7)[0]], (0, 0, 1)),
+        (lambda m: [*m, *dead_lettered(RUBBISH, 1)], (0, 1, 0)),
+        (lambda m: [GOOD, RUBBISH, *dead_lettered(GOOD, 0), *dead_lettered(RUBBISH, 1)], (1, 0, 1)),
+        (lambda m: [*m, dead_lettered(RUBBISH, 7)[0]], (0, 0, 1)),
     ],
     ids=[
         "no fates",

@@ -40,7 +40,7 @@ class Soaked(Verdict):
     clock_steps_s: tuple[float, float] = (0.0, 0.0)
     # none, and nobody holds it; or more than one; or `invalid` without being too long
     good_without_one_fate: int = 0
-    rubbish_not_put_aside: int = 0  # without exactly one letter and the one fate `invalid`
+    rubbish_not_dead_lettered: int = 0  # without exactly one letter and the one fate `invalid`
     letters_astray: int = 0  # of records that are no rubbish
     # versions that are kept and do not come as announced, and whatever else lies in the store
     weights_astray: int = 0
@@ -49,7 +49,7 @@ class Soaked(Verdict):
     def clean(self) -> bool:
         more = (
             self.good_without_one_fate
-            + self.rubbish_not_put_aside
+            + self.rubbish_not_dead_lettered
             + self.letters_astray
             + self.weights_astray
         )
@@ -93,7 +93,7 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
         assert isinstance(fate, Fate)
         for offset in fate.offsets.tolist():
             fates.setdefault((fate.environment, fate.partition, offset), []).append(fate.fate)
-    put_aside = Counter(
+    dead_lettered = Counter(
         (env, letter.partition, letter.offset)
         for env in run.envs
         for letter in letters(log, topology.rollouts(env))
@@ -103,11 +103,11 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
             for message in read(log, topology.rollouts(env), partition, 0):
                 place = env, partition, message.offset
                 mine = fates.get(place, [])
-                letters_here = put_aside.pop(place, 0)
+                letters_here = dead_lettered.pop(place, 0)
                 if is_rubbish(message):
                     found.rubbish += 1
                     found.dead_lettered += letters_here
-                    found.rubbish_not_put_aside += (mine, letters_here) != (["invalid"], 1)
+                    found.rubbish_not_dead_lettered += (mine, letters_here) != (["invalid"], 1)
                 else:
                     found.fates.update(mine)
                     refused = is_too_long(message, run)
@@ -115,7 +115,7 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
                         len(mine) != 1 or (mine == ["invalid"]) != refused
                     )
                     found.letters_astray += letters_here != (refused and bool(mine))
-    found.letters_astray += put_aside.total()
+    found.letters_astray += dead_lettered.total()
 
 
 def is_too_long(message: Message, run: RunFile) -> bool:

@@ -77,7 +77,7 @@ class SessionAssembler:
             cause = (
                 f"a session of {start.environment!r} with key {event.key!r} in turns.{self._env}"
             )
-            self._put_aside(event, f"{cause}; its key is {start.session!r}")
+            self._dead_letter(event, f"{cause}; its key is {start.session!r}")
             return
         known = self._sessions.open.get(start.session)
         if known is not None:
@@ -95,11 +95,11 @@ class SessionAssembler:
     def on_call(self, event: Event, call: ModelCall) -> None:
         session = self._sessions.open.get(call.session)
         if session is None:
-            self._put_aside(event, f"there is no open session {call.session!r}")
+            self._dead_letter(event, f"there is no open session {call.session!r}")
         elif session.end is not None:
-            self._put_aside(event, f"session {call.session!r} has ended")
+            self._dead_letter(event, f"session {call.session!r} has ended")
         elif len(session.calls) >= MAX_CALLS:
-            self._put_aside(
+            self._dead_letter(
                 event, f"session {call.session!r} has {MAX_CALLS:,} calls, which is the most"
             )
         elif self._may_be_held(event):
@@ -133,9 +133,9 @@ class SessionAssembler:
     def on_reward(self, event: Event, reward: Reward) -> None:
         session = self._sessions.open.get(reward.rollout)
         if session is None:
-            self._put_aside(event, f"no session {reward.rollout!r} waits for a reward")
+            self._dead_letter(event, f"no session {reward.rollout!r} waits for a reward")
         elif problem := session.progress.problem(reward):
-            self._put_aside(event, f"session {reward.rollout!r}: {problem}")
+            self._dead_letter(event, f"session {reward.rollout!r}: {problem}")
         elif self._may_be_held(event):
             session.progress.add(reward)
             session.rewards.setdefault(reward.name, {})[reward.call] = event
@@ -214,10 +214,10 @@ class SessionAssembler:
         size = sum(len(name) + len(value or b"") for name, value in event.headers)
         if size > MAX_HEADER_BYTES:
             cause = f"its headers have {size:,} bytes; {MAX_HEADER_BYTES:,} are the most"
-            self._put_aside(event, cause)
+            self._dead_letter(event, cause)
         return size <= MAX_HEADER_BYTES
 
-    def _put_aside(self, event: Event, cause: str) -> None:
+    def _dead_letter(self, event: Event, cause: str) -> None:
         self._outputs.extend(to_dead_letter(event, cause))
 
 

@@ -149,16 +149,16 @@ def _envs(run: RunFile, view: RunView) -> Table:
     )
     for env in run.envs:
         fates = view.fates.get(env, Counter[str]())
-        put_aside = f"{fates['invalid']:,}"
+        dead_lettered = f"{fates['invalid']:,}"
         if buffer_total(run, view, f"worker/paused_s/{topology.rollouts(env)}"):
-            put_aside += ", not read for now"
+            dead_lettered += ", not read for now"
         table.add_row(
             env,
             _last_reward(view, env),
             f"{fates.total():,}",
             percent(expired_share(view, env), MISSING),
             f"{fates['failed']:,}",
-            put_aside,
+            dead_lettered,
             number(buffer_total(run, view, f"buffer/window_tokens/{env}"), ",.0f", MISSING),
             number(latest(view, f"batcher/held_tokens/{env}"), ",.0f", MISSING),
         )

@@ -9,6 +9,7 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.envs.sessions import reward_progress
+from streamrl.extensions.assembler import session_assembler
 from streamrl.extensions.assembler.process import due, make_processor, reconcile, report, step
 from streamrl.extensions.assembler.session_assembler import counts
 from streamrl.extensions.assembler.state import AssemblerState
@@ -187,7 +188,7 @@ def test_a_reward_that_has_failed_fails_its_rollout():
     assert failed.failure == "reward 'style': timed out"
 
 
-def test_what_belongs_to_no_session_is_put_aside():
+def test_what_belongs_to_no_session_is_dead_lettered():
     fold = Fold()
     assert causes(fold.at(0, call("a", [1], [2]))) == ["there is no open session 's'"]
     fold.at(1, start("s"), end("s"))
@@ -208,6 +209,13 @@ def test_a_session_has_so_many_rewards_at_most(monkeypatch: pytest.MonkeyPatch):
     ]
     (made,) = rollouts(fold.at(5, end("s")))
     assert made.reward == 5.0
+
+
+def test_a_session_has_so_many_calls_at_most(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session_assembler, "MAX_CALLS", 2)
+    fold = Fold()
+    fold.at(1, start("s"), call("a", [1], [2]), call("b", [3], [4]))
+    assert causes(fold.at(2, call("c", [5], [6]))) == ["session 's' has 2 calls, which is the most"]
 
 
 def test_a_session_has_rewards_of_so_many_names_at_most():

@@ -36,7 +36,7 @@ def printed(show: object, *arguments: object) -> str:
     return out.getvalue()
 
 
-def test_nothing_put_aside_is_said():
+def test_no_dead_letters_print_nothing():
     assert printed(show_list, MemoryLog(TOPICS)) == "no dead letters\n"
 
 

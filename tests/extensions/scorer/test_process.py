@@ -224,9 +224,7 @@ def test_killed_workers_and_a_killed_learner_lose_nothing(made: Made, tmp_path: 
 
 
 def test_a_run_goes_on_with_another_number_of_workers(made: Made, tmp_path: Path):
-    """What two of them score is scored once more by nobody, and what is there twice is
-    passed over.
-    """
+    """What two of them score is not scored once more, and what is there twice is skipped."""
     run, kept = made["pool"]
     run = run.model_copy(update={"runs_dir": str(tmp_path)})
     log = a_log(batch(0), batch(1))
