@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.run.monitoring.cells import first_of
 from streamrl.run.monitoring.run_view import FILTERED, SILENT_S, RunView, latest
 from streamrl.system.text import printable
 
@@ -52,7 +53,7 @@ def _servers_of(run: RunFile, view: RunView, pools: list[str], notes: Mapping[st
         server = view.servers.get(name)
         error = server.error if server else ""
         servers.append(_with_note(name, error or notes.get(name)))
-    return "; ".join(servers)
+    return first_of(servers, "; ")
 
 
 def _with_note(name: str, note: str | None) -> str:
@@ -74,7 +75,7 @@ def _shortage(run: RunFile, view: RunView, time_s: float) -> str:
     if not shortages:
         return "the envs are filling it"
     filtered = [text for env in run.envs if (text := _filtered(view, env))]
-    return "; ".join([", ".join(shortages), *filtered])
+    return "; ".join([first_of(shortages), *([first_of(filtered, "; ")] if filtered else [])])
 
 
 def _filtered(view: RunView, env: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from streamrl.system.text import escaped
 
 DASH = "–"  # a value that is not known
+MOST_NAMED = 8  # envs, servers or parts that a line names one by one
 STATE_STYLES = {
     "running": "green",
     "ready": "green",
@@ -33,6 +35,13 @@ def state_cell(state: str, mark: str = "") -> Text:
 def number(value: float | None, form: str, missing: str = DASH) -> str:
     """The value in a format such as `.3f`, or `missing` if it is None."""
     return missing if value is None else format(value, form)
+
+
+def first_of(texts: Sequence[str], separator: str = ", ") -> str:
+    """The first texts, and how many more there are."""
+    more = len(texts) - MOST_NAMED
+    counted = [f"and {more:,} more"] if more > 0 else []
+    return separator.join([*texts[:MOST_NAMED], *counted])
 
 
 def percent(share: float | None, missing: str = DASH) -> str:

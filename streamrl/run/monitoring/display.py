@@ -5,17 +5,20 @@ line every few seconds. Both are made from a `Frame`.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from streamrl.run.monitoring.cells import clock, number, percent
+from streamrl.run.monitoring.cells import MOST_NAMED, clock, first_of, number, percent
 from streamrl.run.monitoring.frame import Frame
 from streamrl.run.monitoring.live_picture import EVENTS_SHOWN, render_live
 from streamrl.run.monitoring.run_view import latest
+from streamrl.stream.records import Server
 from streamrl.system.text import escaped
 
 LINE_EVERY_S = 5.0
@@ -99,28 +102,50 @@ def _figures(frame: Frame) -> list[str]:
     """The figures of the line, each with its name."""
     envs = frame.run.envs
     view = frame.view
-    rewards = [f"{env} {number(frame.reward(env), '.3f')}" for env in envs]
     rate = sum(frame.rollout_rate(env) or 0.0 for env in envs)
     tokens = sum(frame.buffered_tokens(env) for env in envs)
-    servers = [f"{name} v{server.version}" for name, server in sorted(view.servers.items())]
     if frame.left_s is None:
         time_said = f"{clock(frame.running_s or 0.0)} so far"
     else:
         time_said = f"{clock(frame.left_s)} left"
     figures = [
         f"step {frame.step}",
-        f"reward {'  '.join(rewards)}",
+        f"reward {_rewards(frame)}",
         f"{rate:,.0f} rollouts/s",
         f"buffered {tokens:,.0f} tokens",
         f"age {number(latest(view, 'batcher/batch_age_mean'), '.2f')}",
         f"mixed {percent(latest(view, 'batcher/mixed_versions_frac'))}",
         f"expired {percent(frame.expired_share)}",
-        " ".join(servers),
+        _servers(view.servers),
         time_said,
     ]
     if frame.evaluations:
         figures.append(frame.evaluations)
     restarts = [f"{part.name} {part.restarts}" for part in frame.parts if part.restarts]
     if restarts:
-        figures.append(f"restarts: {', '.join(restarts)}")
+        figures.append(f"restarts: {first_of(restarts)}")
     return figures
+
+
+def _rewards(frame: Frame) -> str:
+    """The reward of each env. Of many envs the mean, and those of the lowest and the highest."""
+    rewards = {env: frame.reward(env) for env in frame.run.envs}
+    known = {env: reward for env, reward in rewards.items() if reward is not None}
+    if len(rewards) <= MOST_NAMED or not known:
+        return first_of([f"{env} {number(rewards[env], '.3f')}" for env in rewards], "  ")
+    lowest = min(known, key=lambda env: known[env])
+    highest = max(known, key=lambda env: known[env])
+    return (
+        f"{fmean(known.values()):.3f} in {len(known):,} envs,"
+        f" from {lowest} {known[lowest]:.3f} to {highest} {known[highest]:.3f}"
+    )
+
+
+def _servers(servers: Mapping[str, Server]) -> str:
+    """The version of each server. Of many servers, how many have each version."""
+    if len(servers) <= MOST_NAMED:
+        return " ".join(f"{name} v{server.version}" for name, server in sorted(servers.items()))
+    counts = Counter(server.version for server in servers.values())
+    versions = sorted(counts, reverse=True)
+    shown = first_of([f"{counts[version]:,} v{version}" for version in versions])
+    return f"{len(servers):,} servers: {shown}"

@@ -10,6 +10,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.run.monitoring.bias import bias_lines
 from streamrl.run.monitoring.blocking import blocking_reason
+from streamrl.run.monitoring.cells import MOST_NAMED, first_of
 from streamrl.run.monitoring.run_view import (
     RunView,
     arrival_rate,
@@ -55,9 +56,13 @@ class Frame:
     @property
     def troubles(self) -> list[str]:
         """A line for each env of which many rollouts have failed or were dead-lettered, and for
-        each way in which what is trained on is not like what was launched.
+        each way in which what is trained on is not like what was launched. Of many envs, lines for
+        the first.
         """
-        return [*troubles(self.view, LEAST_TROUBLES), *bias_lines(self.view.bias)]
+        of_envs = troubles(self.view, LEAST_TROUBLES)
+        more = len(of_envs) - MOST_NAMED
+        others = [f"{more:,} more envs with failed or dead-lettered rollouts"] if more > 0 else []
+        return [*of_envs[:MOST_NAMED], *others, *bias_lines(self.view.bias)]
 
     @property
     def evaluations(self) -> str:
@@ -67,7 +72,7 @@ class Frame:
             for passed in evaluation.pass_at[:1]:
                 name = f"{evaluation.name} pass@{passed.k}"
                 shown.append(f"{name} {passed.value:.3f} (v{evaluation.version})")
-        return f"eval {', '.join(shown)}" if self.view.evals else ""
+        return f"eval {first_of(shown)}" if self.view.evals else ""
 
     @property
     def step(self) -> str:

@@ -18,6 +18,7 @@ from streamrl.config.sections.batches import Target
 from streamrl.run.monitoring.cells import DASH, clock, number, percent, quoted, state_cell
 from streamrl.run.monitoring.frame import Frame
 from streamrl.run.monitoring.run_view import (
+    SILENT_S,
     expired_share,
     latest,
     mismatch_of,
@@ -29,6 +30,9 @@ from streamrl.system.text import escaped
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_BATCHES = 2_000  # the batches of which a sparkline is made, at most
 EVENTS_SHOWN = 4
+# Rows of a table; the others are counted.
+ENVS_SHOWN = 12
+SERVERS_SHOWN = 12
 PARTS_SHOWN = 12
 MARK = "● "  # before the state of a part or a server
 
@@ -108,9 +112,19 @@ def _target_bar(frame: Frame, target: Target) -> Table:
 
 
 def envs_table(frame: Frame, spark_width: int) -> Table:
-    """A row for each env, with a sparkline of its rewards of at most `spark_width` columns."""
+    """A row for each env, with a sparkline of its rewards of at most `spark_width` columns. Of many
+    envs, those of which the next batch lacks most.
+    """
+    since_s = frame.time_s - SILENT_S
+
+    def missing_tokens(env: str) -> float:
+        return latest(frame.view, f"batcher/missing_tokens/{env}", since_s) or 0.0
+
+    envs = list(frame.run.envs)
+    if len(envs) > ENVS_SHOWN:
+        envs = sorted(envs, key=missing_tokens, reverse=True)[:ENVS_SHOWN]
     rows: list[list[Text | str]] = []
-    for env in frame.run.envs:
+    for env in envs:
         demand = frame.view.demand.get(env)
         curve = sparkline(recent_rewards(frame.view, env, SPARK_BATCHES), spark_width)
         rows.append(
@@ -126,14 +140,28 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
             ]
         )
     names = ("env", ">reward", "", ">rollouts/s", ">tokens", ">age", ">expired", "wanted")
+    _count_others(rows, len(frame.run.envs), len(names))
     return _table(names, rows)
 
 
+def _count_others(rows: list[list[Text | str]], count: int, columns: int) -> None:
+    """Add a row for those of `count` that have none."""
+    others = count - len(rows)
+    if others:
+        rows.append([Text(f"{others:,} others", style="cyan"), *[""] * (columns - 1)])
+
+
 def servers_table(frame: Frame) -> Table:
-    """A row for each server, with its pool if the run has several."""
+    """A row for each server, with its pool if the run has several. Of many servers, those that are
+    not ready first.
+    """
     names = ["server", "pool", "state", ">policy", ">in flight", ">logprobs off by", ""]
+    servers = sorted(frame.view.servers.items())
+    if len(servers) > SERVERS_SHOWN:
+        servers.sort(key=lambda named: server_state(named[1], frame.time_s) == "ready")
+        servers = servers[:SERVERS_SHOWN]
     rows: list[list[Text | str]] = []
-    for name, server in sorted(frame.view.servers.items()):
+    for name, server in servers:
         version = f"v{server.version}" if server.version >= 0 else DASH
         rows.append(
             [
@@ -146,6 +174,7 @@ def servers_table(frame: Frame) -> Table:
                 quoted(server.error, "red"),
             ]
         )
+    _count_others(rows, len(frame.view.servers), len(names))
     if len(frame.run.inference.sizes) <= 1:
         for row in (names, *rows):
             del row[1]

@@ -60,8 +60,9 @@ def server(
     error: str = "",
     pool: str = "generation",
     in_flight: int = 0,
+    index: int = 0,
 ) -> Event:
-    name = topology.inference_part(pool, 0)
+    name = topology.inference_part(pool, index)
     record = Server(
         server_id=name,
         url="",
@@ -111,3 +112,20 @@ def running_frame() -> Frame:
         PartLine("buffer", "back-off", 1.0, 2, "no broker"),
     )
     return Frame(run, update_view(new_view(run, 100.0), events), 160.0, parts)
+
+
+def frame_of_many() -> Frame:
+    """A run of a thousand envs and twenty servers: env-i has the reward i / 1,000, and the next
+    batch lacks 8 tokens of each env from number 990 on.
+    """
+    envs = [f"env-{i}" for i in range(1_000)]
+    run = parse({"run": "r", "envs": {env: {"fraction": 1 / 1_000} for env in envs}})
+    rewards = {f"batches/{env}/reward/mean": i / 1_000 for i, env in enumerate(envs)}
+    waits = {f"batcher/missing_tokens/{env}": 8.0 for env in envs[990:]}
+    events = [
+        version(7),
+        *(server(number=7 - (i == 3), heartbeat_s=159.0, index=i) for i in range(20)),
+        metric(rewards, 7, time_s=150.0),
+        metric({**waits, "batcher/blocked_s": 5.0}, time_s=159.0, source="batcher"),
+    ]
+    return Frame(run, update_view(new_view(run, 100.0), events), 160.0, ())

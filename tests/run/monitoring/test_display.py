@@ -11,7 +11,7 @@ from streamrl.run.monitoring.live_picture import render_live
 from streamrl.run.monitoring.run_view import new_view, update_view
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import Fate
-from tests.run.monitoring.events import running_frame
+from tests.run.monitoring.events import frame_of_many, running_frame
 from tests.support.build import evaluation
 
 
@@ -25,6 +25,17 @@ def test_a_line_has_it_all(frame: Frame):
         frame_line(frame)
         == "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age"
         " 0.75 | mixed 12.5 % | expired – | inference-0 v7 | 9:30 left | restarts: buffer 2"
+    )
+
+
+def test_a_line_about_a_thousand_envs_is_a_line():
+    assert frame_line(frame_of_many()) == (
+        "step 7 | reward 0.499 in 1,000 envs, from env-0 0.000 to env-999 0.999 | 0 rollouts/s"
+        " | buffered 0 tokens | age – | mixed – | expired – | 20 servers: 19 v7, 1 v6"
+        " | 0:01 so far | batch 8 has waited 5 s: env-990 is 8 tokens short, env-991 is 8 tokens"
+        " short, env-992 is 8 tokens short, env-993 is 8 tokens short, env-994 is 8 tokens short,"
+        " env-995 is 8 tokens short, env-996 is 8 tokens short, env-997 is 8 tokens short, and 2"
+        " more"
     )
 
 

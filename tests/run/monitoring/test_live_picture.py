@@ -6,7 +6,7 @@ from rich.console import Console
 from streamrl.config.run_file import parse
 from streamrl.run.monitoring.frame import Frame, PartLine
 from streamrl.run.monitoring.live_picture import render_live, sparkline
-from tests.run.monitoring.events import running_frame
+from tests.run.monitoring.events import frame_of_many, running_frame
 
 
 @pytest.fixture
@@ -59,6 +59,15 @@ def test_many_parts_are_counted_and_the_ailing_shown(frame: Frame):
     console.print(render_live(Frame(frame.run, frame.view, frame.time_s, parts)))
     shown = console.export_text()
     assert "env-copy-7" in shown and "39 others" in shown and "env-copy-8" not in shown
+
+
+def test_many_envs_and_servers_are_counted_and_those_shown_that_hold_up_the_batch():
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(render_live(frame_of_many()))
+    shown = console.export_text()
+    assert "env-990 " in shown and "env-999 " in shown and "env-500 " not in shown
+    assert "988 others" in shown and "8 others" in shown
+    assert len(shown.splitlines()) < 50
 
 
 def test_sparkline():
