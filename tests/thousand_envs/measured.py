@@ -85,7 +85,7 @@ def settings(envs: int) -> dict[str, Any]:
             }
             for number in range(envs)
         },
-        "buffer": {"group_size": GROUP_SIZE, "min_group_size": 2, "max_age": 2},
+        "buffer": {"group_size": GROUP_SIZE, "min_group_size": 2, "max_age": 3},
         "batcher": {
             "total_token_budget": max(envs // ENVS_A_BATCH, 1) * GROUP_TOKENS,
             "max_seq_len": 32,
