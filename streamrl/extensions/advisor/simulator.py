@@ -34,6 +34,8 @@ from streamrl.stream.records import Demand, Server
 WARM_UP = 10  # steps that do not count
 LEAST_HOP_S = 1e-4  # so that groups that take no time do not stop the clock
 NO_LOAD = Load(0.0, 0.0)
+# Groups of a simulation. Those that take no time and train nothing would be begun forever.
+MOST_GROUPS = 300_000
 
 
 class Outcome(NamedTuple):
@@ -162,6 +164,7 @@ class Simulation:
         self.in_flight = Counter[str]()  # sequences, by server
         self.read_s = dict[str, float]()  # when all of a topic is read that is written by now
         self.requests = 0
+        self.begun = 0  # groups
         self.asked = dict[str, int]()  # by server, the number of the last request
         self.producers = [
             producer for env in run.envs if env in self.groups for producer in self._producers(env)
@@ -205,7 +208,13 @@ class Simulation:
     def outcome(self, steps: int, limit_s: float) -> Outcome | None:
         """Run until so many steps are made, and give what came of those after the warm-up."""
         self.announce()
-        self.timeline.run(lambda: len(self.versions_s) > steps or self.timeline.now_s > limit_s)
+        self.timeline.run(
+            lambda: (
+                len(self.versions_s) > steps
+                or self.timeline.now_s > limit_s
+                or self.begun > MOST_GROUPS
+            )
+        )
         if len(self.versions_s) <= steps:
             return None
         elapsed_s = max(self.versions_s[-1] - self.versions_s[WARM_UP], 1e-9)
@@ -294,6 +303,7 @@ class Simulation:
 
     def begin(self, producer: Producer) -> None:
         """Begin a group. Its first answers are one request, unless agents ask for them."""
+        self.begun += 1
         env = producer.env
         size = self.run.buffer_of(env).group_size
         group = draw_group(self.groups[env], size, self.random)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from streamrl.config.run_file import RunFile
+from streamrl.extensions.advisor import simulator
 from streamrl.extensions.advisor.facts import (
     Call,
     Engine,
@@ -128,6 +129,15 @@ def test_groups_without_calls_are_published_at_once_and_fill_their_share():
     shown = SampledGroup([SampledRollout([], 50, 0.0)], 0.0)
     known = facts(groups={"copy-digits": sampled, "shown": [shown]}, steps=[Step(0.001, 0.0, 0.0)])
     assert rate(run, known) == pytest.approx(2 / 0.8, rel=0.05)
+
+
+def test_groups_that_take_no_time_and_train_nothing_are_not_begun_forever(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(simulator, "MOST_GROUPS", 500)
+    given = SampledGroup([SampledRollout([], 50, 0.0)] * SIZE, 0.0)
+    run = run_of(buffer={"zero_advantage": "filter"}, batcher={"lookahead": 1})
+    assert simulate(run, facts(groups={"copy-digits": [given]}), 10, 1e9) is None
 
 
 def test_groups_that_fail_as_a_whole_are_begun_again():
