@@ -21,6 +21,14 @@ TOKENS = 40
 PROMPT = 10
 GROUPS = 4  # in a batch
 SIZE = 8
+# An env that shows what to imitate, of half of the batches.
+DEMONSTRATIONS: dict[str, Any] = {
+    "kind": "demonstrations",
+    "params": {"file": "shown.jsonl"},
+    "fraction": 0.5,
+    "loss": {"policy_gradient": 0, "cross_entropy": 1},
+    "buffer": {"group_size": 1, "min_group_size": 1},
+}
 
 
 def run_of(**sections: dict[str, Any]) -> RunFile:

@@ -11,9 +11,11 @@ from rich.table import Table
 from streamrl.config.run_file import RunFile, with_overrides
 from streamrl.config.topology import GENERATION
 from streamrl.extensions.advisor.facts import Facts, Measured, with_learner_speed
+from streamrl.extensions.advisor.reading import is_sampled
 from streamrl.extensions.advisor.simulator import Outcome, simulate
-from streamrl.run.monitoring.cells import number, percent
+from streamrl.run.monitoring.cells import DASH, number, percent, quoted
 from streamrl.run.monitoring.time_account import LEARNER_CAUSES
+from streamrl.system.errors import ConfigError
 
 # The steps of a simulation: as many as take a second or two.
 MOST_STEPS = 100
@@ -34,30 +36,72 @@ class WhatIf(NamedTuple):
     name: str
     run: RunFile
     learner_speed: float = 1.0
+    refusal: str = ""  # why the run cannot have this
 
 
 def what_ifs(run: RunFile, facts: Facts, overrides: Sequence[str] = ()) -> list[WhatIf]:
     """The questions that are asked of every run, and the user's. Raises ConfigError for overrides
     that are none.
     """
+    usual = usual_changes(run, facts)
+    asked = [usual_what_if(run, name, changes) for name, changes in usual.items()]
+    changed = with_overrides(run, overrides)
+    if changed != run:
+        check_is_measured(run, changed, facts)
+        asked.append(WhatIf(" ".join(overrides), changed))
+    return [*asked, WhatIf(f"a learner {OTHER_SPEED:g} times as fast", run, OTHER_SPEED)]
+
+
+def usual_changes(run: RunFile, facts: Facts) -> dict[str, list[str]]:
+    """What is asked of every run: overrides by their name. What the run has already is left out."""
     pool = GENERATION if GENERATION in facts.engines else next(iter(facts.engines))
     servers = (run.inference.sizes.get(pool, 0) or facts.servers[pool]) + SERVERS_ADDED
     section = "inference" if pool == GENERATION else f"inference.pools.{pool}"
     changes = {f"{SERVERS_ADDED} more servers": [f"{section}.replicas={servers}"]}
-    if run.batcher.lookahead <= OTHER_AGE:
+    rules = [run.buffer_of(env) for env in run.envs if is_sampled(run, env)]
+    if run.batcher.lookahead <= OTHER_AGE and any(rule.max_age != OTHER_AGE for rule in rules):
         changes[f"max_age {OTHER_AGE}"] = for_all_envs(run, "max_age", OTHER_AGE)
-    changes[f"groups of {OTHER_GROUP_SIZE}"] = for_all_envs(run, "group_size", OTHER_GROUP_SIZE)
-    if overrides:
-        changes[" ".join(overrides)] = list(overrides)
-    runs = {name: with_overrides(run, changed) for name, changed in changes.items()}
-    found = [WhatIf(name, changed) for name, changed in runs.items() if changed != run]
-    return [*found, WhatIf(f"a learner {OTHER_SPEED:g} times as fast", run, OTHER_SPEED)]
+    if any(rule.group_size != OTHER_GROUP_SIZE for rule in rules):
+        sizes = for_all_envs(run, "group_size", OTHER_GROUP_SIZE)
+        changes[f"groups of {OTHER_GROUP_SIZE}"] = sizes
+    return changes
+
+
+def usual_what_if(run: RunFile, name: str, changes: Sequence[str]) -> WhatIf:
+    """A run with these changes, whatever GPUs it would need for them."""
+    overrides = ["placement={}", *changes]
+    try:
+        return WhatIf(name, with_overrides(run, overrides))
+    except ConfigError as error:
+        return WhatIf(name, run, refusal=str(error).removeprefix(f"--set {' '.join(overrides)}: "))
+
+
+def check_is_measured(run: RunFile, changed: RunFile, facts: Facts) -> None:
+    """Raises ConfigError if a changed run has envs or servers of which nothing is known."""
+    for env, settings in changed.envs.items():
+        if env not in run.envs:
+            raise ConfigError(
+                f"--set envs.{env}: the run has no such env, and what is not measured cannot be"
+                " simulated; leave it out"
+            )
+        if settings.pool != run.envs[env].pool and settings.pool not in facts.engines:
+            raise ConfigError(
+                f"--set envs.{env}.pool={settings.pool}: no env has asked the servers of this pool,"
+                f" so nothing is known of them; choose {' or '.join(facts.engines)}"
+            )
 
 
 def for_all_envs(run: RunFile, rule: str, value: int) -> list[str]:
-    """The overrides that give a rule of groups to all envs, to those with one of their own too."""
-    own = [env for env, settings in run.envs.items() if settings.buffer.gives(rule)]
-    return [f"buffer.{rule}={value}", *(f"envs.{env}.buffer.{rule}={value}" for env in own)]
+    """The overrides that give a rule of groups to all envs, to those with one of their own too.
+    Demonstrations, of which nothing is compared, keep theirs.
+    """
+    overrides = [f"buffer.{rule}={value}"]
+    for env, settings in run.envs.items():
+        if not is_sampled(run, env):
+            overrides.append(f"envs.{env}.buffer.{rule}={getattr(run.buffer_of(env), rule)}")
+        elif settings.buffer.gives(rule):
+            overrides.append(f"envs.{env}.buffer.{rule}={value}")
+    return overrides
 
 
 def predict(facts: Facts, what_if: WhatIf, limit_s: float) -> Outcome | None:
@@ -82,7 +126,12 @@ def limit_of(measured: Measured) -> str:
     share = percent(measured.learner[cause])
     if cause != "data":
         return f"the learner {LEARNER_CAUSES[cause]} for {share} of its time"
-    sampled = measured.servers["sampling"]
+    sampled = measured.servers.get("sampling")
+    if sampled is None:
+        return (
+            f"sampling: the learner waits for data for {share} of its time; what servers do is not"
+            " measured, as they are another run's"
+        )
     reason = (
         "more or faster servers would help"
         if sampled >= BUSY
@@ -97,9 +146,12 @@ def limit_of(measured: Measured) -> str:
 def advise(
     run: RunFile, facts: Facts, measured: Measured, overrides: Sequence[str] = ()
 ) -> tuple[str, Table]:
-    """What limits the run, and the table of what it would do."""
-    table = Table("", box=None, padding=(0, 3, 0, 0), header_style="bright_black")
-    for column in ("steps/s", "", "tokens/s", "expired", "learner trains", "servers sample"):
+    """What limits the run, and the table of what it would do. Raises ConfigError for overrides that
+    cannot be simulated.
+    """
+    table = Table("", box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    # The names need what these leave of 80 columns.
+    for column in ("steps/s", "", "tokens/s", "expired", "learner\ntrains", "servers\nsample"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_row(
         f"measured over {measured.steps} steps",
@@ -110,21 +162,40 @@ def advise(
         percent(measured.learner["training"]),
         percent(measured.servers.get("sampling")),
     )
-    usual: Outcome | None = None
+    asked = what_ifs(run, facts, overrides)
     limit_s = SLOWEST * enough_steps(run, facts) / measured.steps_per_s
-    for what_if in (WhatIf("simulated", run), *what_ifs(run, facts, overrides)):
-        outcome = predict(facts, what_if, limit_s)
-        usual = usual or outcome
-        if outcome is None or usual is None:
-            table.add_row(what_if.name, "no batch in time")
-            continue
-        table.add_row(
-            what_if.name,
-            number(outcome.steps_per_s, ".3g"),
-            f"x {outcome.steps_per_s / usual.steps_per_s:.2f}",
-            number(outcome.tokens_per_s, ",.0f"),
-            percent(outcome.expired_frac),
-            percent(outcome.trained_frac),
-            percent(outcome.sampled_frac),
-        )
-    return f"limited by {limit_of(measured)}", table
+    simulated = predict(facts, WhatIf("simulated", run), limit_s)
+    add_row(table, "simulated", simulated, simulated)
+    for what_if in asked:
+        if what_if.refusal:
+            table.add_row(quoted(f"{what_if.name}: {what_if.refusal}"), DASH)
+        else:
+            add_row(table, what_if.name, predict(facts, what_if, limit_s), simulated)
+    return f"limited by {limit_of(measured)}{unknown_envs(run, facts)}", table
+
+
+def add_row(table: Table, name: str, outcome: Outcome | None, simulated: Outcome | None) -> None:
+    """Add an outcome to the table, in comparison with that of the run as it is."""
+    if outcome is None:
+        table.add_row(quoted(f"{name}: no batch in time"), DASH)
+        return
+    table.add_row(
+        quoted(name),
+        number(outcome.steps_per_s, ".3g"),
+        f"x {outcome.steps_per_s / simulated.steps_per_s:.2f}" if simulated else DASH,
+        number(outcome.tokens_per_s, ",.0f"),
+        percent(outcome.expired_frac),
+        percent(outcome.trained_frac),
+        percent(outcome.sampled_frac),
+    )
+
+
+def unknown_envs(run: RunFile, facts: Facts) -> str:
+    """A line that names the envs that are not simulated; empty without one."""
+    unknown = [env for env in run.envs if env not in facts.groups]
+    if not unknown:
+        return ""
+    return (
+        f"\nsimulated without {', '.join(unknown)}, of which the newest records have no whole group"
+        " in which a rollout has not failed"
+    )

@@ -1,16 +1,17 @@
 """Reads from the newest records of a run what a simulation of it needs. What is read does not grow
-with the run, nor with its envs.
+with the run; of each partition with rollouts it is enough for some whole groups.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
 from streamrl.config import topology
+from streamrl.config.checks.envs import DEMONSTRATIONS
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.envs import Env
 from streamrl.extensions.advisor.engine import Answered, measure_engine
@@ -25,9 +26,9 @@ from streamrl.extensions.advisor.facts import (
     Step,
 )
 from streamrl.run.monitoring.metric_validation import validate_metric
-from streamrl.run.monitoring.time_account import TimeAccount, shares
+from streamrl.run.monitoring.time_account import SETTLED_S, TimeAccount, load_pause_s, shares
 from streamrl.stream.log.codec import to_event
-from streamrl.stream.log.protocol import Log, Message, partitions_of
+from streamrl.stream.log.protocol import Log, Message, TopicPartition, partitions_of
 from streamrl.stream.log.reading import read_partitions
 from streamrl.stream.log.records_of import record_in
 from streamrl.stream.records import Fate, Metric, PolicyVersion, Record, Rollout, Turn
@@ -39,6 +40,7 @@ METRICS = 80_000
 FATES = 20_000
 ROLLOUTS = 4_000
 LEAST_OF_PARTITION = 16
+LEAST_GROUPS = 3  # of each partition with rollouts, so that some of them are whole
 SKIPPED = 5  # steps of a run that do not count: the learner compiles, and nothing is full yet
 LEAST_STEPS = 10
 # The run was away in the time between two versions that is longer than this, and so many times as
@@ -69,24 +71,18 @@ def read_facts(run: RunFile, log: Log) -> tuple[Facts, Measured]:
     metrics = list[Metric]()
     for message in recent(log, [topology.METRICS], METRICS, since_s):
         metric = validate_metric(to_event(message, ("metric",)), newest)
-        if metric is not None:
+        if metric is not None and is_of_loop(run, metric):
             metrics.append(metric)
     rollouts = list(recent_rollouts(run, log, since_s))
-    account = TimeAccount(run.batcher.lookahead)
-    for version, time_s in versions.items():
-        account.add_version(version, time_s)
-    for metric in metrics:
-        account.add_metric(metric)
-    account.finish()
+    account = time_account(run, versions, metrics)
     servers = Counter[str]()
     for causes in account.servers_s.values():
         servers.update(causes)
-    elapsed_s = times[-1] - since_s
-    tokens = tokens_by_fate(log, since_s, times[-1])
+    tokens, tokens_s = tokens_by_fate(run, log, since_s, times[-1])
     measured = Measured(
         steps=len(times) - 1,
-        steps_per_s=(len(times) - 1) / elapsed_s,
-        tokens_per_s=tokens.total() / elapsed_s,
+        steps_per_s=(len(times) - 1) / (times[-1] - since_s),
+        tokens_per_s=tokens.total() / tokens_s,
         expired_frac=tokens["expired"] / max(tokens.total(), 1),
         learner=shares(account.learner_s),
         servers=shares(servers),
@@ -127,37 +123,99 @@ def steady_versions(run: str, announced: Mapping[int, float], first: int) -> dic
     return {number: announced[number] for number in kept}
 
 
-def tokens_by_fate(log: Log, since_s: float, until_s: float) -> Counter[str]:
-    """The sampled tokens that met each fate in this time."""
+def tokens_by_fate(
+    run: RunFile, log: Log, since_s: float, until_s: float
+) -> tuple[Counter[str], float]:
+    """The sampled tokens that met each fate, and the seconds in which they did: those between the
+    two times, or from the first fate on that is read, if there are too many to read all.
+    """
     tokens = Counter[str]()
-    for message in recent(log, [topology.FATES], FATES, since_s):
+    begun_s: float | None = None
+    for message in recent(log, [topology.FATES], FATES, 0.0):
+        if begun_s is None:
+            is_cut = message.offset > 0
+            begun_s = max(since_s, message.timestamp_s) if is_cut else since_s
+        if not begun_s <= message.timestamp_s <= until_s:
+            continue
         fate = record_in(message, Fate)
-        if fate is not None and fate.tokens is not None and message.timestamp_s <= until_s:
+        if fate is None or fate.tokens is None:
+            continue
+        if fate.environment not in run.envs or is_sampled(run, fate.environment):
             tokens[fate.fate] += int(fate.tokens.sum())
-    return tokens
+    return tokens, max(until_s - (begun_s or since_s), 1e-9)
 
 
 def recent_rollouts(run: RunFile, log: Log, since_s: float) -> Iterator[tuple[Rollout, float]]:
     """The newest rollouts of all envs, each with the time at which it was written."""
-    topics = [topology.rollouts(env) for env in run.envs]
-    for message in recent(log, topics, ROLLOUTS, since_s):
+    # With the marker of its transaction a group has one more offset.
+    least = {
+        topology.rollouts(env): LEAST_GROUPS * (run.buffer_of(env).group_size + 1)
+        for env in run.envs
+    }
+    for message in recent(log, list(least), ROLLOUTS, since_s, least):
         rollout = record_in(message, Rollout)
         if rollout is not None and rollout.environment in run.envs:
             yield rollout, message.timestamp_s
 
 
-def recent(log: Log, topics: Sequence[str], most: int, since_s: float) -> Iterator[Message]:
+def recent(
+    log: Log,
+    topics: Sequence[str],
+    most: int,
+    since_s: float,
+    least: Mapping[str, int] | None = None,
+) -> Iterator[Message]:
     """The newest messages of these topics, about `most` of all, that were written since then. Each
-    partition is read from as many messages before its end as its part of `most`.
+    partition is read from as many messages before its end as its part of `most`, and from at least
+    so many as `least` has for its topic.
     """
     partitions = partitions_of(log, topics)
     begins = log.beginning_offsets(partitions)
     ends = log.end_offsets(partitions)
-    each = max(most // len(partitions), LEAST_OF_PARTITION)
-    starts = {tp: max(begin, ends[tp] - each) for tp, begin in begins.items()}
+    share = most // len(partitions)
+    starts = dict[TopicPartition, int]()
+    for tp, begin in begins.items():
+        count = max(share, LEAST_OF_PARTITION, (least or {}).get(tp[0], 0))
+        starts[tp] = max(begin, ends[tp] - count)
     for message in read_partitions(log, starts, ends):
         if message.timestamp_s >= since_s:
             yield message
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+
+def is_of_loop(run: RunFile, metric: Metric) -> bool:
+    """Whether what is simulated has measured this. Other learners, and servers that only judge or
+    evaluate, publish metrics of the same names.
+    """
+    measures = {name.partition("/")[0] for name in metric.values}
+    if "learner" in measures:
+        return metric.source == topology.learner_identity(run.learner.name)
+    if "inference" in measures:
+        # A server of another run has the name of that run before its own.
+        server = metric.source.rpartition(".")[2]
+        return server.rpartition("-")[0] in {
+            topology.inference_part(env.pool, 0).rpartition("-")[0] for env in run.envs.values()
+        }
+    return True
+
+
+def time_account(
+    run: RunFile, versions: Mapping[int, float], metrics: Iterable[Metric]
+) -> TimeAccount:
+    """Where the time in these metrics went. The account keeps the newest versions only, so that
+    each version is added with the metrics of its time. `versions`: when each was announced.
+    """
+    account = TimeAccount(run.batcher.lookahead)
+    announced = deque(versions.items())
+    for metric in metrics:
+        # By its clock a server may have loaded a version before it was announced.
+        while announced and announced[0][1] <= metric.time_s + SETTLED_S:
+            account.add_version(*announced.popleft())
+        account.add_metric(metric)
+    account.finish()
+    return account
 
 
 # ---- facts ---------------------------------------------------------------------------------------
@@ -169,18 +227,17 @@ def facts_of(
     metrics: Sequence[Metric],
     rollouts: Sequence[tuple[Rollout, float]],
 ) -> Facts:
-    """The facts in these records. `versions`: when each was announced. `rollouts`: each with the
-    time at which it was written.
+    """The facts in these records. `versions`: when each was announced. `metrics`: of the loop.
+    `rollouts`: each with the time at which it was written. Raises ConfigError if the records lack
+    steps, groups or model calls.
     """
-    learner = topology.learner_identity(run.learner.name)
     trained = {
         metric.step: metric
         for metric in metrics
-        if metric.source == learner
-        and metric.step is not None
-        and metric.step in versions
-        and "learner/step_s" in metric.values
+        if metric.step is not None and metric.step in versions and "learner/step_s" in metric.values
     }
+    if not trained:
+        raise ConfigError(f"run {run.run}: its newest records have no steps of the learner")
     steps = [step_of(metric, versions.get(k + 1)) for k, metric in trained.items()]
     by_group = defaultdict[tuple[str, str], list[tuple[Rollout, float]]](list)
     for rollout, time_s in rollouts:
@@ -189,12 +246,19 @@ def facts_of(
     for (env, _), members in by_group.items():
         is_whole = len(members) == run.buffer_of(env).group_size
         if is_whole and not all(rollout.failure for rollout, _ in members):
-            groups[env].append(sampled_group(members))
+            groups[env].append(sampled_group(members, is_sampled(run, env)))
+    if not groups:
+        raise ConfigError(
+            f"run {run.run}: its newest records have no whole group of {', '.join(run.envs)} in"
+            " which a rollout has not failed; `streamrl status` has the cause of the last failure"
+        )
     requests = requests_of(run, by_group.values())
+    if not requests:
+        raise ConfigError(
+            f"run {run.run}: the newest rollouts of {', '.join(run.envs)} have no model calls, so"
+            " nothing is known of its servers"
+        )
     pauses = pauses_of(metrics, versions)
-    if not steps or not groups or not requests:
-        missing = "steps of the learner" if not steps else "groups of rollouts with model calls"
-        raise ConfigError(f"run {run.run}: its newest records have no {missing}")
     return Facts(
         steps=steps,
         loads=loads_of(metrics),
@@ -228,15 +292,14 @@ def step_of(metric: Metric, announced_s: float | None) -> Step:
 
 
 def loads_of(metrics: Iterable[Metric]) -> list[Load]:
-    return [
-        Load(
-            metric.values.get("inference/heard_s", 0.0)
-            + metric.values.get("inference/pull_s", 0.0),
-            metric.values["inference/swap_s"],
-        )
-        for metric in metrics
-        if "inference/swap_s" in metric.values
-    ]
+    return [load_of(metric.values) for metric in metrics if "inference/swap_s" in metric.values]
+
+
+def load_of(values: Mapping[str, float]) -> Load:
+    """A load by its metrics. What of it is no pause comes before it serves."""
+    pause_s = load_pause_s(values)
+    copied_s = values.get("inference/heard_s", 0.0) + values.get("inference/pull_s", 0.0)
+    return Load(copied_s + values["inference/swap_s"] - pause_s, pause_s)
 
 
 def pauses_of(
@@ -284,6 +347,11 @@ def fractions_of(run: RunFile, metrics: Iterable[Metric]) -> dict[str, float]:
 # ---- rollouts ------------------------------------------------------------------------------------
 
 
+def is_sampled(run: RunFile, env: str) -> bool:
+    """Whether the policy samples the answers of an env. A server only scores demonstrations."""
+    return (run.envs[env].kind or env) not in DEMONSTRATIONS
+
+
 def calls_of(rollout: Rollout) -> list[_Answered]:
     """The model calls of a rollout whose times are known, in their order."""
     calls = [_answered(turn) for turn in rollout.turns]
@@ -298,19 +366,21 @@ def _answered(turn: Turn) -> _Answered | None:
     return _Answered(metadata.server, begun, turn.timestamp, turn.token_count)
 
 
-def sampled_group(members: Sequence[tuple[Rollout, float]]) -> SampledGroup:
-    """A group by its rollouts and the times at which they were written."""
+def sampled_group(members: Sequence[tuple[Rollout, float]], has_calls: bool = True) -> SampledGroup:
+    """A group by its rollouts and the times at which they were written. Its calls are left out if
+    they have not sampled anything.
+    """
     rollouts = list[SampledRollout]()
     answered_s = 0.0
     for rollout, _ in members:
-        calls = [] if rollout.failure else calls_of(rollout)
+        calls = calls_of(rollout) if has_calls and not rollout.failure else []
         answered_s = max([answered_s, *(call.ended for call in calls)])
         ends = [calls[0].begun, *(call.ended for call in calls)] if calls else []
         waits = [max(call.begun - end, 0.0) for call, end in zip(calls, ends, strict=False)]
         rollouts.append(
             SampledRollout(
                 [Call(wait, call.tokens) for wait, call in zip(waits, calls, strict=True)],
-                rollout.total_tokens if calls else 0,
+                0 if rollout.failure else rollout.total_tokens,
                 rollout.reward,
             )
         )
@@ -326,7 +396,10 @@ def requests_of(
     """
     requests = dict[str, dict[str, list[Request]]]()
     for members in groups:
-        env = run.envs[members[0][0].environment]
+        name = members[0][0].environment
+        if not is_sampled(run, name):
+            continue
+        env = run.envs[name]
         calls = [calls_of(rollout) for rollout, _ in members]
         shared = list[_Answered]()
         if isinstance(env, Env):

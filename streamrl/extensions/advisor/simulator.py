@@ -34,6 +34,8 @@ from streamrl.stream.records import Demand, Server
 WARM_UP = 10  # steps that do not count
 LEAST_HOP_S = 1e-4  # so that groups that take no time do not stop the clock
 NO_LOAD = Load(0.0, 0.0)
+# Groups of a simulation. Those that take no time and train nothing would be begun forever.
+MOST_GROUPS = 300_000
 
 
 class Outcome(NamedTuple):
@@ -147,8 +149,10 @@ class Simulation:
         self.random = random
         self.timeline = Timeline()
         config = batcher_config(run)
-        fractions = facts.fractions or config.fractions
         # What a curriculum decides follows from rewards; its fractions are those of the records.
+        fractions = facts.fractions or config.fractions
+        # No batch waits for an env of which nothing is known.
+        fractions = {env: share for env, share in fractions.items() if env in facts.groups}
         self.config = replace(config, curriculum=CurriculumRules(), fractions=fractions)
         self.state = BatcherState()
         self.groups = {env: sorted(of, key=_mean_tokens) for env, of in facts.groups.items()}
@@ -160,6 +164,7 @@ class Simulation:
         self.in_flight = Counter[str]()  # sequences, by server
         self.read_s = dict[str, float]()  # when all of a topic is read that is written by now
         self.requests = 0
+        self.begun = 0  # groups
         self.asked = dict[str, int]()  # by server, the number of the last request
         self.producers = [
             producer for env in run.envs if env in self.groups for producer in self._producers(env)
@@ -191,14 +196,25 @@ class Simulation:
         per_s = settings.max_groups_per_s if isinstance(settings, Env) else 0.0
         names = [topology.producer(env, index) for index in range(count)]
         return [
-            Producer(env, OutstandingLimit(name, count, tokens), most_groups(settings, size), per_s)
+            Producer(
+                env,
+                OutstandingLimit(name, count, max(tokens, 1.0)),
+                most_groups(settings, size),
+                per_s,
+            )
             for name in names
         ]
 
     def outcome(self, steps: int, limit_s: float) -> Outcome | None:
         """Run until so many steps are made, and give what came of those after the warm-up."""
         self.announce()
-        self.timeline.run(lambda: len(self.versions_s) > steps or self.timeline.now_s > limit_s)
+        self.timeline.run(
+            lambda: (
+                len(self.versions_s) > steps
+                or self.timeline.now_s > limit_s
+                or self.begun > MOST_GROUPS
+            )
+        )
         if len(self.versions_s) <= steps:
             return None
         elapsed_s = max(self.versions_s[-1] - self.versions_s[WARM_UP], 1e-9)
@@ -287,12 +303,15 @@ class Simulation:
 
     def begin(self, producer: Producer) -> None:
         """Begin a group. Its first answers are one request, unless agents ask for them."""
+        self.begun += 1
         env = producer.env
         size = self.run.buffer_of(env).group_size
         group = draw_group(self.groups[env], size, self.random)
         asking = [index for index, rollout in enumerate(group.rollouts) if rollout.calls]
         running = Running(producer, group, len(asking))
-        if isinstance(self.run.envs[env], Env):
+        if not asking:
+            self.timeline.after(group.end_s, partial(self.publish, running))
+        elif isinstance(self.run.envs[env], Env):
             self.ask(running, asking, 0)
         else:
             for index in asking:
@@ -338,7 +357,12 @@ class Simulation:
         producer = running.producer
         producer.running -= 1
         rollouts = running.group.rollouts
-        producer.limit.record_group(len(rollouts) * _mean_tokens(running.group))
+        tokens = len(rollouts) * _mean_tokens(running.group)
+        if tokens:
+            producer.limit.record_group(tokens)
+        for index, rollout in enumerate(rollouts):
+            if rollout.tokens and not rollout.calls:  # It is as old as it is here.
+                running.versions[index] = [self.state.version]
         self.launch(producer)
         self.hop(topology.rollouts(producer.env), partial(self.close, running))
 
@@ -357,7 +381,9 @@ class Simulation:
                 versions += of_rollout
             else:
                 self.tokens["expired"] += _sampled(rollout)
-        has_zero_advantage = len({rollout.reward for rollout in members}) < 2
+        loss = self.run.envs[env].loss
+        is_imitated = bool(loss.cross_entropy or loss.teacher_kl)
+        has_zero_advantage = not is_imitated and len({rollout.reward for rollout in members}) < 2
         sampled_tokens = sum(map(_sampled, members))
         tokens = sum(rollout.tokens for rollout in members)
         left_out = has_zero_advantage and rules.zero_advantage == "filter"

@@ -116,7 +116,7 @@ class TimeAccount:
         start = (
             announced + values.get("inference/heard_s", 0.0) + values.get("inference/pull_s", 0.0)
         )
-        swap = Interval(start, start + values["inference/swap_s"])
+        swap = Interval(start, start + load_pause_s(values))
         other = self._swaps.get(version, swap)
         keep(self._swaps, version, Interval(max(swap.start, other.start), min(swap.end, other.end)))
 
@@ -158,6 +158,14 @@ class TimeAccount:
         paused_s = after.paused_s - before.paused_s
         idle = unasked(before, after, shares)
         add(causes, {"sampling": asked_s, "weights": paused_s, **idle})
+
+
+def load_pause_s(values: Mapping[str, float]) -> float:
+    """The time for which a server was paused to load a version, by the metrics of that load. An
+    adapter is loaded while the server samples on.
+    """
+    is_adapter = values.get("inference/pause_s") == 0.0
+    return 0.0 if is_adapter else values["inference/swap_s"]
 
 
 Kept = TypeVar("Kept")

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from streamrl.config.run_file import RunFile, load
 from streamrl.extensions.advisor import advice
 from streamrl.extensions.advisor.advice import WhatIf, advise, limit_of, predict, what_ifs
-from streamrl.extensions.advisor.facts import Measured, Step
+from streamrl.extensions.advisor.facts import Facts, Measured, Step
+from streamrl.run.monitoring.cells import DASH
 from streamrl.run.monitoring.time_account import LEARNER_CAUSES, SERVER_CAUSES
 from streamrl.system.errors import ConfigError
-from tests.support.advice import facts, run_of
+from tests.support.advice import DEMONSTRATIONS, facts, run_of
 
 
 def measured(learner: dict[str, float], sampling: float = 0.95, **changed: Any) -> Measured:
@@ -25,6 +28,12 @@ def measured(learner: dict[str, float], sampling: float = 0.95, **changed: Any) 
     return Measured(**{**fields, **changed})
 
 
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "MOST_STEPS", 10)
+    monkeypatch.setattr(advice, "LEAST_STEPS", 10)
+
+
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
@@ -36,6 +45,11 @@ def measured(learner: dict[str, float], sampling: float = 0.95, **changed: Any) 
 )
 def test_what_takes_most_of_the_time_of_the_learner_limits_the_run(seen: Measured, words: str):
     assert words in limit_of(seen)
+
+
+def test_a_run_whose_servers_are_another_runs_is_told_that_they_are_not_measured():
+    seen = measured({"data": 0.7}, servers={})
+    assert "waits for data for 70.0 % of its time; what servers do is not" in limit_of(seen)
 
 
 def test_every_run_is_asked_about_servers_age_groups_and_learner():
@@ -61,6 +75,48 @@ def test_servers_that_others_start_are_counted_by_their_answers():
     assert what_ifs(run, known)[0].run.inference.replicas == 7
 
 
+@pytest.mark.parametrize(
+    "file", ["deploy/runs/gsm8k-1gpu.yaml", "deploy/kubernetes/overlays/production/run.yaml"]
+)
+def test_more_servers_than_the_placement_has_gpus_for_are_a_question_too(file: str):
+    run = load(file)
+    more = what_ifs(run, facts())[0]
+    assert (more.name, more.refusal) == ("2 more servers", "")
+    assert more.run.inference.replicas == run.inference.replicas + 2
+
+
+def test_what_the_run_cannot_have_is_a_row_with_its_reason():
+    run = run_of(buffer={"group_size": 32, "min_group_size": 32, "max_age": 4})
+    refused = {what_if.name: what_if.refusal for what_if in what_ifs(run, facts())}
+    assert refused == {
+        "2 more servers": "",
+        "groups of 16": "buffer.min_group_size 32 is larger than buffer.group_size 16",
+        "a learner 2 times as fast": "",
+    }
+    assert "groups of 16: buffer.min_group_size 32" in printed(run)
+
+
+def test_demonstrations_stay_groups_of_one():
+    run = run_of(envs={"copy-digits": {"fraction": 0.5}, "shown": DEMONSTRATIONS})
+    larger = next(each for each in what_ifs(run, facts()) if each.name == "groups of 16")
+    assert larger.refusal == ""
+    sizes = [larger.run.buffer_of(env).group_size for env in run.envs]
+    assert sizes == [16, 1]
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("envs.add-digits.fraction=0", r"--set envs.add-digits: the run has no such env"),
+        ("envs.copy-digits.pool=spare", r"pool=spare: no env has asked .*; choose generation"),
+    ],
+)
+def test_what_is_not_measured_cannot_be_simulated(override: str, why: str):
+    run = run_of(inference={"pools": {"spare": {"replicas": 1}}})
+    with pytest.raises(ConfigError, match=why):
+        what_ifs(run, facts(), [override])
+
+
 def test_a_setting_that_cannot_be_is_refused_before_anything_is_simulated():
     with pytest.raises(ConfigError, match="lookahead is 9"):
         what_ifs(run_of(), facts(), ["batcher.lookahead=9"])
@@ -72,24 +128,42 @@ def test_a_faster_learner_is_predicted_to_make_more_steps():
     assert outcome is not None and outcome.steps_per_s == pytest.approx(1 / 5)
 
 
-def test_the_table_has_what_was_measured_what_is_simulated_and_what_would_be(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(advice, "MOST_STEPS", 10)
-    monkeypatch.setattr(advice, "LEAST_STEPS", 10)
-    seen = measured({"data": 0.9})
-    limit, table = advise(run_of(), facts(), seen, ["batcher.total_token_budget=300"])
+def printed(run: RunFile, known: Facts | None = None, overrides: Sequence[str] = ()) -> str:
+    """The advice as it is shown."""
+    limit, table = advise(run, known or facts(), measured({"data": 0.9}), overrides)
     console = Console(width=160, record=True)
+    console.print(limit)
     console.print(table)
-    text = console.export_text()
-    lines = [line.split("   ")[0].strip() for line in text.splitlines()[1:]]
-    assert limit.startswith("limited by sampling")
-    assert lines == [
+    return console.export_text()
+
+
+def test_others_are_compared_with_the_simulated_run_and_with_nothing_if_it_makes_no_step(
+    few_steps: None,
+):
+    run = run_of(batcher={"total_token_budget": 300})  # a group has 400 tokens
+    text = printed(run, overrides=["batcher.total_token_budget=1600"])
+    assert "simulated: no batch in time" in text
+    (other,) = [line for line in text.splitlines() if "total_token_budget" in line]
+    assert other.split()[2] == DASH and " x " not in text
+
+
+def test_an_env_of_which_nothing_was_found_is_named_and_no_batch_waits_for_it(few_steps: None):
+    run = run_of(envs={"copy-digits": {"fraction": 0.5}, "add-digits": {"fraction": 0.5}})
+    text = printed(run)
+    assert "simulated without add-digits, of which" in text and "x 1.00" in text
+
+
+def test_the_table_has_what_was_measured_what_is_simulated_and_what_would_be(
+    few_steps: None,
+):
+    text = printed(run_of(), overrides=["batcher.total_token_budget=300"])
+    lines = [line.split("  ")[0].strip() for line in text.splitlines()]
+    assert lines[0].startswith("limited by sampling")
+    assert lines[3:] == [
         "measured over 40 steps",
         "simulated",
         "2 more servers",
         "groups of 16",
-        "batcher.total_token_budget=300",
+        "batcher.total_token_budget=300: no batch in time",  # a group has 400 tokens
         "a learner 2 times as fast",
     ]
-    assert "no batch in time" in text  # a group has 400 tokens

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from streamrl.config.run_file import RunFile
+from streamrl.extensions.advisor import simulator
 from streamrl.extensions.advisor.facts import (
     Call,
     Engine,
@@ -16,13 +17,31 @@ from streamrl.extensions.advisor.facts import (
     Step,
 )
 from streamrl.extensions.advisor.simulator import draw_group, simulate
-from tests.support.advice import FACTS, PROMPT, SIZE, TOKENS, facts, group_of, run_of
+from tests.support.advice import (
+    DEMONSTRATIONS,
+    FACTS,
+    PROMPT,
+    SIZE,
+    TOKENS,
+    facts,
+    group_of,
+    run_of,
+)
 
 
 def rate(run: RunFile, known: Facts) -> float:
     outcome = simulate(run, known, steps=40, limit_s=1e4)
     assert outcome is not None
     return outcome.steps_per_s
+
+
+def reward_of_index(group: SampledGroup) -> SampledGroup:
+    """The group with another reward of each rollout."""
+    rollouts = [
+        msgspec.structs.replace(rollout, reward=float(index))
+        for index, rollout in enumerate(group.rollouts)
+    ]
+    return SampledGroup(rollouts, group.end_s)
 
 
 def test_a_slow_learner_makes_as_many_steps_as_it_has_time_for():
@@ -93,13 +112,43 @@ def test_rollouts_that_are_too_old_expire_and_a_higher_age_keeps_them():
 
 def test_groups_that_train_nothing_are_sampled_and_filtered():
     flat = group_of(*[TOKENS] * SIZE)
-    rollouts = [
-        msgspec.structs.replace(rollout, reward=float(i)) for i, rollout in enumerate(flat.rollouts)
-    ]
-    known = facts(groups={"copy-digits": [flat, SampledGroup(rollouts, 0.0)]})
+    known = facts(groups={"copy-digits": [flat, reward_of_index(flat)]})
     kept = rate(run_of(buffer={"zero_advantage": "keep"}), known)
     filtered = rate(run_of(buffer={"zero_advantage": "filter"}), known)
     assert filtered == pytest.approx(kept / 2, rel=0.2)
+
+
+def test_groups_without_calls_are_published_at_once_and_fill_their_share():
+    # Half of a batch is of groups that take no time, and so it takes half as long.
+    run = run_of(
+        envs={"copy-digits": {"fraction": 0.5}, "shown": DEMONSTRATIONS},
+        buffer={"max_age": 8, "zero_advantage": "filter"},
+        batcher={"lookahead": 6},
+    )
+    sampled = [reward_of_index(group_of(*[TOKENS] * SIZE))]
+    shown = SampledGroup([SampledRollout([], 50, 0.0)], 0.0)
+    known = facts(groups={"copy-digits": sampled, "shown": [shown]}, steps=[Step(0.001, 0.0, 0.0)])
+    assert rate(run, known) == pytest.approx(2 / 0.8, rel=0.05)
+
+
+def test_groups_that_take_no_time_and_train_nothing_are_not_begun_forever(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(simulator, "MOST_GROUPS", 500)
+    given = SampledGroup([SampledRollout([], 50, 0.0)] * SIZE, 0.0)
+    run = run_of(buffer={"zero_advantage": "filter"}, batcher={"lookahead": 1})
+    assert simulate(run, facts(groups={"copy-digits": [given]}), 10, 1e9) is None
+
+
+def test_groups_that_fail_as_a_whole_are_begun_again():
+    failed = SampledGroup([SampledRollout([], 0, 0.0)] * SIZE, 0.0)
+    known = facts(groups={"copy-digits": [failed, group_of(*[TOKENS] * SIZE)]})
+    assert rate(run_of(), known) > 0
+
+
+def test_no_batch_waits_for_an_env_of_which_nothing_was_recorded():
+    run = run_of(envs={"copy-digits": {"fraction": 0.5}, "add-digits": {"fraction": 0.5}})
+    assert rate(run, FACTS) == pytest.approx(rate(run_of(), FACTS), rel=0.05)
 
 
 def test_settings_that_allow_for_no_batch_give_no_outcome():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from streamrl.run.monitoring.time_account import (
@@ -90,6 +91,20 @@ def test_of_two_servers_the_time_in_which_both_were_paused_keeps_the_learner_wai
     account.finish()
     assert account.learner_s["weights"] == pytest.approx(0.1)
     assert account.learner_s["log"] == pytest.approx(0.9)
+
+
+def test_an_adapter_that_is_loaded_pauses_no_server():
+    account = TimeAccount()
+    account.add_metric(learner(0, 10.0, 0.0))
+    account.add_version(1, 10.0)
+    loaded = swap("a", 1, 10.5, heard_s=0.0, swap_s=0.4)
+    account.add_metric(
+        msgspec.structs.replace(loaded, values={**loaded.values, "inference/pause_s": 0.0})
+    )
+    account.add_metric(learner(1, 12.0, 1.0))
+    account.finish()
+    assert account.learner_s["weights"] == 0.0
+    assert account.learner_s["log"] == pytest.approx(1.0)
 
 
 def test_the_causes_of_a_server_add_up_to_the_time_between_its_reports():
