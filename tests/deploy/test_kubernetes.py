@@ -26,6 +26,7 @@ from streamrl.envs.sessions.settings import Gateway
 from streamrl.extensions.scorer.extension import Scorer
 from streamrl.run.engines import kubernetes
 from streamrl.run.monitoring.metric_names import METRICS
+from streamrl.run.monitoring.verdict import TIME_OVER
 from streamrl.run.orchestrator.plan import BROKER_GONE
 from streamrl.stream.local_kafka.distribution import FILES, VERSION
 from streamrl.stream.log import topics
@@ -653,6 +654,7 @@ def test_the_end_of_a_run_stops_every_workload_and_keeps_its_report(overlay: str
     assert codes == {
         2: "FailJob",
         11: "FailJob",
+        TIME_OVER: "FailJob",
         **dict.fromkeys((*BROKER_GONE, TopicMissing.exit_code), "Ignore"),
     }
     wait, pause, stop = (

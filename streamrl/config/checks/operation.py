@@ -23,6 +23,9 @@ _KAFKA = re.compile(
     r"|sasl\.kerberos\.(service\.name|principal|keytab)|ssl\.(?!engine|providers)[a-z_.0-9]+"
 )
 
+# The name of a machine becomes that of a job, in scripts and commands of an engine.
+_MACHINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
 
 def placement_problems(run: RunFile) -> Iterator[str]:
     by_role: dict[str, list[str]] = {}
@@ -42,6 +45,12 @@ def placement_problems(run: RunFile) -> Iterator[str]:
         if name not in names:
             yield f"placement.{name}: no role or part of this run; {nearest_or_all(name, names)}"
             continue
+        for node in placement.nodes:
+            if not _MACHINE.fullmatch(node):
+                yield (
+                    f"placement.{name}.nodes: {node!r} is not a name of letters, digits, '.', '_'"
+                    " and '-'"
+                )
         if len(set(placement.devices)) != len(placement.devices):
             yield f"placement.{name}.devices: {placement.devices} has a device twice"
         sharing = topology.sharing_parts(run, name) or [name]

@@ -29,8 +29,8 @@ class Orchestrator(Section):
 
     target: Target | None = None  # The run ends well when this is reached.
     max_steps: int = Field(default=0, ge=0)  # The run ends well after so many steps. 0: no limit.
-    # Time limit from the moment a server is ready. 0: no limit. With a target it is a failure to
-    # reach the limit first.
+    # Limit of the time that the run has had a server, in all its sessions. 0: no limit. With a
+    # target it is a failure to reach the limit first.
     max_wall_s: float = Field(default=0.0, ge=0)
     # Where metrics go, such as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}].
     sinks: list[SinkSetting] = [SinkSetting(kind="jsonl")]
@@ -58,8 +58,8 @@ class Placement(Section):
 
     # Numbers of the GPUs, from 0, among those that `streamrl up` sees.
     devices: list[Annotated[int, Field(ge=0)]] = []
-    # Names of the machines that have such GPUs, where a run is on several; the parts are divided
-    # evenly among them. Empty: that of the learner.
+    # Names of the machines that have such GPUs, where a run is on several, of letters, digits, '.',
+    # '_' and '-'; the parts are divided evenly among them. Empty: that of the learner.
     nodes: list[str] = []
     # CPUs that Slurm, Ray or Kubernetes reserves for each part, which may be a fraction of one.
     cpus: float = Field(default=1.0, gt=0)

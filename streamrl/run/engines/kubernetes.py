@@ -5,25 +5,33 @@ starts again, and makes again on another node when its own is lost.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
+import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RunFile, parse
+from streamrl.run.engines.commands import output
+from streamrl.run.engines.pod_status import FINAL, PART, End, ends, pod_status
 from streamrl.run.engines.pods import manifests
 from streamrl.run.orchestrator.plan import INTERRUPTED
+from streamrl.run.orchestrator.resuming import refusals
 from streamrl.stream.log import topics
 from streamrl.stream.log.kafka import acls
 from streamrl.system.errors import ConfigError, StreamrlError
 
 POLL_S = 5.0
+CLEAN_UP_S = 60.0  # for which the end of a run that could not be applied is tried
 JOBS = ("orchestrator", "finish")
 PAUSED = "autoscaling.keda.sh/paused-replicas"  # KEDA would start pods again
 OURS = "--selector=app.kubernetes.io/part-of=streamrl"
+RUN_VOLUME = "run-file"  # of the ConfigMap that pods read their run file from (components/part)
 
 
 class _Plain(yaml.SafeDumper):
@@ -77,14 +85,21 @@ def up(
         (directory / name).write_text(text)
     rendered = _kubectl("kustomize", str(directory))
     cluster = Cluster(_namespace(rendered))
+    check_namespace(cluster, run, resume)
+    earlier = {end.container for pod in cluster.pods() for end in ends(pod)}
     if resume:
         cluster.end_jobs()
-        cluster.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}-")
-    elif cluster.has_run():
-        raise ConfigError(f"namespace {cluster.namespace} has a run; continue it with --resume")
-    cluster.ask("apply", "--filename=-", text=rendered)
+    try:
+        if resume:
+            cluster.continue_scaling()
+        cluster.apply(rendered)
+    except StreamrlError:
+        # Pods that were made already would run on, and hold GPUs, with nothing that ends them.
+        print("not all of the run could be applied: what there is of it is ended", flush=True)
+        end_run(cluster, CLEAN_UP_S)
+        raise
     print(f"the run's log: kubectl -n {cluster.namespace} logs -f job/{JOBS[0]}", flush=True)
-    return follow(cluster, stop)
+    return follow(cluster, stop, earlier)
 
 
 class Cluster:
@@ -97,72 +112,158 @@ class Cluster:
         """What kubectl prints. Raises StreamrlError with what it complains of."""
         return _kubectl(f"--namespace={self.namespace}", *arguments, text=text)
 
-    def has_run(self) -> bool:
-        """Whether the namespace has the workloads of a run, with pods or without."""
-        return bool(self.ask("get", "deployments", OURS, "--output=name").strip())
+    def apply(self, rendered: str) -> None:
+        """Apply manifests. The API server merges them: kubectl would put a copy of each into an
+        annotation, which the run file of some hundred envs is too large for.
+        """
+        self.ask("apply", "--server-side", "--force-conflicts", "--filename=-", text=rendered)
 
-    def pods(self) -> dict[str, str]:
-        """Phase and node of each pod of the run, by its name."""
-        items = json.loads(self.ask("get", "pods", OURS, "--output=json"))["items"]
-        return {
-            pod["metadata"]["name"]: " ".join(
-                [
-                    "Terminating"
-                    if "deletionTimestamp" in pod["metadata"]
-                    else pod["status"]["phase"],
-                    pod["spec"].get("nodeName", ""),
-                ]
-            ).strip()
-            for pod in items
-        }
+    def run_file(self) -> Any:
+        """The run file that the run's pods read, also while there are none. None without a run."""
+        for deployment in self._items("deployments", OURS):
+            for volume in deployment["spec"]["template"]["spec"].get("volumes", ()):
+                if volume["name"] == RUN_VOLUME:
+                    name = volume["configMap"]["name"]
+                    found = json.loads(self.ask("get", "configmap", name, "--output=json"))
+                    return yaml.safe_load(found["data"]["run.yaml"])
+        return None
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The pods of the run."""
+        return self._items("pods", OURS)
 
     def jobs(self) -> dict[str, str]:
         """How the orchestrator's Job and the one that ends the pods have ended; empty while they
         run.
         """
-        items = json.loads(self.ask("get", "jobs", "--output=json"))["items"]
-        ends = ("Complete", "Failed")
+        ways = ("Complete", "Failed")
         return {
             job["metadata"]["name"]: next(
                 (
                     condition["type"]
                     for condition in job["status"].get("conditions", ())
-                    if condition["type"] in ends and condition["status"] == "True"
+                    if condition["type"] in ways and condition["status"] == "True"
                 ),
                 "",
             )
-            for job in items
+            for job in self._items("jobs")
             if job["metadata"]["name"] in JOBS
         }
+
+    def last_line(self, pod: str, end: End) -> str:
+        """The last line of the log of a part that has ended; empty if it cannot be read."""
+        which = ["--previous"] if end.is_previous else []
+        with contextlib.suppress(StreamrlError):
+            return self.ask("logs", pod, f"--container={PART}", "--tail=1", *which).strip()
+        return ""
 
     def end_jobs(self) -> None:
         self.ask("delete", "jobs", *JOBS, "--ignore-not-found")
 
-    def end_pods(self) -> None:
-        """What the Job `finish` does."""
-        self.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}=0")
-        self.ask("scale", "deployments,statefulsets", OURS, "--replicas=0")
+    def continue_scaling(self) -> None:
+        self.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}-")
+
+    def end(self) -> None:
+        """Do what the Job `finish` does, then delete the Jobs: without them nothing else would end
+        the pods.
+        """
+        try:
+            self.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}=0")
+        finally:
+            kinds = "deployments,statefulsets"
+            if self.ask("get", kinds, OURS, "--output=name").strip():
+                self.ask("scale", kinds, OURS, "--replicas=0")
+            self.end_jobs()
+
+    def _items(self, *what: str) -> list[dict[str, Any]]:
+        return json.loads(self.ask("get", *what, "--output=json"))["items"]
 
 
-def follow(cluster: Cluster, stop: threading.Event) -> int:
-    """Show the states of the pods until the run has ended and its pods have."""
-    states: dict[str, str] = {}
+def check_namespace(cluster: Cluster, run: RunFile, resume: bool) -> None:
+    """Raise ConfigError unless the namespace has the run that is to be continued, with settings
+    that can be, or none if the run is a new one.
+    """
+    namespace = cluster.namespace
+    before = cluster.run_file()
+    if before is None:
+        if resume:
+            raise ConfigError(
+                f"namespace {namespace} has no run to continue; start it without --resume"
+            )
+        return
+    if before["run"] != run.run:
+        raise ConfigError(
+            f"namespace {namespace} has run {before['run']!r}, and the run file is that of"
+            f" {run.run!r}; give each run its own namespace, in kustomization.yaml"
+        )
+    if not resume:
+        raise ConfigError(f"namespace {namespace} has a run; continue it with --resume")
+    where = f"run file in namespace {namespace}"
+    if problem := next(refusals(parse(before, where), run), ""):
+        raise ConfigError(problem)
+
+
+def follow(cluster: Cluster, stop: threading.Event, earlier: Collection[str] = ()) -> int:
+    """Show the states of the pods until the run has ended and its pods have.
+
+    `earlier`: the containers that had ended before this start of the run. Raises StreamrlError, and
+    ends the run, if a part has ended since with an exit code after which another start does not
+    help.
+    """
+    shown: dict[str, str] = {}
     while not stop.wait(POLL_S):
         try:
-            now = cluster.pods()
+            pods = cluster.pods()
             jobs = cluster.jobs()
         except StreamrlError as error:
             print(error, flush=True)
             continue
-        for name, state in now.items():
-            if states.get(name) != state:
-                print(f"{name}: {state}", flush=True)
-        states = now
+        now = {pod["metadata"]["name"]: pod_status(pod) for pod in pods}
+        for name, status in now.items():
+            if shown.get(name) != status.summary:
+                print(f"{name}: {status}", flush=True)
+        shown = {name: status.summary for name, status in now.items()}
         if all(jobs.get(name) for name in JOBS):
             return 0 if jobs[JOBS[0]] == "Complete" else 1
-    cluster.end_jobs()
-    cluster.end_pods()
+        for name, end in [] if jobs.get(JOBS[0]) else _failures(pods, earlier):
+            line = cluster.last_line(name, end)
+            print(f"{name} has failed, and the run is ended", flush=True)
+            end_run(cluster)
+            raise StreamrlError(
+                f"{name} ended with exit code {end.exit_code}: {FINAL[end.exit_code]}. Last line:"
+                f" {line}"
+            )
+    end_run(cluster)
     return INTERRUPTED
+
+
+def end_run(cluster: Cluster, limit_s: float = math.inf) -> None:
+    """End the run's pods and Jobs. It is tried until it is done, or for `limit_s`: the API server
+    may be away.
+    """
+    deadline = time.monotonic() + limit_s
+    said = ""
+    while True:
+        try:
+            cluster.end()
+            return
+        except StreamrlError as error:
+            if said != str(error):
+                said = str(error)
+                print(f"the run cannot be ended yet, which is tried again: {said}", flush=True)
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(POLL_S)
+
+
+def _failures(
+    pods: Sequence[dict[str, Any]], earlier: Collection[str]
+) -> Iterator[tuple[str, End]]:
+    """The pods whose part has ended for good, each with that end."""
+    for pod in pods:
+        for end in ends(pod):
+            if end.exit_code in FINAL and end.container not in earlier:
+                yield pod["metadata"]["name"], end
 
 
 def _namespace(rendered: str) -> str:
@@ -177,12 +278,4 @@ def _namespace(rendered: str) -> str:
 
 
 def _kubectl(*arguments: str, text: str | None = None) -> str:
-    try:
-        done = subprocess.run(
-            ["kubectl", *arguments], input=text, capture_output=True, text=True, check=True
-        )
-    except FileNotFoundError:
-        raise StreamrlError("kubectl is not installed here") from None
-    except subprocess.CalledProcessError as error:
-        raise StreamrlError(f"kubectl: {error.stderr.strip() or error.returncode}") from None
-    return done.stdout
+    return output(["kubectl", *arguments], text)

@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.run.monitoring.verdict import TIME_OVER
 from streamrl.run.orchestrator import run_directory
-from streamrl.run.orchestrator.plan import INTERRUPTED
 from streamrl.run.orchestrator.requests import Request, machine_request, obstacles
 from streamrl.system.errors import ConfigError
 
 STREAMRL = (sys.executable, "-m", "streamrl.cli")
-# Exit codes of a machine whose parts have not failed: it was done, or was told to stop.
-ENDED_WELL = (0, INTERRUPTED, 143)
+# Exit codes of a machine that has seen the end of the run, as the first one does too. After any
+# other one the run lacks its parts, also where a time limit has ended them: the others have to end.
+RUN_OVER = (0, TIME_OVER)
 
 
 class Machine(NamedTuple):

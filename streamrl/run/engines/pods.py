@@ -16,10 +16,11 @@ from streamrl.config.secrets import PREFIX
 from streamrl.config.sections.envs import ServerEnv
 from streamrl.config.topology import ENV, INFERENCE, LEARNER, ORCHESTRATOR, SERVERS, Part, Role
 from streamrl.envs.sessions.settings import Gateway
+from streamrl.run.monitoring.verdict import TIME_OVER
 from streamrl.run.orchestrator.plan import BROKER_GONE, LEARNER_STOP_LIMIT_S
 from streamrl.run.orchestrator.requests import Request, part_request
 from streamrl.stream.log.kafka import acls
-from streamrl.system.errors import ConfigError, TopicMissing
+from streamrl.system.errors import AccessDenied, ConfigError, TopicMissing
 
 Manifest = dict[str, Any]
 RUN_FILE = "/etc/streamrl/run.yaml"
@@ -39,9 +40,10 @@ MISSING_TOKENS = (
 IN_FLIGHT = (
     'sum(avg_over_time(streamrl_inference_in_flight{{run="{run}",part=~"inference-[0-9]+"}}[2m]))'
 )
-# Exit codes of an orchestrator whose settings do not work, or which the broker refuses, and of one
-# whose broker is away (docs/operations.md).
-REFUSED = (2, 11)
+# Exit codes of an orchestrator that would end alike at its next start, as its settings do not work,
+# the broker refuses it or the run's time is over; and of one whose broker is away
+# (docs/operations.md).
+FINAL = (ConfigError.exit_code, AccessDenied.exit_code, TIME_OVER)
 BROKER_AWAY = sorted((*BROKER_GONE, TopicMissing.exit_code))
 
 
@@ -365,7 +367,7 @@ def _orchestrator(run: RunFile) -> Manifest:
     }
     on_codes = [
         {"action": action, "onExitCodes": {"operator": "In", "values": list(codes)}}
-        for action, codes in (("FailJob", REFUSED), ("Ignore", BROKER_AWAY))
+        for action, codes in (("FailJob", FINAL), ("Ignore", BROKER_AWAY))
     ]
     drained = [{"type": "DisruptionTarget", "status": "True"}]
     return {

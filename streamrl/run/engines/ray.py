@@ -8,22 +8,25 @@ continue meanwhile. The run ends with this process, to which Ray brings the acto
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamrl.config.run_file import RunFile
-from streamrl.run.engines.machines import ENDED_WELL, Machine, machines, prepare
+from streamrl.run.engines.machines import RUN_OVER, Machine, machines, prepare
 from streamrl.run.orchestrator.plan import GIB, INTERRUPTED, LEARNER_STOP_LIMIT_S
 from streamrl.run.orchestrator.requests import Request
 from streamrl.system.errors import StreamrlError
 from streamrl.system.process_group import guarded
 
 POLL_S = 2.0
+PATIENCE_S = 30.0  # for which nothing is said of nodes that are not there; Ray says nothing at all
 ANSWER_S = 10.0  # an actor that does not answer for so long has no node
 CALLS = 16  # at a time, of an actor: `stop` while it runs, and what is asked again
 GPUS = "CUDA_VISIBLE_DEVICES"  # Ray sets it for an actor
@@ -116,6 +119,26 @@ def up(
         ray.shutdown()
 
 
+def shortage(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What is wanted and what Ray's nodes have in all, also where others use it."""
+    names = list(dict.fromkeys(name for bundle in bundles for name in bundle))
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    return (
+        f"Ray has no place for the run yet. Wanted: {_listed(bundles, names)}; a node for each. Its"
+        f" nodes, free or not: {_listed(alive, names) or 'none'}"
+    )
+
+
+def _listed(nodes: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+    return "; ".join(
+        ", ".join(_amount(name, node.get(name, 0)) for name in names) for node in nodes
+    )
+
+
+def _amount(name: str, amount: float) -> str:
+    return f"{amount / GIB:.1f} GiB" if name == "memory" else f"{amount:g} {name}"
+
+
 def _run(wanted: Sequence[Machine], stop: threading.Event, resume: bool) -> int:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -126,9 +149,13 @@ def _run(wanted: Sequence[Machine], stop: threading.Event, resume: bool) -> int:
     bundles = [resources(machine.request) for machine in wanted]
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     try:
+        patient_until = time.monotonic() + PATIENCE_S
         while not group.wait(POLL_S):
             if stop.is_set():
                 return INTERRUPTED
+            if time.monotonic() >= patient_until:
+                patient_until = math.inf
+                print(shortage(bundles, ray.nodes()), flush=True)
         actors: dict[str, Any] = {}
         for number, (machine, bundle) in enumerate(zip(wanted, bundles, strict=True)):
             if machine.leads and resume:
@@ -150,7 +177,8 @@ def _run(wanted: Sequence[Machine], stop: threading.Event, resume: bool) -> int:
 
 def follow(actors: Mapping[str, Any], stop: threading.Event) -> int:
     """Wait until the parts of all actors have ended, and end them all with the first one, which
-    leads, or when one has failed. Returns the exit code of the one that ended the run.
+    leads, or when one has ended without seeing the end of the run. Returns the exit code of the one
+    that ended it.
     """
     import ray
 
@@ -163,7 +191,7 @@ def follow(actors: Mapping[str, Any], stop: threading.Event) -> int:
             name = running.pop(call)
             code = _code(call)
             print(f"{name}: exit code {code}", flush=True)
-            if ended is None and (name == lead or code not in ENDED_WELL):
+            if ended is None and (name == lead or code not in RUN_OVER):
                 ended = code
         if running and (ended is not None or stop.is_set()):
             _ask_to_end([actors[name] for name in running.values()])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,11 +16,23 @@ from itertools import takewhile
 from pathlib import Path
 
 from streamrl.config.run_file import RunFile
-from streamrl.run.engines.machines import ENDED_WELL, machines, prepare
+from streamrl.run.engines.commands import output
+from streamrl.run.engines.machines import RUN_OVER, machines, prepare
 from streamrl.run.orchestrator.plan import INTERRUPTED, LEARNER_STOP_LIMIT_S
 from streamrl.system.errors import StreamrlError
 
 POLL_S = 2.0
+# What is submitted by a shell script that fails, or is interrupted, is cancelled at its end.
+SUBMIT = """set -e
+jobs=
+trap 'test $? = 0 || test -z "$jobs" || scancel $jobs' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+submit() {
+  job=$(sbatch --parsable "$@")
+  jobs="$jobs ${job%%;*}"
+  echo "job ${job%%;*}"
+}"""
 RUNS = ("", "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "NODE_FAIL")
 
 
@@ -48,7 +59,7 @@ def scripts(run: RunFile, arguments: Sequence[str], resume: bool = False) -> dic
             # A learner finishes its step and writes a checkpoint before the time limit.
             f"--signal=B:TERM@{LEARNER_STOP_LIMIT_S:.0f}",
             "--open-mode=append",
-            f"--output={log_file(run, name)}",
+            f"--output={_file_pattern(log_file(run, name))}",
         ]
         rendered[name] = "\n".join(
             ["#!/bin/bash"]
@@ -61,8 +72,8 @@ def scripts(run: RunFile, arguments: Sequence[str], resume: bool = False) -> dic
 
 
 def _until_the_end(line: str, others: Sequence[str], leads: bool) -> list[str]:
-    """The lines that run a machine's parts, and stop the jobs of the `others` when the run is over
-    or the machine has failed.
+    """The lines that run a machine's parts, and stop the jobs of the `others` when the run is over,
+    or when the machine has ended without seeing its end.
     """
     which = '--quiet --user="$(id -un)" --name=$job'
     stop = [
@@ -72,8 +83,8 @@ def _until_the_end(line: str, others: Sequence[str], leads: bool) -> list[str]:
         "done",
     ]
     if not leads:
-        well = " | ".join(map(str, ENDED_WELL))
-        stop = [f"case $code in {well}) ;; *)", *stop, ";; esac"]
+        over = " | ".join(map(str, RUN_OVER))
+        stop = [f"case $code in {over}) ;; *)", *stop, ";; esac"]
     return [
         f"{line} &",
         "trap 'kill -TERM $!' TERM",
@@ -81,6 +92,8 @@ def _until_the_end(line: str, others: Sequence[str], leads: bool) -> list[str]:
         "code=$?",
         # A signal ends the first `wait`.
         "while kill -0 $! 2>/dev/null; do wait $!; code=$?; done",
+        # Jobs that were told to end tell the others in turn.
+        "trap '' TERM",
         *stop,
         "exit $code",
     ]
@@ -91,12 +104,17 @@ def log_file(run: RunFile, name: str) -> Path:
     return run.directory / "logs" / f"{name}.log"
 
 
+def _file_pattern(path: Path) -> str:
+    """A path as an option of `sbatch` in a script has it, in which % begins a replacement."""
+    return shlex.quote(str(path).replace("%", "%%"))
+
+
 def render(run: RunFile, arguments: Sequence[str]) -> str:
-    """A shell script that submits the jobs of a run, with the options of `sbatch` that it is
-    given.
+    """A shell script that submits the jobs of a run, with the options of `sbatch` that it is given:
+    all of them, or none.
     """
-    jobs = [f"sbatch \"$@\" <<'END'\n{script}END" for script in scripts(run, arguments).values()]
-    return "\n".join([f"mkdir -p {shlex.quote(str(run.directory / 'logs'))}", *jobs, ""])
+    jobs = [f"submit \"$@\" <<'END'\n{script}END" for script in scripts(run, arguments).values()]
+    return "\n".join([SUBMIT, f"mkdir -p {shlex.quote(str(run.directory / 'logs'))}", *jobs, ""])
 
 
 def up(
@@ -107,16 +125,27 @@ def up(
     fresh: bool = False,
 ) -> int:
     """Submit the jobs of a run, follow them until all have ended, or until `stop`, which stops
-    them. Returns the exit code. The scripts are kept in the run's directory.
+    them. Returns the exit code. The scripts are kept in the run's directory. Where not all can be
+    submitted, those that were are ended.
     """
     prepare(run, fresh)
     rendered = scripts(run, arguments, resume)
     lines = _lines(log_file(run, next(iter(rendered))))
     jobs: dict[str, str] = {}
-    for name, script in rendered.items():
-        file = run.directory / f"{name}.sbatch"
-        file.write_text(script)
-        jobs[_slurm("sbatch", "--parsable", str(file)).partition(";")[0].strip()] = name
+    try:
+        for name, script in rendered.items():
+            if stop.is_set():
+                break
+            file = run.directory / f"{name}.sbatch"
+            file.write_text(script)
+            jobs[_slurm("sbatch", "--parsable", str(file)).partition(";")[0].strip()] = name
+    except StreamrlError:
+        if jobs:
+            print("not all jobs could be submitted: the others are ended", flush=True)
+            ended = threading.Event()
+            ended.set()
+            follow(jobs, lines, ended)
+        raise
     return follow(jobs, lines, stop)
 
 
@@ -181,12 +210,4 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _slurm(*command: str) -> str:
     """The output of a command of Slurm. Raises StreamrlError with what it complains of."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        raise StreamrlError(
-            f"{command[0]} is not installed here; run this where Slurm is"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        raise StreamrlError(f"{command[0]}: {error.stderr.strip() or error.returncode}") from None
-    return done.stdout
+    return output(command, hint="; run this where Slurm is")

@@ -13,6 +13,7 @@ from streamrl.run.monitoring.blocking import blocking_reason
 from streamrl.run.monitoring.cells import MOST_NAMED, first_of
 from streamrl.run.monitoring.run_view import (
     RunView,
+    active_s,
     arrival_rate,
     buffer_total,
     latest,
@@ -91,7 +92,7 @@ class Frame:
     def left_s(self) -> float | None:
         """Seconds until the run's limit of time, or None if it has no limit."""
         limit_s = self.run.orchestrator.max_wall_s
-        return limit_s - (self.running_s or 0.0) if limit_s else None
+        return max(0.0, limit_s - active_s(self.view, self.time_s)) if limit_s else None
 
     @property
     def expired_share(self) -> float | None:

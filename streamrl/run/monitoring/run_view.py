@@ -1,8 +1,9 @@
 """Folds the topics of a run into its state, and answers questions about that state. Pure.
 
-Every part may write `metrics`, so no decision is based on them. A run with a target also folds
-`batches` and takes its rewards from there. `verdict.py` decides whether the run is over, and
-`blocking.py` decides what it waits for.
+Every part may write `metrics`, so no decision is based on them, but for one: the limit of time
+counts the seconds of earlier sessions, and a forged number of them can end a run early. A run with
+a target also folds `batches` and takes its rewards from there. `verdict.py` decides whether the run
+is over, and `blocking.py` decides what it waits for.
 """
 
 from __future__ import annotations

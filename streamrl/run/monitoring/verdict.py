@@ -8,7 +8,11 @@ from typing import NamedTuple
 from streamrl.config.goals import reaches
 from streamrl.config.sections.batches import Target
 from streamrl.config.sections.operation import Orchestrator
-from streamrl.run.monitoring.run_view import RunView, recent_rewards
+from streamrl.run.monitoring.run_view import RunView, active_s, recent_rewards
+
+# The exit code of a run whose time is over without its target. What starts an orchestrator again
+# after a failure can tell it from one: another start has no more time.
+TIME_OVER = 16
 
 
 class Verdict(NamedTuple):
@@ -22,19 +26,20 @@ def run_finished(limits: Orchestrator, view: RunView, time_s: float) -> Verdict 
     """The verdict if the run is over, otherwise None.
 
     A run succeeds when it reaches its target or its last step. A run with a target fails when its
-    time is over.
+    time is over, which is that of all its sessions: an orchestrator that is started again continues
+    with the seconds that those before it have published.
     """
     target = limits.target
     if target is not None and target_reached(view, target):
         return Verdict(0, f"target reached: {target_progress(view, target)}")
     if limits.max_steps and view.version >= limits.max_steps:
         return Verdict(0, f"step {view.version} of {limits.max_steps} reached")
-    if not limits.max_wall_s or view.ready_s is None or time_s - view.ready_s < limits.max_wall_s:
+    if not limits.max_wall_s or active_s(view, time_s) < limits.max_wall_s:
         return None
     over = f"{limits.max_wall_s:.0f} s are over"
     if target is None:
         return Verdict(0, over)
-    return Verdict(1, f"{over} without the target: {target_progress(view, target)}")
+    return Verdict(TIME_OVER, f"{over} without the target: {target_progress(view, target)}")
 
 
 def target_reached(view: RunView, target: Target) -> bool:

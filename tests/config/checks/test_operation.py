@@ -14,6 +14,10 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
     ("override", "says"),
     [
         (
+            "placement={learner: {nodes: ['gpu1; reboot']}, inference: {}}",
+            r"placement\.learner\.nodes: 'gpu1; reboot' is not a name of letters, digits, '\.', '_'",
+        ),
+        (
             "inference.host=0.0.0.0",
             "inference.host 0.0.0.0 can be reached from other machines: set inference.api_key",
         ),

@@ -2,6 +2,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from streamrl.run.orchestrator.plan import INTERRUPTED
 from streamrl.system.errors import ConfigError, StreamrlError
 
 SETTINGS: dict[str, Any] = {"run": "r", "envs": {"copy-digits": {}}}
-# A kubectl that notes what it is asked for, and answers with the files that are next to it.
+# A kubectl that notes what it is asked for, and answers with the files that are next to it. `fails`
+# has a verb that is refused, and how often.
 KUBECTL = """#!{python}
 import pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -25,13 +27,17 @@ with (here / "asked").open("a") as asked:
     asked.write(" ".join(sys.argv[1:]) + "\\n")
 if words[0] == "kustomize":
     print((here / "rendered.yaml").read_text())
-elif words[:2] == ["get", "deployments"]:
+elif words[:2] == ["get", "deployments,statefulsets"]:
     print("deployment/learner" if (here / "applied.yaml").exists() else "")
 elif words[0] == "get":
     print((here / f"{{words[1]}}.json").read_text())
+elif words[0] == "logs":
+    print("the last line")
 elif words[0] == "apply":
     (here / "applied.yaml").write_text(sys.stdin.read())
-elif words[0] == (here / "fails").read_text():
+verb, times = (here / "fails").read_text().split()
+if words[0] == verb and int(times):
+    (here / "fails").write_text(f"{{verb}} {{int(times) - 1}}")
     sys.exit("refused")
 """
 
@@ -47,9 +53,22 @@ class Cluster:
         program.chmod(0o755)
         job = {"name": "orchestrator", "namespace": "ns"}
         (directory / "rendered.yaml").write_text(yaml.safe_dump({"kind": "Job", "metadata": job}))
-        (directory / "fails").write_text("nothing")
+        self.refuses("nothing")
         self.has("pods")
         self.has("jobs")
+        self.has("deployments")
+
+    def refuses(self, verb: str, times: int = 1) -> None:
+        (self.directory / "fails").write_text(f"{verb} {times}")
+
+    def has_run(self, **settings: Any) -> None:
+        """A run with these settings was applied before."""
+        volume = {"name": "run-file", "configMap": {"name": "run-7h4k"}}
+        spec = {"template": {"spec": {"volumes": [{"name": "tmp"}, volume]}}}
+        self.has("deployments", {"metadata": {"name": "learner"}, "spec": spec})
+        data = {"run.yaml": yaml.safe_dump({**SETTINGS, **settings})}
+        (self.directory / "configmap.json").write_text(json.dumps({"data": data}))
+        (self.directory / "applied.yaml").write_text("")
 
     def has(self, kind: str, *items: dict[str, Any]) -> None:
         (self.directory / f"{kind}.json").write_text(json.dumps({"items": items}))
@@ -60,6 +79,11 @@ class Cluster:
 
     def asked(self) -> list[str]:
         return (self.directory / "asked").read_text().splitlines()
+
+    def changes(self) -> list[str]:
+        """The verbs of the commands that have changed something."""
+        verbs = [line.removeprefix("--namespace=ns ").split()[0] for line in self.asked()]
+        return [verb for verb in verbs if verb not in ("kustomize", "get", "logs")]
 
 
 def job(name: str, end: str) -> dict[str, Any]:
@@ -105,10 +129,10 @@ def test_a_run_is_applied_and_followed_until_its_pods_have_ended(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    def applied(found: kubernetes.Cluster, stop: threading.Event) -> int:
+    def applied(found: kubernetes.Cluster, stop: threading.Event, earlier: Collection[str]) -> int:
         cluster.has("pods", pod("learner-x", "Running", "node1"), pod("buffer-y", "Pending"))
         cluster.has_ended(how)
-        return follow(found, stop)
+        return follow(found, stop, earlier)
 
     follow = kubernetes.follow
     monkeypatch.setattr(kubernetes, "follow", applied)
@@ -122,33 +146,169 @@ def test_a_run_is_applied_and_followed_until_its_pods_have_ended(
     assert all("scale" not in line for line in cluster.asked()), "the Job `finish` ends the pods"
 
 
-def test_ctrl_c_ends_the_pods_and_the_jobs(cluster: Cluster, run: RunFile, file: str):
+END = ["annotate", "scale", "delete"]
+
+
+def test_the_api_server_merges_manifests(cluster: Cluster, run: RunFile, file: str):
+    """Else kubectl writes each into an annotation, of 256 KiB at most."""
+    cluster.has_ended("Complete")
+    assert start(cluster, run, file) == 0
+    assert "--namespace=ns apply --server-side --force-conflicts --filename=-" in cluster.asked()
+
+
+def test_ctrl_c_ends_the_pods_before_the_jobs_which_would_end_them(
+    cluster: Cluster, run: RunFile, file: str
+):
     stop = threading.Event()
     stop.set()
     assert kubernetes.up(run, [file], stop) == INTERRUPTED
-    ended = cluster.asked()[-3:]
-    assert ended[0].startswith("--namespace=ns delete jobs orchestrator finish")
-    assert "autoscaling.keda.sh/paused-replicas=0" in ended[1]
-    assert ended[2].startswith("--namespace=ns scale deployments,statefulsets")
+    assert cluster.changes() == ["apply", *END]
+    paused, _, scaled, deleted = cluster.asked()[-4:]
+    assert "autoscaling.keda.sh/paused-replicas=0" in paused
+    assert scaled.startswith("--namespace=ns scale deployments,statefulsets")
+    assert deleted.startswith("--namespace=ns delete jobs orchestrator finish")
+
+
+def test_ctrl_c_ends_the_run_also_when_the_api_server_was_away(
+    cluster: Cluster, run: RunFile, file: str, capsys: pytest.CaptureFixture[str]
+):
+    stop = threading.Event()
+    stop.set()
+    cluster.refuses("scale", 2)
+    assert kubernetes.up(run, [file], stop) == INTERRUPTED
+    # Without the Jobs nothing would end pods that are there.
+    assert cluster.changes() == ["apply", "annotate", "scale", "annotate", "scale", *END]
+    assert capsys.readouterr().out.count("which is tried again: kubectl: refused") == 1
+
+
+def test_what_was_applied_of_a_run_is_ended_if_the_rest_is_refused(
+    cluster: Cluster, run: RunFile, file: str
+):
+    cluster.refuses("apply")
+    with pytest.raises(StreamrlError, match="kubectl: refused"):
+        start(cluster, run, file)
+    assert cluster.changes() == ["apply", *END]
+
+
+def test_the_end_of_what_was_applied_is_not_tried_for_ever(
+    cluster: Cluster, run: RunFile, monkeypatch: pytest.MonkeyPatch
+):
+    cluster.refuses("annotate", 1_000)  # there is no KEDA
+    (cluster.directory / "applied.yaml").write_text("")
+    kubernetes.end_run(kubernetes.Cluster("ns"), limit_s=0.0)
+    assert cluster.changes() == END
 
 
 def test_a_run_that_is_there_is_continued_only_when_asked_to(
     cluster: Cluster, run: RunFile, file: str
 ):
-    (cluster.directory / "applied.yaml").write_text("")
+    cluster.has_run()
     with pytest.raises(ConfigError, match="namespace ns has a run; continue it with --resume"):
         start(cluster, run, file)
-    assert not (cluster.directory / "applied.yaml").read_text()
+    assert cluster.changes() == []
     cluster.has_ended("Complete")
     assert start(cluster, run, file, resume=True) == 0
-    asked = [line for line in cluster.asked() if "delete" in line or "annotate" in line]
-    assert asked[0].startswith("--namespace=ns delete jobs orchestrator finish")
-    assert asked[1].endswith("autoscaling.keda.sh/paused-replicas-")
+    assert cluster.changes() == ["delete", "annotate", "apply"]
+    (annotated,) = (line for line in cluster.asked() if "annotate" in line)
+    assert annotated.endswith("autoscaling.keda.sh/paused-replicas-")
 
 
-def test_a_pod_that_is_to_go_is_shown_as_terminating(cluster: Cluster):
-    cluster.has("pods", pod("buffer-y", "Running", "node1", deletionTimestamp="2026"))
-    assert kubernetes.Cluster("ns").pods() == {"buffer-y": "Terminating node1"}
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_run_in_the_namespace_is_left_alone(
+    cluster: Cluster, run: RunFile, file: str, resume: bool
+):
+    cluster.has_run(run="other")
+    with pytest.raises(ConfigError, match="namespace ns has run 'other', and the run file is that"):
+        start(cluster, run, file, resume=resume)
+    assert cluster.changes() == []
+
+
+def test_a_setting_that_cannot_change_is_refused_before_anything_is_ended(
+    cluster: Cluster, run: RunFile, file: str
+):
+    cluster.has_run(buffer={"shards": 2}, topics={"partitions": 2})
+    with pytest.raises(ConfigError, match=r"buffer\.shards cannot be changed"):
+        start(cluster, run, file, resume=True)
+    assert cluster.changes() == []
+
+
+def test_a_run_that_is_not_there_cannot_be_continued(cluster: Cluster, run: RunFile, file: str):
+    with pytest.raises(ConfigError, match="namespace ns has no run to continue"):
+        start(cluster, run, file, resume=True)
+    assert cluster.changes() == []
+
+
+def ended(pod: dict[str, Any], code: int, container: str = "a") -> dict[str, Any]:
+    """The pod whose part has ended with this exit code and was started again."""
+    end = {"exitCode": code, "containerID": container}
+    part = {"name": "part", "restartCount": 1, "lastState": {"terminated": end}}
+    return {**pod, "status": {**pod["status"], "containerStatuses": [part]}}
+
+
+def test_a_part_that_has_ended_for_good_ends_the_run(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+):
+    cluster.has("pods", ended(pod("learner-x", "Running", "node1"), 7))
+    problem = (
+        "^learner-x ended with exit code 7: its model cannot be loaded, and a restart does not"
+        r" change that\. Last line: the last line$"
+    )
+    with pytest.raises(StreamrlError, match=problem):
+        kubernetes.follow(kubernetes.Cluster("ns"), threading.Event())
+    assert "--namespace=ns logs learner-x --container=part --tail=1 --previous" in cluster.asked()
+    assert cluster.changes() == ["annotate", "delete"]  # no workloads are left to be scaled
+    assert "learner-x: Running node1, restarts: 1, exit code 7\n" in capsys.readouterr().out
+
+
+def test_an_end_before_the_run_was_continued_is_not_one_of_it(
+    cluster: Cluster, run: RunFile, file: str
+):
+    cluster.has_run()
+    cluster.has("pods", ended(pod("learner-x", "Running", "node1"), 7))
+    cluster.has_ended("Complete")
+    assert start(cluster, run, file, resume=True) == 0
+
+
+def test_a_part_that_failed_while_its_run_ended_changes_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """The Job `finish` is ending the pods."""
+    cluster.has("pods", ended(pod("learner-x", "Running", "node1"), 7))
+    looks = [{"orchestrator": "Complete", "finish": ""}]
+    over = dict.fromkeys(kubernetes.JOBS, "Complete")
+    found = kubernetes.Cluster("ns")
+    monkeypatch.setattr(found, "jobs", lambda: looks.pop() if looks else over)
+    assert kubernetes.follow(found, threading.Event()) == 0
+    assert cluster.changes() == []
+
+
+def test_a_pod_is_shown_when_its_state_has_changed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The number of nodes in the scheduler's message is no change."""
+    looks = [
+        [unscheduled("0/3 nodes are available")],
+        [unscheduled("0/4 nodes are available")],
+        [pod("learner-x", "Running", "node1")],
+        [pod("learner-x", "Running", "node1")],
+    ]
+    found = kubernetes.Cluster("ns")
+    monkeypatch.setattr(found, "pods", lambda: looks.pop(0) if looks else [])
+    monkeypatch.setattr(
+        found, "jobs", lambda: {} if looks else dict.fromkeys(kubernetes.JOBS, "Complete")
+    )
+    assert kubernetes.follow(found, threading.Event()) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "learner-x: Pending, Unschedulable (0/3 nodes are available)",
+        "learner-x: Running node1",
+    ]
+
+
+def unscheduled(message: str) -> dict[str, Any]:
+    found = pod("learner-x", "Pending")
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    found["status"]["conditions"] = [{**condition, "message": message}]
+    return found
 
 
 def test_a_run_file_without_a_kustomization_is_refused(
@@ -174,7 +334,8 @@ def test_a_kustomization_without_a_namespace_is_refused(cluster: Cluster, run: R
 
 
 def test_what_kubectl_complains_of_is_the_error(cluster: Cluster, run: RunFile, file: str):
-    (cluster.directory / "fails").write_text("delete")
+    cluster.has_run()
+    cluster.refuses("delete")
     with pytest.raises(StreamrlError, match="kubectl: refused"):
         start(cluster, run, file, resume=True)
 

@@ -16,6 +16,7 @@ from streamrl.cli.command import cli
 from streamrl.config.run_file import parse
 from streamrl.run.engines import ray
 from streamrl.run.engines.machines import Machine
+from streamrl.run.monitoring.verdict import TIME_OVER
 from streamrl.run.orchestrator.plan import INTERRUPTED
 from streamrl.run.orchestrator.requests import Request
 from tests.support.waiting import patience, until
@@ -34,6 +35,52 @@ def actor(
 def test_ray_reserves_cpus_gpus_and_bytes_and_nothing_that_is_not_asked_for():
     assert ray.resources(Request(2.5, 1.5, 4)) == {"CPU": 2.5, "GPU": 4, "memory": 1.5 * (1 << 30)}
     assert ray.resources(Request(1, 0, 0)) == {"CPU": 1}
+
+
+def test_a_shortage_names_what_is_wanted_and_what_the_nodes_have():
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0, "object_store_memory": 1e9}},
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0}},
+    ]
+    said = ray.shortage([{"CPU": 2.5, "GPU": 4.0}, {"CPU": 1.0}], nodes)
+    assert "Wanted: 2.5 CPU, 4 GPU; 1 CPU, 0 GPU; a node for each" in said
+    assert said.endswith("nodes, free or not: 8 CPU, 2 GPU; 4 CPU, 0 GPU")
+    assert ray.shortage([{"memory": 1.5 * (1 << 30)}], []).endswith(
+        "Wanted: 1.5 GiB; a node for each. Its nodes, free or not: none"
+    )
+
+
+def test_a_run_for_which_there_is_no_place_says_so_once_and_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    stop = threading.Event()
+    waited: list[float] = []
+    removed: list[Any] = []
+
+    class Group:
+        def wait(self, limit_s: float) -> bool:
+            waited.append(limit_s)
+            if len(waited) == 3:
+                stop.set()
+            return False
+
+    modules: dict[str, Any] = {
+        name: ModuleType(name)
+        for name in ("ray", "ray.util.placement_group", "ray.util.scheduling_strategies")
+    }
+    modules["ray"].nodes = lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}]
+    modules["ray.util.placement_group"].placement_group = lambda bundles, strategy: Group()
+    modules["ray.util.placement_group"].remove_placement_group = removed.append
+    modules["ray.util.scheduling_strategies"].PlacementGroupSchedulingStrategy = None
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(ray, "PATIENCE_S", 0.0)
+    wanted = [Machine("streamrl.r.m", [], Request(4, 0, 0), leads=True)]
+    assert ray._run(wanted, stop, resume=False) == INTERRUPTED  # pyright: ignore[reportPrivateUsage]
+    said = [line for line in capsys.readouterr().out.splitlines() if "no place" in line]
+    assert len(said) == 1 and "Wanted: 4 CPU" in said[0] and said[0].endswith("2 CPU")
+    assert len(removed) == 1
 
 
 @pytest.mark.parametrize("code", [0, 3, 143])
@@ -139,10 +186,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
         (Actor(0), [Actor(None, silent=True)], 0),
         (Actor(1), [Actor(0)], 1),
         (Actor(None), [Actor(76), Actor(None)], 76),
-        (Actor(None), [Actor(143), Actor(76, silent=True)], 76),
+        (Actor(None), [Actor(0), Actor(76, silent=True)], 76),
+        (Actor(None), [Actor(143), Actor(None)], 143),  # told to end by something else
+        (Actor(TIME_OVER), [Actor(TIME_OVER)], TIME_OVER),
     ],
 )
-def test_the_end_of_the_lead_and_the_failure_of_another_end_all_machines(
+def test_the_end_of_the_lead_and_one_of_another_before_the_end_of_the_run_end_all_machines(
     lead: Actor, others: list[Actor], code: int
 ):
     actors = {"lead": lead, **{str(number): other for number, other in enumerate(others)}}

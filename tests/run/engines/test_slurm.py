@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from streamrl.cli.command import cli
 from streamrl.config.run_file import RunFile, parse
 from streamrl.run.engines import slurm
+from streamrl.run.monitoring.verdict import TIME_OVER
 from streamrl.run.orchestrator.plan import INTERRUPTED
 from streamrl.system.errors import ConfigError, StreamrlError
 
@@ -83,11 +84,12 @@ def test_a_run_that_names_no_machine_is_one_job(tmp_path: Path):
         ("trains", 0, True),
         ("trains", 1, True),
         ("serves", 0, False),
-        ("serves", 143, False),
+        ("serves", TIME_OVER, False),
+        ("serves", 143, True),  # at its own time limit
         ("serves", 76, True),
     ],
 )
-def test_the_end_of_the_lead_and_the_failure_of_another_stop_all_jobs(
+def test_the_end_of_the_lead_and_one_of_another_before_the_end_of_the_run_stop_all_jobs(
     run: RunFile, tmp_path: Path, machine: str, code: int, stops: bool
 ):
     script = slurm.scripts(run, ["r.yaml"])[f"streamrl.r.{machine}"]
@@ -119,18 +121,53 @@ def test_a_signal_to_a_job_reaches_its_parts_and_the_job_waits_for_them(run: Run
     assert job.stdout.read() == "ended\n"
 
 
-def test_what_is_rendered_submits_every_job_with_the_options_given(run: RunFile, tmp_path: Path):
+def test_the_log_of_a_job_may_have_a_space_and_a_percent_sign_in_its_path(tmp_path: Path):
+    run = parse({**SETTINGS, "runs_dir": str(tmp_path / "my runs %j")})
+    script = slurm.scripts(run, ["r.yaml"])["streamrl.r.serves"]
+    logs = f"{tmp_path}/my runs %%j/r/logs"
+    assert f"output='{logs}/streamrl.r.serves.log'" in directives(script)
+
+
+SBATCH = """#!/bin/sh
+echo "$@" >> {directory}/options
+name=$(grep job-name)
+case $name in *{refused}) exit 1 ;; esac
+echo $name >> {directory}/names
+echo "$(grep -c . {directory}/names);cluster"
+"""
+
+
+def submit(run: RunFile, directory: Path, refused: str = "none") -> tuple[int, list[str]]:
+    """Run the rendered script with a stand-in for `sbatch` that refuses a machine. Returns its exit
+    code, and what was cancelled.
+    """
+    programs = {
+        "sbatch": SBATCH.format(directory=directory, refused=refused),
+        "scancel": f'#!/bin/sh\necho "$@" >> {directory}/cancelled\n',
+    }
+    for name, text in programs.items():
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
     text = slurm.render(run, ["r.yaml"])
-    command = tmp_path / "sbatch"
-    command.write_text('#!/bin/sh\necho "$@"\ngrep job-name\n')
-    command.chmod(0o755)
-    shell = ["sh", "-c", f'PATH="{tmp_path}:$PATH"\n{text}', "sh", "--partition=gpu"]
-    done = subprocess.run(shell, capture_output=True, text=True, check=True)
+    shell = ["sh", "-c", f'PATH="{directory}:$PATH"\n{text}', "sh", "--partition=gpu"]
+    done = subprocess.run(shell, check=False)
+    cancelled = directory / "cancelled"
+    return done.returncode, cancelled.read_text().split() if cancelled.exists() else []
+
+
+def test_what_is_rendered_submits_every_job_with_the_options_given(run: RunFile, tmp_path: Path):
+    assert submit(run, tmp_path) == (0, [])
     names = [f"#SBATCH --job-name=streamrl.r.{name}" for name in ("trains", "serves", "too")]
-    assert done.stdout.splitlines() == [
-        line for name in names for line in ("--partition=gpu", name)
-    ]
+    assert (tmp_path / "names").read_text().splitlines() == names
+    options = (tmp_path / "options").read_text().splitlines()
+    assert options == ["--parsable --partition=gpu"] * 3
     assert (run.directory / "logs").is_dir()
+
+
+def test_what_is_rendered_cancels_what_it_has_submitted_if_a_job_is_refused(
+    run: RunFile, tmp_path: Path
+):
+    assert submit(run, tmp_path, refused="too") == (1, ["1", "2"])
 
 
 class Jobs:
@@ -203,6 +240,54 @@ def test_a_stop_ends_pending_jobs_and_asks_running_ones_until_none_is_left(
         ("scancel", "--quiet", "--state=PENDING", "7", "8"),
         ("scancel", "--quiet", "--batch", "--signal=TERM", "7", "8"),
     ]
+
+
+class Submitted:
+    """A Slurm that refuses the job of one machine. Jobs end when they are told to."""
+
+    def __init__(self, refused: str = "", stop: threading.Event | None = None) -> None:
+        self.refused = refused
+        self.stop = stop
+        self.jobs: list[str] = []
+        self.ended = False
+
+    def __call__(self, *command: str) -> str:
+        if command[0] == "sbatch":
+            if command[-1].endswith(f"{self.refused}.sbatch") and self.refused:
+                raise StreamrlError("sbatch: refused")
+            self.jobs.append(command[-1])
+            if self.stop:
+                self.stop.set()
+            return f"{len(self.jobs)}\n"
+        if command[0] == "scancel":
+            self.ended = True
+            return ""
+        state = "CANCELLED" if self.ended else "RUNNING"
+        return "".join(f"{number + 1} {state} n\n" for number in range(len(self.jobs)))
+
+
+def test_jobs_are_ended_if_another_one_of_the_run_is_refused(
+    run: RunFile, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STREAMRL_KAFKA", "kafka:9092")
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    submitted = Submitted(refused="serves")
+    monkeypatch.setattr(slurm, "_slurm", submitted)
+    with pytest.raises(StreamrlError, match="sbatch: refused"):
+        slurm.up(run, ["r.yaml"], threading.Event())
+    assert len(submitted.jobs) == 1 and submitted.ended
+
+
+def test_a_stop_between_two_jobs_submits_no_further_one_and_ends_the_first(
+    run: RunFile, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STREAMRL_KAFKA", "kafka:9092")
+    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    stop = threading.Event()
+    submitted = Submitted(stop=stop)
+    monkeypatch.setattr(slurm, "_slurm", submitted)
+    assert slurm.up(run, ["r.yaml"], stop) == INTERRUPTED
+    assert len(submitted.jobs) == 1 and submitted.ended
 
 
 def test_a_run_whose_parts_would_not_meet_is_not_submitted(

@@ -11,6 +11,8 @@ def test_a_run_before_its_first_server_has_all_its_time_left():
     assert frame.running_s == 30.0 and frame.left_s == 570.0
     before = Frame(frame.run, new_view(frame.run, 100.0), frame.time_s)
     assert before.running_s is None and before.left_s == 600.0
+    frame.view.active_before_s = 500.0  # of earlier sessions
+    assert frame.running_s == 30.0 and frame.left_s == 70.0
     unlimited = Frame(parse({"run": "r", "envs": {"copy": {}}}), before.view, before.time_s)
     assert unlimited.left_s is None
 

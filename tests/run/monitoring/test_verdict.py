@@ -2,7 +2,7 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.run.monitoring.run_view import deciding_view, update_view
-from streamrl.run.monitoring.verdict import run_finished, target_reached
+from streamrl.run.monitoring.verdict import TIME_OVER, run_finished, target_reached
 from tests.run.monitoring.events import metric, reward, server, two_envs, version, view_of
 
 
@@ -46,7 +46,7 @@ def test_a_run_ends_well_at_its_target(run: RunFile):
     assert verdict is not None and verdict.exit_code == 0 and "0.550" in verdict.reason
 
 
-def test_time_counts_from_the_first_ready_server_of_this_session(run: RunFile):
+def test_time_counts_from_the_first_ready_server_of_a_session(run: RunFile):
     assert run_finished(run.orchestrator, view_of(run), 1_000.0) is None
     # of an earlier session
     assert run_finished(run.orchestrator, view_of(run, server(heartbeat_s=50.0)), 1_000.0) is None
@@ -56,9 +56,18 @@ def test_time_counts_from_the_first_ready_server_of_this_session(run: RunFile):
     )
     assert (
         verdict is not None
-        and verdict.exit_code == 1
+        and verdict.exit_code == TIME_OVER
         and "copy earned 0.200 over its last 1 batches, wanted 0.5 over 2" in verdict.reason
     )
+
+
+def test_an_orchestrator_that_is_started_again_has_the_time_that_is_left(run: RunFile):
+    earlier = metric({"orchestrator/active_s": 40.0}, source="orchestrator", time_s=90.0)
+    again = view_of(run, earlier, server(heartbeat_s=110.0))
+    assert run_finished(run.orchestrator, again, 129.9) is None
+    assert run_finished(run.orchestrator, again, 130.0) is not None
+    over = metric({"orchestrator/active_s": 60.0}, source="orchestrator", time_s=90.0)
+    assert run_finished(run.orchestrator, view_of(run, over), 100.0) is not None
 
 
 def test_without_a_target_time_and_steps_end_a_run_well():
