@@ -158,7 +158,9 @@ NAMED_IN_CORE = {
     "config/sections/operation.py": {"scorer"},  # of rewards, in the settings of a fork
     "learner/inputs.py": {"assembler"},  # of the scores of a batch
     "learner/scores.py": {"assembler"},
-    "run/engines/pods.py": {"gateway"},  # its address and Secrets, which others are given
+    # its address and Secrets, which others are given
+    "run/engines/pod_variables.py": {"gateway"},
+    "run/engines/pods.py": {"gateway"},
     "stream/log/chunks.py": {"assembler"},  # of the chunks of a message
     "stream/records/batches.py": {"scorer"},  # a field on the wire
     "stream/records/sessions.py": {"scorer"},  # a field on the wire: who gave a reward

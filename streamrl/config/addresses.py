@@ -21,6 +21,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def are_loopback(servers: str) -> bool:
+    """Whether no other machine can reach any of the brokers in a list, as `bootstrap.servers` has
+    it.
+    """
+    addresses = [server.strip().rpartition("://")[2] for server in servers.split(",")]
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses if address]
+    return all(map(is_loopback, hosts))
+
+
 def cleartext_problem(kafka: Mapping[str, Any]) -> str:
     """Why these settings of librdkafka would send a password in clear to another machine; empty if
     they would not.
@@ -32,8 +41,7 @@ def cleartext_problem(kafka: Mapping[str, Any]) -> str:
     if not servers or protocol != "sasl_plaintext" or mechanism not in CLEAR_MECHANISMS:
         return ""
     for server in str(servers).split(","):
-        host = server.strip().rpartition("://")[2].rpartition(":")[0].strip("[]")
-        if not is_loopback(host):
+        if not are_loopback(server):
             return (
                 f"sasl.mechanism: {mechanism} without TLS sends the password in clear to"
                 f" {server.strip()}; set security.protocol to SASL_SSL, or use"

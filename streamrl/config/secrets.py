@@ -59,6 +59,18 @@ def is_reference(value: object) -> bool:
     return isinstance(value, str) and value.startswith(PREFIX)
 
 
+def references(value: object, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The keys that lead to each `env:NAME` in these settings, at any depth, and its NAME."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from references(inner, (*where, str(name)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from references(inner, (*where, str(index)))
+    elif isinstance(value, str) and is_reference(value):
+        yield where, value.removeprefix(PREFIX)
+
+
 def plaintext_secrets(value: object, where: str = "") -> Iterator[str]:
     """A sentence for each secret that these settings contain as plain text, at any depth. It never
     quotes the secret.

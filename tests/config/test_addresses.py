@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.config.addresses import cleartext_problem, is_loopback
+from streamrl.config.addresses import are_loopback, cleartext_problem, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,18 @@ from streamrl.config.addresses import cleartext_problem, is_loopback
 )
 def test_an_address_that_only_this_machine_reaches(host: str, only_here: bool):
     assert is_loopback(host) == only_here
+
+
+@pytest.mark.parametrize(
+    ("servers", "only_here"),
+    [
+        ("localhost:9092, [::1]:9093", True),
+        ("PLAINTEXT://127.0.0.1:9092,", True),
+        ("localhost:9092,kafka:9092", False),
+    ],
+)
+def test_brokers_that_only_this_machine_reaches(servers: str, only_here: bool):
+    assert are_loopback(servers) == only_here
 
 
 PLAIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}

@@ -7,6 +7,7 @@ from streamrl.config.secrets import (
     inheritable_environment,
     is_secret,
     plaintext_secrets,
+    references,
     resolve_reference,
     resolve_references,
 )
@@ -15,6 +16,17 @@ from streamrl.stream.local_kafka import connect
 from streamrl.system.errors import ConfigError
 
 SECRET = "hunter2-and-more"
+
+
+def test_references_are_found_at_any_depth_with_the_keys_that_lead_there():
+    settings = {
+        "kafka": {"sasl.password": "env:PASSWORD", "bootstrap.servers": "kafka:9092"},
+        "sinks": [{"kind": "mine"}, {"params": {"token": "env:TOKEN"}}],
+    }
+    assert list(references(settings)) == [
+        (("kafka", "sasl.password"), "PASSWORD"),
+        (("sinks", "1", "params", "token"), "TOKEN"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Strict models of the custom resources that deploy/kubernetes has: Strimzi 1.2
-(kafka.strimzi.io/v1) and KEDA 2.20 (keda.sh/v1alpha1).
+"""Strict models of the custom resources that deploy/kubernetes has: those of Strimzi 1.2
+(kafka.strimzi.io/v1).
 
 Written from their CRDs: the fields that are used here and their neighbours, by their types. A field
 that is not below is refused, and so is one that is misspelt, which an operator would take without a
@@ -252,79 +252,8 @@ class Kafka(Strict):
     spec: KafkaSpec
 
 
-# ---- KEDA ----------------------------------------------------------------------------------------
-
-# a scaler's settings are all strings
-Number = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?$")]
-
-
-class PrometheusMetadata(Strict):
-    serverAddress: str
-    query: str
-    threshold: Number
-    activationThreshold: Number | None = None
-    ignoreNullValues: Literal["true", "false"] | None = None
-
-
-class PrometheusTrigger(Strict):
-    type: Literal["prometheus"]
-    name: str | None = None
-    metricType: Literal["AverageValue", "Value"] | None = None
-    metadata: PrometheusMetadata
-
-
-class Target(Strict):
-    apiVersion: Literal["apps/v1"]
-    kind: Literal["Deployment", "StatefulSet"]
-    name: Name
-
-
-class Policy(Strict):
-    type: Literal["Pods", "Percent"]
-    value: int = Field(ge=1)
-    periodSeconds: int = Field(ge=1, le=1800)
-
-
-class Rules(Strict):
-    stabilizationWindowSeconds: int | None = Field(default=None, ge=0, le=3600)
-    selectPolicy: Literal["Max", "Min", "Disabled"] | None = None
-    policies: list[Policy] = []
-
-
-class Behavior(Strict):
-    scaleUp: Rules | None = None
-    scaleDown: Rules | None = None
-
-
-class Autoscaler(Strict):
-    name: Name | None = None
-    behavior: Behavior | None = None
-
-
-class Advanced(Strict):
-    restoreToOriginalReplicaCount: bool | None = None
-    horizontalPodAutoscalerConfig: Autoscaler | None = None
-
-
-class ScaledSpec(Strict):
-    scaleTargetRef: Target
-    minReplicaCount: int = Field(ge=1)  # 0 would be allowed; see scaling.yaml
-    maxReplicaCount: int = Field(ge=1)
-    pollingInterval: int = Field(default=30, ge=1)
-    cooldownPeriod: int = Field(default=300, ge=0)
-    advanced: Advanced | None = None
-    triggers: list[PrometheusTrigger] = Field(min_length=1)
-
-
-class ScaledObject(Strict):
-    apiVersion: Literal["keda.sh/v1alpha1"]
-    kind: Literal["ScaledObject"]
-    metadata: Metadata
-    spec: ScaledSpec
-
-
 KINDS: dict[str, type[Strict]] = {
-    kind.__name__: kind for kind in (Kafka, KafkaNodePool, KafkaTopic, KafkaUser, ScaledObject)
+    kind.__name__: kind for kind in (Kafka, KafkaNodePool, KafkaTopic, KafkaUser)
 }
 
 

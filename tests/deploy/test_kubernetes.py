@@ -5,7 +5,7 @@ agree agrees.
 from __future__ import annotations
 
 import copy
-import re
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from ipaddress import ip_address, ip_network
@@ -25,7 +25,7 @@ from streamrl.config.sections.envs import ServerEnv
 from streamrl.envs.sessions.settings import Gateway
 from streamrl.extensions.scorer.extension import Scorer
 from streamrl.run.engines import kubernetes
-from streamrl.run.monitoring.metric_names import METRICS
+from streamrl.run.engines.pods import GATEWAY_PORT, SERVER_PORTS, WEIGHTS
 from streamrl.run.monitoring.verdict import TIME_OVER
 from streamrl.run.orchestrator.plan import BROKER_GONE
 from streamrl.stream.local_kafka.distribution import FILES, VERSION
@@ -201,29 +201,19 @@ def test_a_user_may_do_what_the_access_rules_say_and_nothing_else(overlay: str):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_part_has_its_own_user_and_a_command_for_something_that_the_run_file_has(overlay: str):
     users = of(overlay, "KafkaUser")
-    scaled = of(overlay, "ScaledObject")
     for name, workload in of(overlay, *WORKLOADS).items():
         given = variables(workload)
         secret = given["STREAMRL_KAFKA_PASSWORD"]["secretKeyRef"]
         user = "demo.inference" if name in pools_of(run_of(overlay)) else f"demo.{name}"
         assert given["STREAMRL_KAFKA_USER"] == secret["name"] == user in users
         assert secret["key"] == "password"
-        most = (
-            scaled[name]["spec"]["maxReplicaCount"]
-            if name in scaled
-            else workload["spec"].get("replicas", 1)
-        )
-        for index in (0, most - 1):
+        for index in (0, workload["spec"].get("replicas", 1) - 1):
             words = [word.replace("$(POD_INDEX)", str(index)) for word in part(workload)["command"]]
             check_command(
                 words,
                 {"/etc/streamrl/run.yaml": str(KUBERNETES / "overlays" / overlay / "run.yaml")},
             )
         assert ("$(POD_INDEX)" in part(workload)["command"]) == ("POD_INDEX" in given)
-        counted = name not in scaled and workload["kind"] != "Job"
-        assert counted == ("replicas" in workload["spec"]), (
-            "applying the manifest must not undo what KEDA has scaled"
-        )
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -315,6 +305,8 @@ def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
             assert mounts[run.weights.store].get("readOnly", False) == (name == "inference")
         if name in ("learner", "scorer") and run.model.path:
             assert mounts[run.model.path]["readOnly"]
+    if run.weights.store.startswith("/"):
+        assert run.weights.store == WEIGHTS, "what render takes for mounted"
     (runs,) = (
         volume for volume in pod(workloads["learner"])["volumes"] if volume["name"] == "runs"
     )
@@ -326,57 +318,37 @@ def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_pools_scale_within_what_the_run_file_shares_the_work_by(overlay: str):
+def test_a_workload_has_the_replicas_of_the_run_file_which_a_resume_gives_it_again(overlay: str):
     run = run_of(overlay)
-    scaled = of(overlay, "ScaledObject")
-    assert set(scaled) == {"inference", *(f"env-{name}" for name in run_by_streamrl(run))}
-    for name, manifest in scaled.items():
-        spec = manifest["spec"]
-        (trigger,) = spec["triggers"]
-        assert spec["scaleTargetRef"]["name"] == name in of(overlay, "StatefulSet")
-        assert spec["minReplicaCount"] >= 1, (
-            "with none nobody would hear of demand; and no kafka trigger ever sees a lag of 0 on"
-            " topics written in transactions"
-        )
-        assert f'run="{run.run}"' in trigger["metadata"]["query"]
-        if name == "inference":
-            assert float(trigger["metadata"]["threshold"]) == 0.75 * run.inference.max_num_seqs
-            assert (
-                spec["minReplicaCount"] <= run.inference.replicas <= spec["maxReplicaCount"] <= 100
-            ), "ports 8000 to 8099"
-        else:
-            env = name.removeprefix("env-")
-            assert (
-                spec["maxReplicaCount"] == run.envs[env].replicas
-                and f"{env}|rest" in trigger["metadata"]["query"]
-            )
-            assert (
-                float(trigger["metadata"]["threshold"]) * run.envs[env].replicas
-                <= run.batcher.total_token_budget
-            ), "a whole batch missing wants all"
+    workloads = of(overlay, *WORKLOADS)
+    assert workloads["inference"]["spec"]["replicas"] == run.inference.replicas
+    for name in run_by_streamrl(run):
+        assert workloads[f"env-{name}"]["spec"]["replicas"] == run.envs[name].replicas
 
 
-def test_what_pools_are_scaled_by_is_what_its_part_says_and_no_other():
-    """An env that publishes the batcher's metrics, or servers', would scale GPUs to the limit."""
-    scraped = yaml.safe_load(
-        (KUBERNETES.parent / "prometheus" / "prometheus-kubernetes.yml").read_text()
-    )["scrape_configs"]
-    assert not any(job.get("honor_labels") for job in scraped)
-    for name, manifest in of("production", "ScaledObject").items():
-        asked = dict(
-            re.findall(r'(\w+)=~?"([^"]*)"', manifest["spec"]["triggers"][0]["metadata"]["query"])
-        )
-        assert asked["run"] == "demo" and asked["part"] == (
-            "inference-[0-9]+" if name == "inference" else "batcher"
-        )
-
-
-def test_what_is_scaled_by_is_a_metric_with_these_labels():
-    known = {measure.prometheus: {"run", "part", *measure.labels} for measure in METRICS}
-    for manifest in of("production", "ScaledObject").values():
-        query = manifest["spec"]["triggers"][0]["metadata"]["query"]
-        ((name, labels),) = re.findall(r"(streamrl_\w+)\{([^}]*)\}", query)
-        assert set(re.findall(r"(\w+)=", labels)) <= known[name]
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_learner_of_several_processes_has_what_that_of_one_has(overlay: str, tmp_path: Path):
+    """It is a StatefulSet, which patches for a Deployment would pass over."""
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    here = tmp_path / "kubernetes" / "overlays" / overlay
+    run = yaml.safe_load((here / "run.yaml").read_text())
+    run["learner"]["processes"] = 2
+    run["batcher"] |= {"processes": 2, "row_count": 64}
+    (here / "run.yaml").write_text(yaml.safe_dump(run))
+    for name, text in kubernetes.files(run_file.load(here / "run.yaml")).items():
+        (here / name).write_text(text)
+    gang = next(
+        manifest
+        for manifest in render(here)
+        if (manifest["kind"], manifest["metadata"]["name"]) == ("StatefulSet", "learner")
+    )
+    alone = of(overlay, "Deployment")["learner"]
+    assert part(gang)["volumeMounts"] == part(alone)["volumeMounts"]
+    assert part(gang).get("envFrom") == part(alone).get("envFrom")
+    assert {volume["name"] for volume in pod(gang)["volumes"]} == {
+        volume["name"] for volume in pod(alone)["volumes"]
+    }
+    assert pod(gang)["serviceAccountName"] == pod(alone)["serviceAccountName"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -411,22 +383,20 @@ def test_parts_reach_whom_they_need_and_nobody_else(overlay: str):
         assert not leaves(overlay, own, {"app": "somebody"}, 5432), name
         is_server = own["streamrl/role"] == "env-server"
         may = (name.startswith("env-") and not is_server) or name == "gateway"
-        for port in (
-            8000,
-            8000 + of(overlay, "ScaledObject")["inference"]["spec"]["maxReplicaCount"] - 1,
-        ):
+        first, *_, last = SERVER_PORTS
+        for port in (first - 1, first, last, last + 1):
             assert (
                 leaves(overlay, own, pods["inference"], port)
                 and enters(overlay, own, pods["inference"], port)
-            ) == may, name
+            ) == (may and port in SERVER_PORTS), name
         assert not leaves(overlay, own, pods["inference"], 22)
         for judge in pools_of(run_of(overlay)):
             asks = own["streamrl/role"] in ("env", "evaluator")
             assert leaves(overlay, own, pods[judge], 8004) == asks, name
             assert enters(overlay, own, pods[judge], 8004) == asks, name
         if "gateway" in pods:
-            assert leaves(overlay, own, pods["gateway"], 8700) == is_server, name
-            assert enters(overlay, own, pods["gateway"], 8700) == is_server, name
+            assert leaves(overlay, own, pods["gateway"], GATEWAY_PORT) == is_server, name
+            assert enters(overlay, own, pods["gateway"], GATEWAY_PORT) == is_server, name
         assert not enters(overlay, {"app": "somebody"}, own, 8000), name
         assert enters(overlay, {"streamrl/agent": "true"}, own, 8700) == (name == "gateway"), name
         assert not enters(overlay, {"app": "somebody"}, own, 8700), name
@@ -657,16 +627,11 @@ def test_the_end_of_a_run_stops_every_workload_and_keeps_its_report(overlay: str
         TIME_OVER: "FailJob",
         **dict.fromkeys((*BROKER_GONE, TopicMissing.exit_code), "Ignore"),
     }
-    wait, pause, stop = (
+    wait, stop = (
         container["args"]
         for container in (*pod(finish)["initContainers"], *pod(finish)["containers"])
     )
     assert wait[:2] == ["wait", "job/orchestrator"] and wait[-1] == "--timeout=-1s"
-    assert (
-        pause[0] == "annotate"
-        and "--selector=app.kubernetes.io/part-of=streamrl" in pause
-        and pause[-1] == "autoscaling.keda.sh/paused-replicas=0"
-    )
     assert stop == [
         "scale",
         "deployments,statefulsets",
@@ -674,10 +639,7 @@ def test_the_end_of_a_run_stops_every_workload_and_keeps_its_report(overlay: str
         "--replicas=0",
     ]
     workloads = of(overlay, *WORKLOADS)
-    for manifest in (
-        *(w for w in workloads.values() if w["kind"] != "Job"),
-        *of(overlay, "ScaledObject").values(),
-    ):
+    for manifest in (w for w in workloads.values() if w["kind"] != "Job"):
         found = manifest["metadata"]["labels"]
         assert found["app.kubernetes.io/part-of"] == "streamrl", manifest["metadata"]["name"]
     rights = of(overlay, "Role")["streamrl-finish"]["rules"]
@@ -687,16 +649,12 @@ def test_the_end_of_a_run_stops_every_workload_and_keeps_its_report(overlay: str
         for group in rule["apiGroups"]
         for kind in rule["resources"]
     }
-    assert (
-        "patch" in allowed["keda.sh", "scaledobjects"]
-        and "patch" in allowed["apps", "statefulsets/scale"]
-        and "watch" in allowed["batch", "jobs"]
-    )
+    assert "patch" in allowed["apps", "statefulsets/scale"] and "watch" in allowed["batch", "jobs"]
     assert (
         not any(
             "*" in verbs or "create" in verbs or "delete" in verbs for verbs in allowed.values()
         )
-        and len(allowed) == 6
+        and len(allowed) == 5
     )
     (subject,) = of(overlay, "RoleBinding")["streamrl-finish"]["subjects"]
     assert subject["name"] == pod(finish)["serviceAccountName"] == "streamrl-finish"

@@ -46,6 +46,8 @@ def test_prometheus_takes_the_settings(file: str):
 
 def test_prometheus_takes_the_settings_for_kubernetes(tmp_path: Path):
     """Debian builds it without discovery on Kubernetes; what is left without that is checked."""
+    jobs = yaml.safe_load((DIRECTORY / "prometheus-kubernetes.yml").read_text())["scrape_configs"]
+    assert not any(job.get("honor_labels") for job in jobs), "a pod would choose its own labels"
     text, count = re.subn(
         r"kubernetes_sd_configs: \[\{role: pod\}\]",
         "static_configs: []",

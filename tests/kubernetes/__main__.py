@@ -200,7 +200,10 @@ def prepare(
     small = yaml.safe_load(SMALL.read_text())
     shared = {name: small[name] for name in ("kafka", "weights", "inference", "placement")}
     settings = {**shared, **kind.run}
-    settings["kafka"] = {**shared["kafka"], "bootstrap.servers": broker.address}
+    # The nodes are processes of this host, on whose loopback the broker is. A run file that names
+    # no other address is refused for Kubernetes; nobody answers at the second one.
+    servers = f"{broker.address},streamrl-kafka-bootstrap:9093"
+    settings["kafka"] = {**shared["kafka"], "bootstrap.servers": servers}
     here = overlay(directory / "overlay", "small", settings, NAMESPACE, shared=False)
     run = run_file.load(here / "run.yaml")
     make_room(plane, NAMESPACE, "learner", "results", "weights")

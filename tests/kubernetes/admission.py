@@ -26,7 +26,6 @@ class Case(NamedTuple):
     file: Path
     overlay: str
     claims: tuple[str, ...]
-    scaled: dict[str, int]  # what KEDA would start
     gpus: int
 
 
@@ -41,15 +40,14 @@ class Admitted(NamedTuple):
 
 
 CASES = (
-    Case("small", DEPLOY / "kubernetes/overlays/small/run.yaml", "small", (), {}, 0),
-    Case("agents", DEPLOY / "runs/compose-agents.yaml", "small", (), {}, 0),
-    Case("gang", DEPLOY / "runs/qwen3-8b-2x8xh100.yaml", "small", (), {"inference": 8}, 16),
+    Case("small", DEPLOY / "kubernetes/overlays/small/run.yaml", "small", (), 0),
+    Case("agents", DEPLOY / "runs/compose-agents.yaml", "small", (), 0),
+    Case("gang", DEPLOY / "runs/qwen3-8b-2x8xh100.yaml", "small", (), 16),
     Case(
         "production",
         DEPLOY / "kubernetes/overlays/production/run.yaml",
         "production",
         ("model", "judge"),
-        {"inference": 4},
         16,
     ),
 )
@@ -69,6 +67,10 @@ def look(plane: ControlPlane, directory: Path) -> Iterator[Admitted]:
 
 def _case(plane: ControlPlane, directory: Path, case: Case) -> Admitted:
     run = yaml.safe_load(case.file.read_text())
+    small = yaml.safe_load((DEPLOY / "kubernetes/overlays/small/run.yaml").read_text())
+    if case.overlay == "small":
+        # Kafka and the volume of the overlay.
+        run |= {"kafka": small["kafka"], "weights": small["weights"]}
     if case.name == "gang":
         # Two processes of four GPUs each, which are one learner.
         run["learner"]["processes"] = 2
@@ -79,8 +81,6 @@ def _case(plane: ControlPlane, directory: Path, case: Case) -> Admitted:
         made = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}}
         plane.apply({**made, "spec": spec}, namespace=case.name)
     admitted = plane.kubectl("apply", "--kustomize", str(here)).splitlines()
-    for name, replicas in case.scaled.items():
-        _scale(plane, case, name, replicas)
     pods = until(lambda: _all_bound(plane, case), 60, lambda: _unbound(plane, case), 0.5)
     gpus = Counter[str]()
     for pod in pods:
@@ -88,16 +88,13 @@ def _case(plane: ControlPlane, directory: Path, case: Case) -> Admitted:
     assert sum(gpus.values()) == case.gpus and max(gpus.values()) <= GPUS, gpus
     pending = ""
     if case.gpus:
-        _scale(plane, case, "inference", case.scaled["inference"] + 1)
+        more = run["inference"]["replicas"] + 1
+        plane.kubectl("-n", case.name, "scale", "statefulset/inference", f"--replicas={more}")
         pending = until(lambda: _unbound(plane, case), 60, "one server more is bound", 0.5)
         assert f"Insufficient {GPU}" in pending, pending
     plane.kubectl("-n", case.name, "delete", "deployments,statefulsets,jobs", "--all")
     plane.kubectl("-n", case.name, "delete", "pods", "--all", "--force", "--grace-period=0")
     return Admitted(case.name, len(admitted), len(pods), dict(sorted(gpus.items())), pending)
-
-
-def _scale(plane: ControlPlane, case: Case, name: str, replicas: int) -> None:
-    plane.kubectl("-n", case.name, "scale", f"statefulset/{name}", f"--replicas={replicas}")
 
 
 def _all_bound(plane: ControlPlane, case: Case) -> list[dict[str, Any]]:

@@ -27,10 +27,9 @@ from tests.support.waiting import patience, until
 ROOT = Path(__file__).parents[2]
 TOKEN = "proof"  # of the administrator, on loopback, for as long as the proof lasts
 SILENT_S = int(patience(20))  # a node that is silent for so long is not ready
-# Kinds of operators: Strimzi's and KEDA's.
+# Kinds of operators.
 FOREIGN = {
     "kafka.strimzi.io/v1": ("Kafka", "KafkaNodePool", "KafkaTopic", "KafkaUser"),
-    "keda.sh/v1alpha1": ("ScaledObject",),
 }
 
 

@@ -25,6 +25,7 @@ from streamrl.run.orchestrator.resuming import refusals
 from streamrl.stream.log import topics
 from streamrl.stream.log.kafka import acls
 from streamrl.system.errors import ConfigError, StreamrlError
+from streamrl.system.manifests import to_yaml
 
 POLL_S = 5.0
 CLEAN_UP_S = 60.0  # for which the end of a run that could not be applied is tried
@@ -34,23 +35,18 @@ OURS = "--selector=app.kubernetes.io/part-of=streamrl"
 RUN_VOLUME = "run-file"  # of the ConfigMap that pods read their run file from (components/part)
 
 
-class _Plain(yaml.SafeDumper):
-    """Writes whatever is there twice twice, and no references."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
 def render(run: RunFile) -> str:
     """The pods of a run as a file of a kustomization (deploy/kubernetes)."""
-    return yaml.dump_all(manifests(run), Dumper=_Plain, sort_keys=False, width=1000)
+    return to_yaml(manifests(run))
 
 
-def files(run: RunFile) -> dict[str, str]:
-    """What follows from a run file, by the names of files in its kustomization."""
+def files(run: RunFile, guests: Sequence[RunFile] = ()) -> dict[str, str]:
+    """What follows from a run file, by the names of files in its kustomization. `guests`: the runs
+    of inference.also_serves.
+    """
     return {
         "topics.yaml": topics.render(run),
-        "users.yaml": acls.render(run),
+        "users.yaml": acls.render(run, guests=guests),
         "parts.yaml": render(run),
     }
 
@@ -81,7 +77,7 @@ def up(
             f"{directory} has no kustomization.yaml: put the run file into a copy of"
             " deploy/kubernetes/overlays/small or production"
         )
-    for name, text in files(run).items():
+    for name, text in files(run, acls.load_guests(run, directory)).items():
         (directory / name).write_text(text)
     rendered = _kubectl("kustomize", str(directory))
     cluster = Cluster(_namespace(rendered))

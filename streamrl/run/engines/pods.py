@@ -8,38 +8,38 @@ learner are a StatefulSet, which waits until the lost node is deleted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamrl.config import topology
+from streamrl.config.addresses import are_loopback
 from streamrl.config.run_file import RunFile
-from streamrl.config.secrets import PREFIX
+from streamrl.config.secrets import is_reference
 from streamrl.config.sections.envs import ServerEnv
-from streamrl.config.topology import ENV, INFERENCE, LEARNER, ORCHESTRATOR, SERVERS, Part, Role
+from streamrl.config.topology import INFERENCE, LEARNER, ORCHESTRATOR, Part, Role
 from streamrl.envs.sessions.settings import Gateway
+from streamrl.run.engines.pod_variables import GATEWAY, RUNS, variables
 from streamrl.run.monitoring.verdict import TIME_OVER
+from streamrl.run.orchestrator.placement import memory_variables
 from streamrl.run.orchestrator.plan import BROKER_GONE, LEARNER_STOP_LIMIT_S
 from streamrl.run.orchestrator.requests import Request, part_request
-from streamrl.stream.log.kafka import acls
 from streamrl.system.errors import AccessDenied, ConfigError, TopicMissing
 
 Manifest = dict[str, Any]
 RUN_FILE = "/etc/streamrl/run.yaml"
-RUNS = "/var/lib/streamrl/runs"
 STOP_LIMIT_S = 60
 NODE_LOST_S = 60  # a node that is silent for so long, after it was noticed, has lost its pods
 COORDINATOR_PORT = 8476  # of the first process of a learner that has several
-GATEWAY = "gateway"  # the role that agents call, by a Service of its name
 PARTS = "parts"  # the Service that names pods
-INDEX = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-ADDRESS = {"fieldRef": {"fieldPath": "status.podIP"}}
-PROMETHEUS = "http://prometheus.monitoring.svc:9090"
-MISSING_TOKENS = (
-    'sum(avg_over_time(streamrl_batcher_missing_tokens{{run="{run}",part="batcher",'
-    'environment=~"{env}|rest"}}[1m]))'
-)
-IN_FLIGHT = (
-    'sum(avg_over_time(streamrl_inference_in_flight{{run="{run}",part=~"inference-[0-9]+"}}[2m]))'
-)
+HERE = Path("/var/lib/streamrl")  # the working directory of the images
+WEIGHTS = "/var/lib/streamrl/weights"  # where overlays mount a volume for weights
+# Ports that the network policies of deploy/kubernetes let through.
+SERVER_PORTS = range(8000, 8100)
+GATEWAY_PORT = 8700
+# The longest label of a pod. The pods of a StatefulSet have a label of its name and 11 characters.
+LABEL_CHARS = 63
+STATEFUL_SET_CHARS = 52
 # Exit codes of an orchestrator that would end alike at its next start, as its settings do not work,
 # the broker refuses it or the run's time is over; and of one whose broker is away
 # (docs/operations.md).
@@ -79,12 +79,84 @@ class Workload(NamedTuple):
 
 def manifests(run: RunFile) -> list[Manifest]:
     """The manifests of a run's parts and of the orchestrator, which watches them. Raises
-    ConfigError if `placement` gives different amounts to pods that are alike.
+    ConfigError with all `obstacles`.
     """
+    if problems := list(obstacles(run)):
+        raise ConfigError("on Kubernetes this run would not work: " + "; ".join(problems))
     found = [_service(run, PARTS, {"clusterIP": "None", "publishNotReadyAddresses": True})]
     for workload in workloads(run):
         found += _workload(run, workload)
     return [*found, _orchestrator(run), _claim(run, "results", "5Gi", "ReadWriteOnce")]
+
+
+def obstacles(run: RunFile) -> Iterator[str]:
+    """Why the pods of a run could not start, or not reach each other, each with what to write."""
+    yield from _unreachable(run)
+    yield from _not_shared(run)
+    yield from _unlike(run)
+    for workload in workloads(run):
+        longest = STATEFUL_SET_CHARS if workload.is_numbered else LABEL_CHARS
+        if (excess := len(workload.name) - longest) > 0:
+            yield (
+                f"{workload.name}: a name of {len(workload.name)} characters is too long for the"
+                f" labels of its pods, which take {longest}; shorten it by {excess}"
+            )
+
+
+def _unreachable(run: RunFile) -> Iterator[str]:
+    servers = str(run.kafka.get("bootstrap.servers", ""))
+    if not servers:
+        yield "kafka.bootstrap.servers is not set; write the HOST:PORT of a Kafka that pods reach"
+    elif are_loopback(servers):
+        yield f"kafka.bootstrap.servers {servers} is reached from its own machine only"
+    inference = run.inference
+    if count := sum(inference.sizes.values()):
+        if not is_reference(inference.host):
+            yield f"inference.host {inference.host} is not that of each pod; write env:POD_IP"
+        last = inference.port + count - 1
+        if inference.port not in SERVER_PORTS or last not in SERVER_PORTS:
+            yield (
+                f"inference.port {inference.port}: the run's {count} servers have to be on ports"
+                f" {SERVER_PORTS[0]} to {SERVER_PORTS[-1]}; write {SERVER_PORTS[0]}"
+            )
+    if any(part.role == GATEWAY for part in topology.parts(run)):
+        gateway = run.settings_of(Gateway)
+        if gateway.host not in ("0.0.0.0", "::"):
+            yield f"gateway.host {gateway.host} is not that of each pod; write 0.0.0.0"
+        if gateway.port != GATEWAY_PORT:
+            yield f"gateway.port {gateway.port}: agents reach {GATEWAY_PORT}; write that"
+    if not run.metrics.serve:
+        yield "metrics.serve: false: Kubernetes asks these pages whether a part lives; leave it out"
+
+
+def _not_shared(run: RunFile) -> Iterator[str]:
+    """What parts of one machine have in common, and pods have not."""
+    store = run.weights.store.removeprefix("file://")
+    if "://" not in store and not (HERE / store).is_relative_to(WEIGHTS):
+        where = f"{store} is no volume of the pods" if store else "is empty"
+        yield f"weights.store {where}; write {WEIGHTS}, or the URI of an object store"
+    if HERE / run.runs_dir != Path(RUNS):
+        yield f"runs_dir {run.runs_dir} is no volume of the pods; leave it out"
+    for device, sharing in topology.reserved_memory(run).items():
+        if len(sharing) > 1:
+            yield (
+                f"placement: {' and '.join(sharing)} share device {device}, and pods share none;"
+                " give each its own devices, or nodes of different names"
+            )
+
+
+def _unlike(run: RunFile) -> Iterator[str]:
+    """Pods of a workload are alike, whatever `placement` gives them by their names."""
+    for workload in workloads(run):
+        given: dict[str, str] = {}
+        for part in workload.parts:
+            memory = [f"{name} {share}" for name, share in memory_variables(run, part).items()]
+            given[part.name] = ", ".join([str(part_request(run, part)), *memory])
+        if len(set(given.values())) > 1:
+            yield (
+                "placement: the pods of a role are alike, but it gives "
+                + ", ".join(f"{name} {amounts}" for name, amounts in given.items())
+            )
 
 
 def workloads(run: RunFile) -> list[Workload]:
@@ -105,13 +177,12 @@ def _name(part: Part) -> str:
 
 def _workload(run: RunFile, workload: Workload) -> list[Manifest]:
     first = workload.parts[0]
-    is_scaled = workload.name == INFERENCE.name or (
-        workload.role is ENV and not _is_env_server(run, workload)
-    )
-    # Applying a manifest must not undo what has been scaled.
-    spec: Manifest = {} if is_scaled else {"replicas": len(workload.parts)}
+    spec: Manifest = {"replicas": len(workload.parts)}
     if workload.is_numbered:
         spec |= {"serviceName": PARTS, "podManagementPolicy": "Parallel"}
+        if first.processes > 1:
+            # They start together: one of another template would wait for the others in vain.
+            spec["updateStrategy"] = {"type": "OnDelete"}
     else:
         spec["strategy"] = {"type": "Recreate"}  # a second one would fence the first
     spec["selector"] = {"matchLabels": _selected(run, workload.name)}
@@ -127,8 +198,6 @@ def _workload(run: RunFile, workload: Workload) -> list[Manifest]:
             "spec": spec,
         }
     ]
-    if is_scaled:
-        found.append(_scaled_object(run, workload))
     if workload.is_numbered:
         found.append(_disruption_budget(run, workload))
     if workload.role is LEARNER:
@@ -146,7 +215,7 @@ def _pod(run: RunFile, workload: Workload) -> Manifest:
     """A pod has the name and the claims of its part; what all parts share is in deploy/."""
     role = workload.role
     room = ROOMS[role.devices]
-    request = _request(run, workload)
+    request = part_request(run, workload.parts[0])
     runs: Manifest = {"emptyDir": {"sizeLimit": room.runs}}
     stop_s = STOP_LIMIT_S
     if role is LEARNER:
@@ -157,10 +226,10 @@ def _pod(run: RunFile, workload: Workload) -> Manifest:
         "name": "part",
         "image": _image(run, workload),
         "command": _command(run, workload),
-        "env": _variables(run, workload),
+        "env": variables(run, workload.parts[0]),
         "resources": _resources(request, room),
     }
-    if role.devices == "vllm":
+    if role.devices == "vllm" or request.gpus > 1:  # NCCL's, too
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
     return {
@@ -169,16 +238,6 @@ def _pod(run: RunFile, workload: Workload) -> Manifest:
         "containers": [container],
         "volumes": volumes,
     }
-
-
-def _request(run: RunFile, workload: Workload) -> Request:
-    requests = {part.name: part_request(run, part) for part in workload.parts}
-    if len(set(requests.values())) > 1:
-        raise ConfigError(
-            "placement: on Kubernetes the pods of a role are alike, but it gives "
-            + ", ".join(f"{name} {request}" for name, request in requests.items())
-        )
-    return requests[workload.parts[0].name]
 
 
 def _tolerations(gpus: int) -> list[Manifest]:
@@ -215,62 +274,13 @@ def _command(run: RunFile, workload: Workload) -> list[str]:
     return ["streamrl", workload.role.name, RUN_FILE, *options]
 
 
-def _variables(run: RunFile, workload: Workload) -> list[Manifest]:
-    """What the run file refers to, for those who need it."""
-    role = workload.role
-    first = workload.parts[0]
-    found: list[Manifest] = []
-    if workload.is_numbered:
-        found.append({"name": "POD_INDEX", "valueFrom": INDEX})
-    if topology.is_server(first) and _is_reference(run.inference.host):
-        found.append({"name": _variable(run.inference.host), "valueFrom": ADDRESS})
-    if role is LEARNER:
-        # A version on its way to the store is larger than /tmp.
-        found.append({"name": "TMPDIR", "value": RUNS})
-    user = f"{role.name}-{first.env}" if role.is_per_env else role.name
-    found += _kafka_variables(run, user)
-    if _is_env_server(run, workload):
-        env = run.envs[first.env]
-        assert isinstance(env, ServerEnv)
-        url = f"http://{GATEWAY}:{run.settings_of(Gateway).port}"
-        found.append({"name": "STREAMRL_GATEWAY_URL", "value": url})
-        found += _secret(env.api_key, f"streamrl-{GATEWAY}-{first.env}", "key")
-    elif topology.is_server(first) or SERVERS in role.consumes:
-        found += _secret(run.inference.api_key, "streamrl-inference", "key")
-    if role.name == GATEWAY:
-        found += _secret(run.settings_of(Gateway).signing_secret, f"streamrl-{GATEWAY}", "secret")
-    return found
-
-
-def _kafka_variables(run: RunFile, role: str) -> list[Manifest]:
-    """The user of a role, and its password, which Strimzi puts into a Secret of its name."""
-    user = acls.user_name(run, role)
-    name = str(run.kafka.get("sasl.username", ""))
-    found = [{"name": _variable(name), "value": user}] if _is_reference(name) else []
-    return found + _secret(str(run.kafka.get("sasl.password", "")), user, "password")
-
-
-def _secret(reference: str, secret: str, key: str) -> list[Manifest]:
-    """The variable that a setting refers to, with the value of a Secret's key; none where it does
-    not refer to one.
-    """
-    if not _is_reference(reference):
-        return []
-    source = {"secretKeyRef": {"name": secret, "key": key}}
-    return [{"name": _variable(reference), "valueFrom": source}]
-
-
-def _is_reference(setting: str) -> bool:
-    return setting.startswith(PREFIX)
-
-
-def _variable(reference: str) -> str:
-    return reference.removeprefix(PREFIX)
-
-
 def _resources(request: Request, room: Room) -> Manifest:
+    """What is reserved, and the limits. A part with GPUs has no limit of memory but the one that it
+    is given, because what it needs grows with its model.
+    """
     own = f"{request.memory_gib * 1024:.0f}Mi" if request.memory_gib else ""
     gpus = {"nvidia.com/gpu": request.gpus} if request.gpus else {}
+    most = own or ("" if gpus else room.most_memory)
     return {
         "requests": {
             "cpu": f"{request.cpus:g}",
@@ -279,62 +289,9 @@ def _resources(request: Request, room: Room) -> Manifest:
             **gpus,
         },
         "limits": {
-            "memory": own or room.most_memory,
+            **({"memory": most} if most else {}),
             "ephemeral-storage": room.most_disk,
             **gpus,
-        },
-    }
-
-
-def _scaled_object(run: RunFile, workload: Workload) -> Manifest:
-    """Envs are scaled by demand: a replica for so many tokens that the next batch is short of. The
-    most is `envs.<name>.replicas`, by which they share the problems. There is always one, which
-    has to be there to read of demand.
-
-    Servers are scaled by load: one more when those there have three quarters of
-    `inference.max_num_seqs` in flight. It is for an overlay to set the most. A server takes minutes
-    to start, and one that goes leaves requests to be asked again.
-    """
-    replicas = len(workload.parts)
-    if env := workload.parts[0].env:
-        query = MISSING_TOKENS.format(run=run.run, env=env)
-        # A whole batch that is missing wants all replicas.
-        threshold = max(1, run.batcher.total_token_budget // replicas)
-        pace: Manifest = {"pollingInterval": 15, "cooldownPeriod": 120}
-        least = 1
-    else:
-        query = IN_FLIGHT.format(run=run.run)
-        threshold = max(1, run.inference.max_num_seqs * 3 // 4)
-        down = {
-            "stabilizationWindowSeconds": 600,
-            "policies": [{"type": "Pods", "value": 1, "periodSeconds": 300}],
-        }
-        behavior = {"behavior": {"scaleDown": down}}
-        pace = {
-            "pollingInterval": 30,
-            "cooldownPeriod": 600,
-            "advanced": {"horizontalPodAutoscalerConfig": behavior},
-        }
-        least = replicas
-    trigger = {
-        "type": "prometheus",
-        "metricType": "AverageValue",
-        "metadata": {"serverAddress": PROMETHEUS, "query": query, "threshold": str(threshold)},
-    }
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": {"name": workload.name, "labels": _of_run(run)},
-        "spec": {
-            "scaleTargetRef": {
-                "apiVersion": "apps/v1",
-                "kind": "StatefulSet",
-                "name": workload.name,
-            },
-            "minReplicaCount": least,
-            "maxReplicaCount": replicas,
-            **pace,
-            "triggers": [trigger],
         },
     }
 
@@ -362,7 +319,7 @@ def _orchestrator(run: RunFile) -> Manifest:
         "name": "part",
         "image": IMAGES[""],
         "command": ["streamrl", name, RUN_FILE],
-        "env": _kafka_variables(run, name),
+        "env": variables(run, Part(name, name, name)),
         "resources": _resources(Request(0.25, 0, 0), ROOMS[""]),
     }
     on_codes = [

@@ -69,7 +69,6 @@ def device_variables(
     """
     if not run.placement:
         return {}
-    placement = topology.placement_of(run, part) or Placement()
     devices = [device.number for device in topology.devices_of(run, part)]
     if visible is not None and devices and max(devices) >= len(visible):
         raise ConfigError(
@@ -77,7 +76,12 @@ def device_variables(
             f" {len(visible)}; count from 0 among those"
         )
     names = [str(device) if visible is None else visible[device] for device in devices]
-    variables = {VISIBLE: ",".join(names)}
-    if placement.memory_fraction:
-        variables[JAX_MEMORY] = str(placement.memory_fraction)
-    return variables
+    return {VISIBLE: ",".join(names), **memory_variables(run, part)}
+
+
+def memory_variables(run: RunFile, part: Part) -> dict[str, str]:
+    """The variable that tells JAX which share of each GPU's memory the part reserves; empty where
+    the placement gives none.
+    """
+    placement = topology.placement_of(run, part) or Placement()
+    return {JAX_MEMORY: str(placement.memory_fraction)} if placement.memory_fraction else {}

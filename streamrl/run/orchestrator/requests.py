@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from streamrl.config import topology
-from streamrl.config.addresses import is_loopback
+from streamrl.config.addresses import are_loopback, is_loopback
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.operation import Placement
 from streamrl.config.topology import Part
@@ -57,10 +57,9 @@ def obstacles(run: RunFile) -> Iterator[str]:
     do. Raises ConfigError as `cluster_settings` does.
     """
     servers = str(cluster_settings(run).get("bootstrap.servers", ""))
-    hosts = [server.rpartition(":")[0].strip("[] ") for server in servers.split(",") if server]
-    if not hosts:
+    if not servers:
         yield "the run has no Kafka that other machines reach: name it in STREAMRL_KAFKA or `kafka`"
-    elif all(map(is_loopback, hosts)):
+    elif are_loopback(servers):
         yield f"Kafka at {servers} is reached from its own machine only: give another address"
     spread = topology.machines(run)
     if len(spread) > 1 and any(run.inference.sizes.values()) and is_loopback(run.inference.host):

@@ -21,6 +21,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.system.errors import ConfigError
 from streamrl.system.files import shipped_directory
+from streamrl.system.manifests import to_yaml
 
 # That of libyaml takes a tenth of the time, and a thousand envs have four thousand topics.
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -35,9 +36,6 @@ COMPACTED = {
     "segment.bytes": 16_777_216,
     "min.cleanable.dirty.ratio": 0.1,
 }
-# The longest name of a StatefulSet. Its pods have a label of that name and 11 more characters, and
-# Kubernetes allows 63.
-STATEFUL_SET_CHARS = 52
 # These annotations keep Argo CD and Helm from deleting a topic with its manifest.
 KEPT = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
@@ -205,21 +203,6 @@ def topics_of_recorded_run(
     return list(planned.values())
 
 
-def check_for_kubernetes(run: RunFile) -> None:
-    """Raise ConfigError for an env whose name is too long for Kubernetes to start its pods.
-
-    Kafka accepts every name that a run file may have.
-    """
-    for name in run.envs:
-        if len(f"env-{name}") > STATEFUL_SET_CHARS:
-            longest = STATEFUL_SET_CHARS - len("env-")
-            raise ConfigError(
-                f"envs.{name}: a name of {len(name)} characters is too long for Kubernetes, which"
-                f" labels the pods of the StatefulSet env-{name} with it; take one of at most"
-                f" {longest}"
-            )
-
-
 def render(run: RunFile, cluster: str = "streamrl", local_hours: float | None = None) -> str:
     """The run's KafkaTopics as YAML for `kubectl apply -f -`.
 
@@ -227,10 +210,8 @@ def render(run: RunFile, cluster: str = "streamrl", local_hours: float | None = 
     record for so long, and the remote storage keeps it for the rest of `topics.retention_hours`.
 
     Strimzi deletes a topic when its manifest is deleted, so each manifest has the annotations that
-    keep it. Raises the ConfigError of `check_for_kubernetes`, and one for a `local_hours` above the
-    retention.
+    keep it. Raises ConfigError for a `local_hours` above the retention.
     """
-    check_for_kubernetes(run)
     if local_hours is not None and local_hours > run.topics.retention_hours:
         raise ConfigError(
             f"--tiered {local_hours:g}: brokers cannot keep records for longer than"
@@ -252,4 +233,4 @@ def render(run: RunFile, cluster: str = "streamrl", local_hours: float | None = 
                 "spec": {**topic.manifest["spec"], "config": config},
             }
         )
-    return yaml.safe_dump_all(manifests, sort_keys=False, explicit_start=True)
+    return to_yaml(manifests)

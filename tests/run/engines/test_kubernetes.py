@@ -16,7 +16,13 @@ from streamrl.run.engines import kubernetes
 from streamrl.run.orchestrator.plan import INTERRUPTED
 from streamrl.system.errors import ConfigError, StreamrlError
 
-SETTINGS: dict[str, Any] = {"run": "r", "envs": {"copy-digits": {}}}
+SETTINGS: dict[str, Any] = {
+    "run": "r",
+    "envs": {"copy-digits": {}},
+    "kafka": {"bootstrap.servers": "kafka:9093"},
+    "inference": {"host": "env:POD_IP", "port": 8000, "api_key": "env:KEY"},
+    "weights": {"store": "s3://bucket"},
+}
 # A kubectl that notes what it is asked for, and answers with the files that are next to it. `fails`
 # has a verb that is refused, and how often.
 KUBECTL = """#!{python}
@@ -355,3 +361,22 @@ def test_the_command_prints_manifests(tmp_path: Path):
     assert done.exit_code == 0, done.output
     names = [manifest["metadata"]["name"] for manifest in yaml.safe_load_all(done.output)]
     assert {"learner", "inference", "buffer", "batcher", "env-copy-digits"} <= {*names}
+
+
+def test_users_have_the_rights_on_topics_of_guests_whose_run_files_are_there(
+    cluster: Cluster, file: str
+):
+    guest = {"second": {"api_key": "env:SECOND_KEY"}}
+    serving = {"inference": {**SETTINGS["inference"], "also_serves": guest}}
+    run = parse({**SETTINGS, **serving, "learner": {"lora": {"rank": 4}}})
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(ConfigError, match=r"second\.yaml: cannot be read"):
+        kubernetes.up(run, [file], stop)
+    served = {"run": "second", "inference": {"replicas": 0, "served_by": ["r"]}}
+    Path(file).with_name("second.yaml").write_text(yaml.safe_dump({**SETTINGS, **served}))
+    kubernetes.up(run, [file], stop)
+    users = yaml.safe_load_all(Path(file).with_name("users.yaml").read_text())
+    (server,) = (user for user in users if user["metadata"]["name"] == "r.inference")
+    topics = {acl["resource"]["name"] for acl in server["spec"]["authorization"]["acls"]}
+    assert "second.servers" in topics

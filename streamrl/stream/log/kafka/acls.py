@@ -14,9 +14,9 @@ writes need no rule, as Kafka 2.8 and later allow them to writers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
     AclBinding,
@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
 )
 
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RunFile, load
 from streamrl.config.sections.envs import ServerEnv
 from streamrl.config.topology import Role
 from streamrl.stream.log import topics
@@ -36,6 +36,7 @@ from streamrl.stream.log.kafka.admin import Admin, access_denied, call_with_retr
 from streamrl.stream.log.kafka.reader import READER
 from streamrl.stream.log.topics import Topic
 from streamrl.system.errors import AccessDenied, ConfigError
+from streamrl.system.manifests import to_yaml
 
 CALL_TIMEOUT_S = 10.0
 
@@ -119,6 +120,13 @@ def rules_of_hosts(run: RunFile) -> dict[str, list[Rule]]:
         f"{host}.{topology.INFERENCE.name}": list(_serving_guest(f"{run.run}."))
         for host in run.inference.served_by
     }
+
+
+def load_guests(run: RunFile, directory: Path) -> list[RunFile]:
+    """The runs that the servers serve, too, by their run files `<run>.yaml` in a directory. Raises
+    ConfigError as `load` does.
+    """
+    return [load(directory / f"{name}.yaml") for name in run.inference.also_serves]
 
 
 def _rules_of_guest(run: RunFile, guest: RunFile) -> Iterator[Rule]:
@@ -263,10 +271,9 @@ def render(run: RunFile, cluster: str = "streamrl", guests: Sequence[RunFile] = 
     """The run's KafkaUsers as YAML for `kubectl apply -f -`. A user's rules are in one resource, so
     those on topics of `guests` are here.
 
-    Raises ConfigError as `topics.check_for_kubernetes` and `rules` do.
+    Raises ConfigError as `rules` does.
     """
-    topics.check_for_kubernetes(run)
-    return yaml.safe_dump_all(manifests(run, cluster, guests), sort_keys=False, explicit_start=True)
+    return to_yaml(manifests(run, cluster, guests))
 
 
 def _acl(rule: Rule) -> dict[str, Any]:
