@@ -15,7 +15,7 @@ QUICKSTART = Path(__file__).parents[3] / "deploy" / "runs" / "quickstart.yaml"
     [
         (
             "placement={learner: {nodes: ['gpu1; reboot']}, inference: {}}",
-            r"placement\.learner\.nodes: 'gpu1; reboot' is not a name of letters, digits, '\.', '_'",
+            r"placement\.learner\.nodes: 'gpu1; reboot' is not a name of letters, digits",
         ),
         (
             "inference.host=0.0.0.0",
