@@ -30,7 +30,6 @@ from streamrl.system.manifests import to_yaml
 POLL_S = 5.0
 CLEAN_UP_S = 60.0  # for which the end of a run that could not be applied is tried
 JOBS = ("orchestrator", "finish")
-PAUSED = "autoscaling.keda.sh/paused-replicas"  # KEDA would start pods again
 OURS = "--selector=app.kubernetes.io/part-of=streamrl"
 RUN_VOLUME = "run-file"  # of the ConfigMap that pods read their run file from (components/part)
 
@@ -86,8 +85,6 @@ def up(
     if resume:
         cluster.end_jobs()
     try:
-        if resume:
-            cluster.continue_scaling()
         cluster.apply(rendered)
     except StreamrlError:
         # Pods that were made already would run on, and hold GPUs, with nothing that ends them.
@@ -156,20 +153,14 @@ class Cluster:
     def end_jobs(self) -> None:
         self.ask("delete", "jobs", *JOBS, "--ignore-not-found")
 
-    def continue_scaling(self) -> None:
-        self.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}-")
-
     def end(self) -> None:
         """Do what the Job `finish` does, then delete the Jobs: without them nothing else would end
         the pods.
         """
-        try:
-            self.ask("annotate", "scaledobjects.keda.sh", OURS, "--overwrite", f"{PAUSED}=0")
-        finally:
-            kinds = "deployments,statefulsets"
-            if self.ask("get", kinds, OURS, "--output=name").strip():
-                self.ask("scale", kinds, OURS, "--replicas=0")
-            self.end_jobs()
+        kinds = "deployments,statefulsets"
+        if self.ask("get", kinds, OURS, "--output=name").strip():
+            self.ask("scale", kinds, OURS, "--replicas=0")
+        self.end_jobs()
 
     def _items(self, *what: str) -> list[dict[str, Any]]:
         return json.loads(self.ask("get", *what, "--output=json"))["items"]

@@ -22,6 +22,7 @@ from streamrl.run.orchestrator.plan import INTERRUPTED, LEARNER_STOP_LIMIT_S
 from streamrl.system.errors import StreamrlError
 
 POLL_S = 2.0
+SIGNAL_S = 60  # by which a signal before the time limit may come earlier
 # What is submitted by a shell script that fails, or is interrupted, is cancelled at its end.
 SUBMIT = """set -e
 jobs=
@@ -84,7 +85,19 @@ def _until_the_end(line: str, others: Sequence[str], leads: bool) -> list[str]:
     ]
     if not leads:
         over = " | ".join(map(str, RUN_OVER))
-        stop = [f"case $code in {over}) ;; *)", *stop, ";; esac"]
+        near_s = round(LEARNER_STOP_LIMIT_S + SIGNAL_S)
+        at_limit = f'test "${{SLURM_JOB_END_TIME:-0}}" -le $(($(date +%s) + {near_s}))'
+        stop = [
+            "case $code in",
+            f"{over}) stops_others=false ;;",
+            # Told to end: at the job's own time limit, or preempted, and Slurm starts it again.
+            f"143) if {at_limit}; then stops_others=true; else stops_others=false; fi ;;",
+            "*) stops_others=true ;;",
+            "esac",
+            "if $stops_others; then",
+            *stop,
+            "fi",
+        ]
     return [
         f"{line} &",
         "trap 'kill -TERM $!' TERM",

@@ -152,7 +152,7 @@ def test_a_run_is_applied_and_followed_until_its_pods_have_ended(
     assert all("scale" not in line for line in cluster.asked()), "the Job `finish` ends the pods"
 
 
-END = ["annotate", "scale", "delete"]
+END = ["scale", "delete"]
 
 
 def test_the_api_server_merges_manifests(cluster: Cluster, run: RunFile, file: str):
@@ -169,8 +169,7 @@ def test_ctrl_c_ends_the_pods_before_the_jobs_which_would_end_them(
     stop.set()
     assert kubernetes.up(run, [file], stop) == INTERRUPTED
     assert cluster.changes() == ["apply", *END]
-    paused, _, scaled, deleted = cluster.asked()[-4:]
-    assert "autoscaling.keda.sh/paused-replicas=0" in paused
+    scaled, deleted = cluster.asked()[-2:]
     assert scaled.startswith("--namespace=ns scale deployments,statefulsets")
     assert deleted.startswith("--namespace=ns delete jobs orchestrator finish")
 
@@ -183,7 +182,7 @@ def test_ctrl_c_ends_the_run_also_when_the_api_server_was_away(
     cluster.refuses("scale", 2)
     assert kubernetes.up(run, [file], stop) == INTERRUPTED
     # Without the Jobs nothing would end pods that are there.
-    assert cluster.changes() == ["apply", "annotate", "scale", "annotate", "scale", *END]
+    assert cluster.changes() == ["apply", "scale", "scale", *END]
     assert capsys.readouterr().out.count("which is tried again: kubectl: refused") == 1
 
 
@@ -199,10 +198,10 @@ def test_what_was_applied_of_a_run_is_ended_if_the_rest_is_refused(
 def test_the_end_of_what_was_applied_is_not_tried_for_ever(
     cluster: Cluster, run: RunFile, monkeypatch: pytest.MonkeyPatch
 ):
-    cluster.refuses("annotate", 1_000)  # there is no KEDA
+    cluster.refuses("scale", 1_000)
     (cluster.directory / "applied.yaml").write_text("")
     kubernetes.end_run(kubernetes.Cluster("ns"), limit_s=0.0)
-    assert cluster.changes() == END
+    assert cluster.changes() == ["scale"]
 
 
 def test_a_run_that_is_there_is_continued_only_when_asked_to(
@@ -214,9 +213,7 @@ def test_a_run_that_is_there_is_continued_only_when_asked_to(
     assert cluster.changes() == []
     cluster.has_ended("Complete")
     assert start(cluster, run, file, resume=True) == 0
-    assert cluster.changes() == ["delete", "annotate", "apply"]
-    (annotated,) = (line for line in cluster.asked() if "annotate" in line)
-    assert annotated.endswith("autoscaling.keda.sh/paused-replicas-")
+    assert cluster.changes() == ["delete", "apply"]
 
 
 @pytest.mark.parametrize("resume", [True, False])
@@ -262,7 +259,7 @@ def test_a_part_that_has_ended_for_good_ends_the_run(
     with pytest.raises(StreamrlError, match=problem):
         kubernetes.follow(kubernetes.Cluster("ns"), threading.Event())
     assert "--namespace=ns logs learner-x --container=part --tail=1 --previous" in cluster.asked()
-    assert cluster.changes() == ["annotate", "delete"]  # no workloads are left to be scaled
+    assert cluster.changes() == ["delete"]  # no workloads are left to be scaled
     assert "learner-x: Running node1, restarts: 1, exit code 7\n" in capsys.readouterr().out
 
 

@@ -79,18 +79,19 @@ def test_a_run_that_names_no_machine_is_one_job(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("machine", "code", "stops"),
+    ("machine", "code", "left_s", "stops"),
     [
-        ("trains", 0, True),
-        ("trains", 1, True),
-        ("serves", 0, False),
-        ("serves", TIME_OVER, False),
-        ("serves", 143, True),  # at its own time limit
-        ("serves", 76, True),
+        ("trains", 0, 3600, True),
+        ("trains", 1, 3600, True),
+        ("serves", 0, 3600, False),
+        ("serves", TIME_OVER, 3600, False),
+        ("serves", 143, 60, True),  # at its own time limit
+        ("serves", 143, 3600, False),  # preempted: Slurm starts it again
+        ("serves", 76, 3600, True),
     ],
 )
 def test_the_end_of_the_lead_and_one_of_another_before_the_end_of_the_run_stop_all_jobs(
-    run: RunFile, tmp_path: Path, machine: str, code: int, stops: bool
+    run: RunFile, tmp_path: Path, machine: str, code: int, left_s: int, stops: bool
 ):
     script = slurm.scripts(run, ["r.yaml"])[f"streamrl.r.{machine}"]
     script = script.replace("streamrl.cli up", f"tests.run.engines.ends_with {code}")
@@ -98,7 +99,8 @@ def test_the_end_of_the_lead_and_one_of_another_before_the_end_of_the_run_stop_a
     command = tmp_path / "scancel"
     command.write_text(f'#!/bin/sh\necho "$@" >> {said}\n')
     command.chmod(0o755)
-    done = subprocess.run(["bash", "-c", f'PATH="{tmp_path}:$PATH"\n{script}'], check=False)
+    environment = f'PATH="{tmp_path}:$PATH" SLURM_JOB_END_TIME=$(($(date +%s) + {left_s}))'
+    done = subprocess.run(["bash", "-c", f"export {environment}\n{script}"], check=False)
     assert done.returncode == code
     assert said.exists() == stops
     if stops:
