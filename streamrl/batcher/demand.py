@@ -6,10 +6,11 @@ an env, and that it may have in open groups, those being sampled included, are
 
     its shares of those batches + what earlier batches owe it - what the batcher holds of it
 
-and none if that is below 0. It is a level: an env begins a group whenever less is open. Two rules
-keep the next batch from waiting for ever. At least what the next batch lacks of an env is wanted of
-it. And if the batch lacks tokens that any env may supply, an even part of them is wanted of an env
-of which nothing else is. Both hold only while work that begins now may still be for the next batch.
+and none if that is less than half a group. It is a level: an env begins a group whenever less is
+open. Two rules keep the next batch from waiting for ever. At least what the next batch lacks of an
+env is wanted of it. And if the batch lacks tokens that any env may supply, an even part of them is
+wanted of an env of which nothing else is. Both hold only while work that begins now may still be
+for the next batch.
 
 An example. Batches have 100 tokens, of which env `a` has 60 % and env `b` 40 %. Work that begins
 now is for the next batch only, and no env is owed anything. The batcher holds 25 tokens of `a` and
@@ -93,6 +94,10 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
             owed_tokens=owed.get(env, 0.0),
             held_tokens=queue.tokens if queue else 0,
         )
+        # A group that is begun for less than half of itself would be too early, and could expire
+        # before it is the env's turn.
+        if queue and queue.measured and tokens < queue.group_tokens / 2:
+            tokens = 0
         if furthest >= state.next_batch:  # work that begins now may still be for the next batch
             tokens = max(tokens, state.short.get(env, 0))
             if not tokens:

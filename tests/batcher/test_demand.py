@@ -35,6 +35,20 @@ def test_after_its_batch_is_built_only_the_next_one_is_wanted():
     assert [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens == 20
 
 
+def test_a_group_is_wanted_once_half_of_it_is():
+    """Batches of 20 tokens, of which the env has a tenth: its groups of 10 are in every fifth."""
+    config = replace(CONFIG, fractions={"copy": 0.1, "add": 0.9})
+    queue = EnvQueue(measured=1, measured_tokens=10)
+    for owed, wanted in ((-2.0, 0), (0.0, 0), (1.0, 5), (3.0, 7)):
+        state = BatcherState(
+            version=0, next_batch=0, queues={"copy": queue}, deficit={"copy": owed, "add": -owed}
+        )
+        assert wanted_tokens(config, state)["copy"] == wanted
+    state.short = {"copy": 1}
+    state.deficit = {"copy": 0.0, "add": 0.0}
+    assert wanted_tokens(config, state)["copy"] == 1
+
+
 class Asked(dict[str, float]):
     """Counts how often all of it is gone through."""
 
