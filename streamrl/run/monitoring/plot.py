@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # matplotlib is imported only when a picture is made.
     from matplotlib.axes import Axes
 
 SMOOTH_BATCHES = 20
+MOST_CURVES = 12  # that can be told from each other
 DRAWN = 5_000  # the points of a curve, at most; the picture has fewer columns
 COLORS = ("#1f6feb", "#e36209", "#1a7f37", "#8250df", "#bf3989", "#0a7ea4")
 INK = "#24292f"
@@ -46,13 +48,13 @@ def plot_rewards(
     figure = Figure(figsize=(11, 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     by_step, by_time = figure.subplots(1, 2, sharey=True)
-    for index, env in enumerate(run.envs):
-        curve = curves.get(env, Curve([], [], [], []))
+    drawn = drawn_curves({env: curves.get(env, Curve([], [], [], [])) for env in run.envs})
+    for index, (name, curve) in enumerate(drawn.items()):
         color = COLORS[index % len(COLORS)]
         for axes, x in ((by_step, curve.steps), (by_time, curve.seconds)):
             axes.scatter(x, curve.rewards, s=7, color=color, alpha=0.28, linewidths=0)
             axes.plot(
-                x, curve.smooth, color=color, linewidth=2.2, label=env, solid_capstyle="round"
+                x, curve.smooth, color=color, linewidth=2.2, label=name, solid_capstyle="round"
             )
     _mark_versions(by_step, {version: float(version) for version in versions})
     _mark_versions(by_time, versions)
@@ -66,7 +68,7 @@ def plot_rewards(
     figure.legend(
         *by_step.get_legend_handles_labels(),
         loc="outside upper right",
-        ncols=len(run.envs),
+        ncols=len(drawn),
         frameon=False,
         labelcolor=INK,
     )
@@ -74,6 +76,27 @@ def plot_rewards(
         f"{run.run}: reward per env", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK
     )
     figure.savefig(path)
+
+
+def drawn_curves(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """The curves of a picture, by name: those of the envs, or of many envs their mean."""
+    if len(curves) <= MOST_CURVES:
+        return dict(curves)
+    return {f"mean of {len(curves):,} envs": mean_curve(list(curves.values()))}
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """The mean over the envs that each batch has rollouts of."""
+    rewards = dict[int, list[float]]()
+    seconds = dict[int, float]()
+    for curve in curves:
+        for step, second, reward in zip(curve.steps, curve.seconds, curve.rewards, strict=True):
+            rewards.setdefault(step, []).append(reward)
+            seconds[step] = second
+    steps = sorted(rewards)
+    means = [fmean(rewards[step]) for step in steps]
+    smooth = trailing_mean(means, SMOOTH_BATCHES).tolist()
+    return Curve(steps, [seconds[step] for step in steps], means, smooth)
 
 
 def _style_axes(axes: Axes, label: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from streamrl import __version__
 from streamrl.config.run_file import RunFile
 from streamrl.run.monitoring.bias import bias_report
-from streamrl.run.monitoring.cells import number
+from streamrl.run.monitoring.cells import first_of, number
 from streamrl.run.monitoring.plot import Curve, plot_rewards
 from streamrl.run.monitoring.run_history import MixedVersions, RunHistory, collect
 from streamrl.run.monitoring.time_account import shares
@@ -199,6 +199,6 @@ def summary_line(report: dict[str, Any]) -> str:
     mismatch = report["logprob_mismatch_max_abs"]
     tokens = report["logprob_mismatch_tokens"]
     return (
-        f"{report['steps']} steps in {report['wall_s']:.0f} s; reward {', '.join(rewards)};"
+        f"{report['steps']} steps in {report['wall_s']:.0f} s; reward {first_of(rewards)};"
         f" logprobs off by {mismatch:.1e} over {tokens:,} tokens"
     )

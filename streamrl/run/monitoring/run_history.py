@@ -22,6 +22,7 @@ from streamrl.run.monitoring.thinning import Thinned
 from streamrl.run.monitoring.token_account import TokenAccount
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.reading import read_partitions
 from streamrl.stream.log.records_of import messages_of, records_of
 from streamrl.stream.records import (
     Batch,
@@ -241,6 +242,17 @@ def collect(run: RunFile, log: Log) -> RunHistory:
         metric = validate_metric(to_event(message, ("metric",)), history.newest)
         if metric is not None:
             history.add_metric(metric)
-    for env in run.envs:
-        history.rollouts[env] = sum(1 for _ in messages_of(log, topology.rollouts(env)))
+    history.rollouts = rollout_counts(run, log)
     return history
+
+
+def rollout_counts(run: RunFile, log: Log) -> dict[str, int]:
+    """How many rollouts each env has published. One reader reads the topics of all envs."""
+    known = log.topics()
+    envs = {topology.rollouts(env): env for env in run.envs}
+    partitions = [(topic, p) for topic in envs for p in range(known.get(topic, 0))]
+    counts = dict.fromkeys(run.envs, 0)
+    starts = log.beginning_offsets(partitions)
+    for message in read_partitions(log, starts, log.end_offsets(partitions)):
+        counts[envs[message.topic]] += 1
+    return counts
