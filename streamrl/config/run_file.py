@@ -214,16 +214,18 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
     """Read a run file; `overrides` are `learner.learning_rate=1e-3`, parsed as YAML. Raises
     ConfigError.
     """
+    return load_with_origin(path, overrides)[0]
+
+
+def load_with_origin(
+    path: str | Path, overrides: list[str] | tuple[str, ...] = ()
+) -> tuple[RunFile, bool]:
+    """As `load`, and whether the file is one that a run keeps in its directory."""
     data = _read(path)
     is_resolved = data.pop(RESOLVED, False) is True
     for override in with_preset(overrides) if is_resolved else overrides:
         _set(data, override)
-    return parse(data, str(path), RESOLVED if is_resolved else "")
-
-
-def is_of_run(path: str | Path) -> bool:
-    """Whether the file is one that a run keeps in its directory. Raises ConfigError."""
-    return _read(path).get(RESOLVED) is True
+    return parse(data, str(path), RESOLVED if is_resolved else ""), is_resolved
 
 
 def _read(path: str | Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.presets import PRESETS, PRETRAINED
-from streamrl.config.run_file import RunFile, load, parse, parse_resolved, with_overrides
+from streamrl.config.run_file import RunFile, parse, parse_resolved, with_overrides
 from streamrl.config.sections.learner import DistanceLimit, ImportanceWeights, Kl, Schedule
 from streamrl.system.errors import ConfigError
 
@@ -121,9 +121,9 @@ def test_a_resolved_run_file_gets_no_setting_of_its_preset():
 def test_so_does_one_that_a_run_keeps_wherever_it_is(tmp_path: Path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({run_file.RESOLVED: True, **a_run(**RESOLVED)}))
-    kept = load(path, ["buffer.max_age=0"])
+    kept, is_of_run = run_file.load_with_origin(path, ["buffer.max_age=0"])
     assert (kept.learner.learning_rate, kept.learner.loss) == (1e-3, "ppo")
-    assert run_file.is_of_run(path)
+    assert is_of_run
 
 
 def test_a_run_file_in_a_directory_of_its_name_gets_them(tmp_path: Path):
@@ -131,8 +131,9 @@ def test_a_run_file_in_a_directory_of_its_name_gets_them(tmp_path: Path):
     path = tmp_path / settings["run"] / run_file.RUN_FILE
     path.parent.mkdir()
     path.write_text(yaml.safe_dump(settings))
-    assert load(path).learner.learning_rate == 1e-6
-    assert not run_file.is_of_run(path)
+    filled_up, is_of_run = run_file.load_with_origin(path)
+    assert filled_up.learner.learning_rate == 1e-6
+    assert not is_of_run
 
 
 def test_a_resolved_run_file_gives_the_same_run():

@@ -29,7 +29,7 @@ class Orchestrator(Section):
 
     target: Target | None = None  # The run ends well when this is reached.
     max_steps: int = Field(default=0, ge=0)  # The run ends well after so many steps. 0: no limit.
-    # Limit of the time that the run has had a server, in all its sessions. 0: no limit. With a
+    # Limit of the time that the run has had a server, over all its starts. 0: no limit. With a
     # target it is a failure to reach the limit first.
     max_wall_s: float = Field(default=0.0, ge=0)
     # Where metrics go, such as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}].

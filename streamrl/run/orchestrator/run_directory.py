@@ -43,10 +43,10 @@ def resolve_run(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "run
         raise ConfigError(
             f"{name}: neither a run file nor a run in {runs_dir}/ (there: {others}); {hint}"
         )
-    run = run_file.load(path, overrides)
+    run, is_of_run = run_file.load_with_origin(path, overrides)
     inside = path.absolute().parent
     # The directory of a run that has been moved is the one in which its file is.
-    if inside.name == run.run and run_file.is_of_run(path):
+    if is_of_run and inside.name == run.run:
         run = run.model_copy(update={"runs_dir": str(inside.parent)})
     return run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.config.run_file import RunFile, is_of_run, load, parse
+from streamrl.config.run_file import RunFile, load_with_origin, parse
 from streamrl.run.orchestrator.run_directory import lock_run_dir, names, resolve_run, stop, with_env
 from streamrl.system.errors import ConfigError, StreamrlError
 
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunFile:
 def test_the_run_file_is_kept_as_resolved_and_for_its_owner(run: RunFile):
     with lock_run_dir(run) as home:
         kept = home / "run.yaml"
-        assert load(kept) == run and is_of_run(kept)
+        assert load_with_origin(kept) == (run, True)
         assert kept.stat().st_mode & 0o077 == 0
 
 
