@@ -33,6 +33,7 @@ from streamrl.config.sections.section import Section, sections_in
 from streamrl.config.sections.serving import Eval, Inference, Weights
 from streamrl.system.errors import ConfigError
 from streamrl.system.text import nearest, one_line
+from streamrl.system.yaml_reader import from_yaml
 
 # The file has every setting, as a run keeps it: nothing is filled up. A key of such a file, and the
 # context of a validation.
@@ -237,7 +238,7 @@ def _read(path: str | Path) -> dict[str, Any]:
             " write one: streamrl new NAME"
         ) from None
     try:
-        data = yaml.safe_load(text)
+        data = from_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {one_line(error, 1_000)}") from None
     if not isinstance(data, dict):
@@ -287,7 +288,10 @@ def _set(data: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(f"--set {override}: {parent} is not a section")
         data = child
-    data[last] = yaml.safe_load(value)
+    try:
+        data[last] = from_yaml(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: not YAML: {one_line(error, 1_000)}") from None
 
 
 def _explain(problem: Any) -> str:

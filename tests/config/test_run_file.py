@@ -32,6 +32,8 @@ def test_a_setting_can_be_given_on_the_command_line():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("batcher.tokens=[1", r"^--set batcher.tokens=\[1: not YAML: [^\n]*line 1, column"),
+        ("kafka={a: 1, a: 2}", r"^--set kafka={a: 1, a: 2}: not YAML: [^\n]*already; keep one"),
         (
             "learner.kl.reference.by=server",
             "learner.kl.reference.by: Input should be 'learner' or 'pool'",
@@ -138,6 +140,9 @@ def test_a_missing_file_and_broken_yaml_are_one_line(tmp_path: Path):
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [1\nb: 2")
     with pytest.raises(ConfigError, match=r"^[^\n]*not YAML[^\n]*$"):
+        run_file.load(broken)
+    broken.write_text("run: a\nenvs: {}\nrun: b")
+    with pytest.raises(ConfigError, match=r"the key 'run' is in line 1 already[^\n]*line 3"):
         run_file.load(broken)
     broken.write_text("- 1")
     with pytest.raises(ConfigError, match="a map of settings, not list"):

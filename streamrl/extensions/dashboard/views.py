@@ -19,7 +19,7 @@ from streamrl.extensions.dashboard.state import State, loop_at_step, published, 
 from streamrl.extensions.dashboard.steps import StepCounter, up_to
 from streamrl.extensions.recordings.audit import KINDS
 from streamrl.run.monitoring.frame import REWARD_BATCHES
-from streamrl.run.monitoring.run_view import SILENT_S
+from streamrl.run.monitoring.run_view import SILENT_S, expired_share
 
 BARS = 60  # The batch composition has at most this many bars.
 
@@ -89,8 +89,8 @@ def figures(state: State, step: int | None = None) -> dict[str, Any]:
         "rewards": _recent_rewards(state, step),
         "reward_batches": REWARD_BATCHES,
         "rollouts": published(state, "rollouts", step=step),
-        "expired_share": ended["expired"] / ended.total() if ended.total() else None,
-        "expired_token_share": tokens["expired"] / tokens.total() if tokens.total() else None,
+        "expired_share": expired_share(ended),
+        "expired_token_share": expired_share(tokens),
         "age_mean": _mean_age(state, step),
         "batched": ended["batched"],
     }

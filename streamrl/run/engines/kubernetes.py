@@ -26,6 +26,7 @@ from streamrl.stream.log import topics
 from streamrl.stream.log.kafka import acls
 from streamrl.system.errors import ConfigError, StreamrlError
 from streamrl.system.manifests import to_yaml
+from streamrl.system.yaml_reader import from_yaml
 
 POLL_S = 5.0
 CLEAN_UP_S = 60.0  # for which the end of a run that could not be applied is tried
@@ -118,7 +119,7 @@ class Cluster:
                 if volume["name"] == RUN_VOLUME:
                     name = volume["configMap"]["name"]
                     found = json.loads(self.ask("get", "configmap", name, "--output=json"))
-                    return yaml.safe_load(found["data"]["run.yaml"])
+                    return from_yaml(found["data"]["run.yaml"])
         return None
 
     def pods(self) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,25 +101,28 @@ class BiasAccount:
         measured = [*self.trained, *self.expired]
         envs = sorted({env for env, feature in measured if feature == "length"})
         if len(envs) > 1:
+            all_trained = _of_all_envs(self.trained)
+            all_expired = _of_all_envs(self.expired)
             for env in envs:
-                trained = self._share(self.trained, env)
-                yield shift(env, "share", trained, self._share(self.expired, env))
+                trained = _share(all_trained, self.trained.get((env, "length"), Moments()))
+                expired = _share(all_expired, self.expired.get((env, "length"), Moments()))
+                yield shift(env, "share", trained, expired)
 
-    @staticmethod
-    def _share(accounts: dict[tuple[str, str], Moments], env: str) -> Moments:
-        """The moments of the value that is 1 for the rollouts of the env, and 0 for others."""
-        share = Moments()
-        for (other, feature), moments in accounts.items():
-            if feature != "length":
-                continue
-            share.fates += moments.fates
-            share.n += moments.n
-            share.nn += moments.nn
-            if other == env:
-                share.s += moments.n
-                share.ns += moments.nn
-                share.ss += moments.nn
-        return share
+
+def _of_all_envs(accounts: dict[tuple[str, str], Moments]) -> Moments:
+    """The moments of the value that is 0 for every rollout."""
+    together = Moments()
+    for (_, feature), moments in accounts.items():
+        if feature == "length":  # Every rollout has a length.
+            together.fates += moments.fates
+            together.n += moments.n
+            together.nn += moments.nn
+    return together
+
+
+def _share(of_all: Moments, of_env: Moments) -> Moments:
+    """The moments of the value that is 1 for the rollouts of an env, and 0 for those of others."""
+    return replace(of_all, s=of_env.n, ns=of_env.nn, ss=of_env.nn)
 
 
 def shift(env: str, feature: str, trained: Moments, expired: Moments) -> Shift:

@@ -14,8 +14,10 @@ from streamrl.run.monitoring.cells import MOST_NAMED, first_of
 from streamrl.run.monitoring.run_view import (
     RunView,
     active_s,
+    all_fates,
     arrival_rate,
     buffer_total,
+    expired_share,
     latest,
     recent_rewards,
     total,
@@ -97,9 +99,7 @@ class Frame:
     @property
     def expired_share(self) -> float | None:
         """The share of expired rollouts among those of all envs that have a fate."""
-        fates = self.view.fates.values()
-        ended = sum(of_env.total() for of_env in fates)
-        return sum(of_env["expired"] for of_env in fates) / ended if ended else None
+        return expired_share(all_fates(self.view))
 
     def reward(self, env: str) -> float | None:
         """The env's mean reward over its last batches, or None if there are none."""

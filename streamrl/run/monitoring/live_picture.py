@@ -4,6 +4,7 @@ envs, servers and parts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -135,7 +136,7 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
                 number(frame.rollout_rate(env), ",.1f"),
                 number(frame.buffered_tokens(env), ",.0f"),
                 number(latest(frame.view, f"batches/{env}/age/mean"), ".2f"),
-                percent(expired_share(frame.view, env)),
+                percent(expired_share(frame.view.fates.get(env, Counter()))),
                 f"{demand.wanted_tokens:,}" if demand else DASH,
             ]
         )

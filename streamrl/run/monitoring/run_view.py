@@ -90,6 +90,8 @@ class RunView:
     gauges: dict[str, dict[str, Gauge]] = field(
         default_factory=lambda: defaultdict[str, dict[str, Gauge]](dict)
     )
+    # name of a metric -> the source that published it last
+    publishers: dict[str, str] = field(default_factory=dict[str, str])
     # env -> batch -> mean reward
     rewards: dict[str, dict[int, float]] = field(
         default_factory=lambda: defaultdict[str, dict[int, float]](dict)
@@ -171,12 +173,17 @@ def _on_metric(view: RunView, metric: Metric) -> None:
     if metric.time_s >= view.since_s:
         view.time.add_metric(metric)
     gauges = view.gauges[metric.source]
+    shards: list[str] = []  # They are found once a record, which has a count of each env.
+    if metric.source.startswith(BUFFER):
+        shards = [source for source in view.gauges if source.startswith(BUFFER)]
     for name, value in metric.values.items():
         if name in gauges or len(gauges) < MAX_NAMES:
             gauges[name] = Gauge(value, metric.time_s)
-        if name.startswith(ARRIVALS) and metric.source.startswith(BUFFER):
-            known = [source for source in view.gauges if source.startswith(BUFFER)]
-            read = Gauge(total(view, name, known) or 0.0, metric.time_s)
+            publisher = view.publishers.setdefault(name, metric.source)
+            if view.gauges[publisher][name].time_s <= metric.time_s:
+                view.publishers[name] = metric.source
+        if shards and name.startswith(ARRIVALS):
+            read = Gauge(total(view, name, shards) or 0.0, metric.time_s)
             _on_arrival(view.arrivals[name.removeprefix(ARRIVALS)], read)
         is_reward = name.startswith("batches/") and name.endswith("/reward/mean")
         if is_reward and metric.step is not None and not view.counts_batches:
@@ -234,12 +241,8 @@ def _on_server(view: RunView, server: Server, now_s: float | None) -> None:
 
 def latest(view: RunView, name: str, since_s: float = 0.0) -> float | None:
     """The newest value of a metric, whichever part has published it."""
-    newest: Gauge | None = None
-    for source in view.gauges:
-        gauge = gauge_of(view, source, name, since_s)
-        if gauge is not None and (newest is None or gauge.time_s > newest.time_s):
-            newest = gauge
-    return None if newest is None else newest.value
+    gauge = gauge_of(view, view.publishers.get(name, ""), name, since_s)
+    return None if gauge is None else gauge.value
 
 
 def total(view: RunView, name: str, sources: Iterable[str], since_s: float = 0.0) -> float | None:
@@ -316,9 +319,13 @@ def recent_rewards(view: RunView, env: str, batches: int) -> list[float]:
     return newest_first[::-1]
 
 
-def expired_share(view: RunView, env: str) -> float | None:
-    """The share of expired rollouts among those of the env that have a fate."""
-    fates = view.fates.get(env, Counter[str]())
+def all_fates(view: RunView) -> Counter[str]:
+    """The rollouts of all envs by their fate."""
+    return sum(view.fates.values(), Counter[str]())
+
+
+def expired_share(fates: Counter[str]) -> float | None:
+    """The share of expired rollouts among those that have a fate."""
     ended = fates.total()
     return fates["expired"] / ended if ended else None
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -20,6 +21,7 @@ from streamrl.run.monitoring.cells import clock, number, percent, quoted, state_
 from streamrl.run.monitoring.run_view import (
     SILENT_S,
     RunView,
+    all_fates,
     buffer_total,
     expired_share,
     latest,
@@ -33,6 +35,7 @@ from streamrl.stream.local_kafka import broker, connect
 from streamrl.stream.log.kafka.log import KafkaLog
 
 MISSING = "-"  # a value that is not known
+ENVS_SHOWN = 40
 PIPE_COLUMNS = 160  # the width of the output if it is not a terminal
 
 
@@ -137,6 +140,7 @@ def _servers(view: RunView, time_s: float) -> Table:
 
 
 def _envs(run: RunFile, view: RunView) -> Table:
+    """A row for each env. Of many envs, those that lost most rollouts, and a row for all envs."""
     table = _table(
         "env",
         "reward in last batch",
@@ -147,24 +151,54 @@ def _envs(run: RunFile, view: RunView) -> Table:
         "window tokens",
         "held tokens",
     )
-    for env in run.envs:
+    envs = list(run.envs)
+    if len(envs) > ENVS_SHOWN:
+        envs = sorted(envs, key=lambda env: _lost(view, env), reverse=True)[:ENVS_SHOWN]
+    for env in envs:
         fates = view.fates.get(env, Counter[str]())
-        dead_lettered = f"{fates['invalid']:,}"
-        if buffer_total(run, view, f"worker/paused_s/{topology.rollouts(env)}"):
-            dead_lettered += ", not read for now"
+        tokens = _buffered(run, view, [env])
         table.add_row(
-            env,
-            _last_reward(view, env),
-            f"{fates.total():,}",
-            percent(expired_share(view, env), MISSING),
-            f"{fates['failed']:,}",
-            dead_lettered,
-            number(buffer_total(run, view, f"buffer/window_tokens/{env}"), ",.0f", MISSING),
-            number(latest(view, f"batcher/held_tokens/{env}"), ",.0f", MISSING),
+            env, _last_reward(view, env), *_ended(fates, _paused(run, view, env)), *tokens
         )
-    if sum(fates.total() for fates in view.fates.values()) >= LAST_FATES:
+    if len(envs) < len(run.envs):
+        fates = all_fates(view)
+        rewards = [rewards[max(rewards)] for rewards in view.rewards.values() if rewards]
+        reward = f"{fmean(rewards):.3f}" if rewards else MISSING
+        tokens = _buffered(run, view, run.envs)
+        table.add_row(f"all {len(run.envs):,} envs", reward, *_ended(fates), *tokens)
+    if all_fates(view).total() >= LAST_FATES:
         table.caption = f"rollouts: those of the last {LAST_FATES:,} groups at most"
     return table
+
+
+def _lost(view: RunView, env: str) -> int:
+    """The rollouts of an env that ended without being trained on, and not by choice."""
+    fates = view.fates.get(env, Counter[str]())
+    return fates["failed"] + fates["invalid"] + fates["expired"]
+
+
+def _paused(run: RunFile, view: RunView, env: str) -> str:
+    paused_s = buffer_total(run, view, f"worker/paused_s/{topology.rollouts(env)}")
+    return ", not read for now" if paused_s else ""
+
+
+def _ended(fates: Counter[str], paused: str = "") -> tuple[str, ...]:
+    """The cells of the rollouts that have a fate."""
+    expired = percent(expired_share(fates), MISSING)
+    invalid = f"{fates['invalid']:,}{paused}"
+    return f"{fates.total():,}", expired, f"{fates['failed']:,}", invalid
+
+
+def _buffered(run: RunFile, view: RunView, envs: Iterable[str]) -> tuple[str, str]:
+    """The cells of the tokens of these envs in the buffer and in the batcher."""
+    window = [buffer_total(run, view, f"buffer/window_tokens/{env}") for env in envs]
+    held = [latest(view, f"batcher/held_tokens/{env}") for env in envs]
+    return _sum_cell(window), _sum_cell(held)
+
+
+def _sum_cell(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return number(sum(known) if known else None, ",.0f", MISSING)
 
 
 def _last_reward(view: RunView, env: str) -> str:

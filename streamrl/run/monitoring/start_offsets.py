@@ -25,7 +25,7 @@ METRICS = topology.sole_partition(topology.METRICS)
 # The offsets at the end of a topic that are read first. If they do not have what is needed, four
 # times as many are read.
 LAST_VERSIONS = 4
-LAST_METRICS = 5_000
+LAST_METRICS = 2_000
 BATCHES_OF_TARGET = 4  # for each batch that the target needs
 MOST_METRICS = 80_000  # A reader takes a few seconds for them.
 # Most fates are of a whole group: enough to see what is trained on. Most records of evaluations are

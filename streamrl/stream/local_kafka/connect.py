@@ -24,6 +24,7 @@ from streamrl.stream.local_kafka import broker, cluster, storage
 from streamrl.stream.local_kafka.distribution import VERSION
 from streamrl.stream.local_kafka.jvm import raise_from_log
 from streamrl.system.errors import BrokerUnreachable, ConfigError
+from streamrl.system.yaml_reader import from_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def cluster_settings(run: RunFile) -> dict[str, Any]:
     named: dict[str, Any] = {}
     if text.lstrip().startswith("{"):
         try:
-            named = yaml.safe_load(text)
+            named = from_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(
                 "STREAMRL_KAFKA: not host:port and not a map like "

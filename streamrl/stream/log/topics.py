@@ -15,16 +15,13 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
-import yaml
-
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.system.errors import ConfigError
 from streamrl.system.files import shipped_directory
 from streamrl.system.manifests import to_yaml
+from streamrl.system.yaml_reader import from_yaml
 
-# That of libyaml takes a tenth of the time, and a thousand envs have four thousand topics.
-SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Settings by which a broker deletes records begin with one of these.
 DELETING = ("retention.", "local.retention.", "cleanup.policy")
 # What replay, fork and rescore read months later. Kafka has no tiered storage for compacted topics.
@@ -87,7 +84,7 @@ def _kind(path: Path) -> Kind:
     text = path.read_text()
     annotations: dict[str, Any] = {
         name.removeprefix("streamrl/"): value
-        for name, value in yaml.safe_load(text)["metadata"]["annotations"].items()
+        for name, value in from_yaml(text)["metadata"]["annotations"].items()
     }
     return Kind(
         name=path.stem,
@@ -164,7 +161,7 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str, replicas: int) -> To
         "min_insync_replicas": max(1, replicas - 1),
         "retention_ms": round(wanted.retention_hours * 3_600_000),
     }
-    manifest = SafeLoader(Template(kind.text).substitute(values)).get_single_data()
+    manifest = from_yaml(Template(kind.text).substitute(values))
     config = manifest["spec"]["config"]
     if kind.name == topology.JOURNAL and topology.is_source(of):
         config |= COMPACTED

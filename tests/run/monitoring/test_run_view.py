@@ -39,7 +39,7 @@ def test_fates_are_counted_by_rollout(run: RunFile):
     expired = Fate(fate="expired", environment="copy", partition=0, offsets=np.arange(1))
     found = view_of(run, event("fates", "copy", batched), event("fates", "copy", expired))
     assert found.fates["copy"] == {"batched": 3, "expired": 1}
-    assert expired_share(found, "copy") == 0.25 and expired_share(found, "add") is None
+    assert expired_share(found.fates["copy"]) == 0.25
 
 
 def test_gauges_are_the_newest_and_sums_are_over_the_sources_asked_for(run: RunFile):
@@ -114,7 +114,7 @@ def test_demand_is_the_last_word(run: RunFile):
 
 def test_a_fate_of_no_rollout_is_no_share(run: RunFile):
     nobody = Fate(fate="expired", environment="copy", partition=0, offsets=np.arange(0))
-    assert expired_share(view_of(run, event("fates", "copy", nobody)), "copy") is None
+    assert expired_share(view_of(run, event("fates", "copy", nobody)).fates["copy"]) is None
 
 
 def outside(values: dict[str, float], time_s: float) -> Event:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.run.monitoring.run_view import new_view, update_view
-from streamrl.run.monitoring.show_status import tables
+from streamrl.run.monitoring.show_status import ENVS_SHOWN, _envs, tables
 from streamrl.run.monitoring.status import read_view, statuses
 from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.memory import MemoryLog
@@ -70,6 +70,23 @@ def test_of_a_long_run_the_last_fates_are_counted(run: RunFile):
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(*tables(run, view, [], 101.0))
     assert "rollouts: those of the last 20,000 groups at most" in console.export_text()
+
+
+def test_of_many_envs_those_that_lost_most_rollouts_and_all_together_are_shown():
+    run = parse({"run": "r", "envs": {f"e{number}": {} for number in range(1_000)}})
+    view = new_view(run)
+    for number in range(1_000):
+        view.fates[f"e{number}"]["batched"] = 10
+        view.rewards[f"e{number}"][3] = number % 2
+    view.fates["e700"].update({"expired": 5, "failed": 1})
+    view.fates["e800"]["invalid"] = 2
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(_envs(run, view))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert len(lines) == 1 + ENVS_SHOWN + 1
+    assert lines[1][:6] == ["e700", "0.000", "(batch", "3)", "16", "31.2"]
+    assert lines[2][0] == "e800"
+    assert lines[-1] == ["all", "1,000", "envs", "0.500", "10,008", "0.0", "%", "1", "2", "-", "-"]
 
 
 ATTACK = "[/models/x] cannot be loaded \x1b]0;owned\x07 [link=http://evil]here[/link]"

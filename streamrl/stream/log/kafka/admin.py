@@ -88,9 +88,20 @@ class Admin(AdminClient):
         """Metadata of all topics that this user may see. Raises BrokerUnreachable, or AccessDenied
         when client and broker do not accept each other.
         """
+        return self._metadata(None, timeout_s)
+
+    def partition_count(self, topic: str) -> int:
+        """The number of partitions of a topic, or 0 if this user does not see it. Raises as
+        `visible_topics`.
+        """
+        metadata = self._metadata(topic, START_TIMEOUT_S)[topic]
+        return len(metadata.partitions) if metadata.error is None else 0
+
+    def _metadata(self, topic: str | None, timeout_s: float) -> Mapping[str, Any]:
+        """Metadata of one topic, also of one that is missing, or of all that are visible."""
         try:
             return call_with_retries(
-                lambda: self.list_topics(timeout=CALL_TIMEOUT_S), self.address, timeout_s
+                lambda: self.list_topics(topic, timeout=CALL_TIMEOUT_S), self.address, timeout_s
             ).topics
         except BrokerUnreachable:
             self.poll(0)

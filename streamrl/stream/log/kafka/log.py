@@ -25,6 +25,8 @@ from streamrl.stream.log.kafka.writer import SETTLE_TIMEOUT_S, CommitWait, Kafka
 from streamrl.stream.log.protocol import Log, Offsets, Reader, TopicPartition, end_offset
 from streamrl.system.errors import BrokerError, TopicMissing
 
+ASKED_ONE_BY_ONE = 8  # topics
+
 
 class KafkaLog(Log):
     """The topics of one run on a broker. `settings` are passed to librdkafka, and need
@@ -140,16 +142,26 @@ class KafkaLog(Log):
 
     def _require(self, topics: Collection[str]) -> None:
         """Raise TopicMissing or AccessDenied unless this client sees all of the topics."""
-        missing = set(topics) - self.topics().keys()
+        missing = set(topics) - self._partition_counts(topics).keys()
         if missing:
             self._raise_missing(missing)
 
     def _check_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Raise TopicMissing or AccessDenied unless this client sees all of the partitions."""
-        counts = self.topics()
+        counts = self._partition_counts({topic for topic, _ in partitions})
         missing = {topic for topic, partition in partitions if partition >= counts.get(topic, 0)}
         if missing:
             self._raise_missing(missing)
+
+    def _partition_counts(self, topics: Collection[str]) -> dict[str, int]:
+        """The number of partitions of those of these topics that this client sees.
+
+        Few of them are asked for one by one, since the list of all topics may have thousands.
+        """
+        if len(topics) > ASKED_ONE_BY_ONE:
+            return self.topics()
+        counts = {topic: self._admin.partition_count(self.prefix + topic) for topic in topics}
+        return {topic: count for topic, count in counts.items() if count}
 
     def _raise_missing(self, missing: Collection[str]) -> NoReturn:
         name = self.prefix + min(missing)
