@@ -6,9 +6,13 @@ an env, and that it may have in open groups, those being sampled included, are
 
     its shares of those batches + what earlier batches owe it - what the batcher holds of it
 
-and none if that is less than half a group. It is a level: an env begins a group whenever less is
-open. Two rules keep the next batch from waiting for ever. At least what the next batch lacks of an
-env is wanted of it. And if the batch lacks tokens that any env may supply, an even part of them is
+It is a level: an env begins a group whenever less is open, so it rounds up to whole groups. What
+that is too much is for the next batch, but where an env's share of a batch is less than a group, it
+would wait for several batches and expire. Of such an env half a group less is wanted, which rounds
+to the nearest number of groups.
+
+Two rules keep the next batch from waiting for ever. At least what the next batch lacks of an env is
+wanted of it. And if the batch lacks tokens that any env may supply, an even part of them is
 wanted of an env of which nothing else is. Both hold only while work that begins now may still be
 for the next batch.
 
@@ -81,6 +85,7 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
         return dict.fromkeys(config.fractions, 0)
     owed = deficit_under(config, state, fractions_at(config, state, state.next_batch))
     from_any_env = tokens_from_any_env(config, state)
+    shares_of_next = added_shares(config, state, state.next_batch)
     shares_up_to = dict[int, dict[str, float]]()  # by the number of the furthest batch
     wanted = dict[str, int]()
     for env in config.fractions:
@@ -94,16 +99,20 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
             owed_tokens=owed.get(env, 0.0),
             held_tokens=queue.tokens if queue else 0,
         )
-        # A group that is begun for less than half of itself would be too early, and could expire
-        # before it is the env's turn.
-        if queue and queue.measured and tokens < queue.group_tokens / 2:
-            tokens = 0
+        group_tokens = group_tokens_of(config, env, queue)
+        if shares_of_next[env] * config.total_token_budget < group_tokens:
+            tokens = max(tokens - int(group_tokens / 2), 0)
         if furthest >= state.next_batch:  # work that begins now may still be for the next batch
             tokens = max(tokens, state.short.get(env, 0))
             if not tokens:
                 tokens = from_any_env
         wanted[env] = tokens
     return wanted
+
+
+def group_tokens_of(config: BatcherConfig, env: str, queue: EnvQueue | None) -> float:
+    """What a group of the env costs on average, or is thought to cost before the first has come."""
+    return queue.group_tokens if queue and queue.measured else config.group_tokens.get(env, 0)
 
 
 def furthest_batch(config: BatcherConfig, state: BatcherState, env: str) -> int:
@@ -167,7 +176,7 @@ def update_grants(
 
     `awake_s`: the time by the batcher's clock.
     """
-    group_tokens = queue.group_tokens if queue.measured else config.group_tokens[env]
+    group_tokens = group_tokens_of(config, env, queue)
     producers = config.producers[env]
     queue.away = absent_producers(config, env, queue, awake_s)
     granted = {

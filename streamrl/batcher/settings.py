@@ -51,7 +51,7 @@ def batcher_config(run: RunFile) -> BatcherConfig:
         },
         group_tokens={
             name: run.buffer_of(name).group_size * 2 * env.max_tokens
-            for name, env in granted.items()
+            for name, env in run.envs.items()
         },
         row_lengths=list(rules.row_lengths),
         max_ages={

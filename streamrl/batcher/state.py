@@ -54,9 +54,9 @@ class BatcherConfig:
     admission: str = "demand"
     # by env whose groups are granted one by one
     producers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    # by such an env: what a group is thought to cost before the first one has come
+    # by env: what a group is thought to cost before the first one has come
     group_tokens: dict[str, int] = field(default_factory=dict[str, int])
-    # by such an env: a group of a replica that runs comes to its end within this time
+    # by env whose groups are granted: a replica that runs ends a group within this time
     group_limits_s: dict[str, float] = field(default_factory=dict[str, float])
     # policy versions, by env for which max_age is not the limit
     max_ages: dict[str, int] = field(default_factory=dict[str, int])

@@ -35,17 +35,27 @@ def test_after_its_batch_is_built_only_the_next_one_is_wanted():
     assert [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens == 20
 
 
-def test_a_group_is_wanted_once_half_of_it_is():
-    """Batches of 20 tokens, of which the env has a tenth: its groups of 10 are in every fifth."""
+def test_groups_that_are_larger_than_a_share_are_rounded_to_the_nearest_number():
+    """Batches of 20 tokens, of which the env has a tenth: its groups of 10 are in every fifth. It
+    begins a group whenever it has less in flight than is wanted.
+    """
     config = replace(CONFIG, fractions={"copy": 0.1, "add": 0.9})
     queue = EnvQueue(measured=1, measured_tokens=10)
-    for owed, wanted in ((-2.0, 0), (0.0, 0), (1.0, 5), (3.0, 7)):
+    for owed, wanted in ((-4.0, 0), (1.0, 0), (2.0, 1), (11.0, 10), (12.0, 11)):
         state = BatcherState(
             version=0, next_batch=0, queues={"copy": queue}, deficit={"copy": owed, "add": -owed}
         )
         assert wanted_tokens(config, state)["copy"] == wanted
     state.short = {"copy": 1}
     state.deficit = {"copy": 0.0, "add": 0.0}
+    assert wanted_tokens(config, state)["copy"] == 1
+    whole = replace(config, fractions={"copy": 0.5, "add": 0.5})
+    assert wanted_tokens(whole, state)["copy"] == 20
+
+
+def test_before_the_first_group_its_size_is_thought_of():
+    config = replace(CONFIG, fractions={"copy": 0.1, "add": 0.9}, group_tokens={"copy": 6})
+    state = BatcherState(version=0, next_batch=0)
     assert wanted_tokens(config, state)["copy"] == 1
 
 

@@ -26,7 +26,7 @@ def test_producers_are_granted_groups_where_admission_is_by_capacity():
     )
     assert config.producers == {"copy": ["copy-0", "copy-1"]}
     env = RUN.envs["copy"]
-    assert config.group_tokens == {"copy": 3 * 2 * env.max_tokens}
+    assert config.group_tokens["copy"] == 3 * 2 * env.max_tokens
     assert config.group_limits_s == {"copy": env.rollout_timeout_s + 2 * env.env_timeout_s}
 
 

@@ -60,6 +60,7 @@ def tables(measured: Measured) -> list[Table]:
         "batches": f"{measured.batches:,}",
         "expired": f"{measured.expired_frac:.1%}",
         "share of an env (1 = even)": f"{measured.share_min:.2f} to {measured.share_max:.2f}",
+        f"{BATCHES_AFTER_KILL} batches": f"{measured.batches_s:.1f} s",
         f"kill -9 of the buffer, {BATCHES_AFTER_KILL} more batches": f"{measured.restart_s:.1f} s",
         "status of the live run": f"{measured.status_s:.1f} s",
         "audit": f"{measured.audit_s:.1f} s, balanced: {measured.is_balanced}",

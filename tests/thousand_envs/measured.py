@@ -61,6 +61,7 @@ class Measured:
     requests_per_s: float = 0.0
     parts: list[PartMeasured] = field(default_factory=list[PartMeasured])
     status_s: float = 0.0  # of the live run
+    batches_s: float = 0.0  # for BATCHES_AFTER_KILL batches before the kill
     restart_s: float = 0.0  # from kill -9 of the buffer to BATCHES_AFTER_KILL more batches
     batches: int = 0
     audit_s: float = 0.0
@@ -178,6 +179,9 @@ def run_and_kill(live: Live, measured: Measured, seconds: float) -> None:
     measured.status_s = timed(lambda: check(live, "status", str(live.file)))
 
     versions.wait_for(0)
+    began = time.monotonic()
+    versions.wait_for(versions.newest + BATCHES_AFTER_KILL)
+    measured.batches_s = time.monotonic() - began
     live.part("buffer").kill()
     began = time.monotonic()
     versions.wait_for(versions.newest + BATCHES_AFTER_KILL)
