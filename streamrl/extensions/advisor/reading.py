@@ -207,7 +207,7 @@ def time_account(
     """Where the time in these metrics went. The account keeps the newest versions only, so that
     each version is added with the metrics of its time. `versions`: when each was announced.
     """
-    account = TimeAccount(run.batcher.lookahead)
+    account = TimeAccount(topology.learner_identity(run.learner.name), run.batcher.lookahead)
     announced = deque(versions.items())
     for metric in metrics:
         # By its clock a server may have loaded a version before it was announced.

@@ -111,7 +111,8 @@ class RunView:
 
 def new_view(run: RunFile, since_s: float = 0.0) -> RunView:
     """The view of a run before any event. `since_s` is when the run was last started."""
-    return RunView(run.learner.name, since_s, time=TimeAccount(run.batcher.lookahead))
+    account = TimeAccount(topology.learner_identity(run.learner.name), run.batcher.lookahead)
+    return RunView(run.learner.name, since_s, time=account)
 
 
 def deciding_view(run: RunFile, since_s: float = 0.0) -> RunView:

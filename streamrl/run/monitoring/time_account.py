@@ -52,6 +52,7 @@ MAX_REPORTS = 600  # of a server that wait for the batch in whose time they were
 class TimeAccount:
     """The seconds of the learner and of each server, by cause."""
 
+    learner: str = ""  # the source of the steps that count; others may train on the same batches
     lookahead: int = 0  # batcher.lookahead: batch k is built after version k - lookahead
     learner_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LEARNER_CAUSES, 0.0))
     servers_s: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
@@ -77,7 +78,7 @@ class TimeAccount:
             keep(self._batches, step, wait)
         if step is not None and "inference/swap_s" in values:
             self._on_swap(step, metric)
-        if step is not None and "learner/step_s" in values:
+        if step is not None and "learner/step_s" in values and metric.source == self.learner:
             self._steps.append(metric)
         if "inference/idle_s" in values:
             self._on_report(metric)

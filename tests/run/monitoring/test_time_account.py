@@ -21,7 +21,7 @@ def metric(source: str, time_s: float, step: int | None = None, **values: float)
 
 def learner(step: int, time_s: float, idle_s: float, step_s: float = 0.5) -> Metric:
     values = {"learner/idle_s": idle_s, "learner/step_s": step_s, "learner/publish_s": 0.2}
-    return metric("learner", time_s, step, **values)
+    return metric("learner-lead", time_s, step, **values)
 
 
 def batch(number: int, built_s: float, data_s: float = 0.0, **shares_s: float) -> Metric:
@@ -43,11 +43,12 @@ def test_the_causes_of_a_step_add_up_to_the_time_since_the_step_before():
     """The learner waits from 10 to 11. Version 1 is announced at 10.05, a swap ends at 10.2, the
     batch has all shares but one from 10.6, and is built at 10.9.
     """
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     account.add_metric(learner(0, 10.0, 3.0))
     account.add_version(1, 10.05)
     account.add_metric(swap("a", 1, 10.2, heard_s=0.05, swap_s=0.1))
     account.add_metric(batch(1, 10.9, data_s=0.4, add=0.3))
+    account.add_metric(metric("learner-other", 11.5, 1, **{"learner/step_s": 9.0}))
     account.add_metric(learner(1, 12.0, 1.0))
     account.finish()
     wanted = {
@@ -65,7 +66,7 @@ def test_the_causes_of_a_step_add_up_to_the_time_since_the_step_before():
 
 
 def test_a_step_is_counted_once_what_explains_it_has_had_time_to_come():
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     for number in range(3):
         account.add_metric(learner(number, 10.0 + number, 0.3))
     assert sum(account.learner_s.values()) == 0  # the newest is 2 s old at most
@@ -74,7 +75,7 @@ def test_a_step_is_counted_once_what_explains_it_has_had_time_to_come():
 
 
 def test_a_step_whose_predecessor_is_not_known_is_not_counted():
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     account.add_metric(learner(0, 10.0, 0.3))
     account.add_metric(learner(2, 90.0, 0.3))
     account.finish()
@@ -82,7 +83,7 @@ def test_a_step_whose_predecessor_is_not_known_is_not_counted():
 
 
 def test_of_two_servers_the_time_in_which_both_were_paused_keeps_the_learner_waiting():
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     account.add_metric(learner(0, 10.0, 0.0))
     account.add_version(1, 10.0)
     account.add_metric(swap("a", 1, 10.5, heard_s=0.0, swap_s=0.4))
@@ -94,7 +95,7 @@ def test_of_two_servers_the_time_in_which_both_were_paused_keeps_the_learner_wai
 
 
 def test_an_adapter_that_is_loaded_pauses_no_server():
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     account.add_metric(learner(0, 10.0, 0.0))
     account.add_version(1, 10.0)
     loaded = swap("a", 1, 10.5, heard_s=0.0, swap_s=0.4)
@@ -109,7 +110,7 @@ def test_an_adapter_that_is_loaded_pauses_no_server():
 
 def test_the_causes_of_a_server_add_up_to_the_time_between_its_reports():
     """It is idle for 0.4 s of each second, and a batch waited for one env from 10.7 to 11.2."""
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     for second in range(3):
         account.add_metric(report("a", 10.0 + second, 0.5 * second, 0.1 * second, 0.4 * second))
     account.add_metric(batch(4, 11.2, add=0.5))
@@ -121,7 +122,7 @@ def test_the_causes_of_a_server_add_up_to_the_time_between_its_reports():
 
 
 def test_a_server_that_was_started_again_counts_from_its_new_beginning():
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     account.add_metric(report("a", 10.0, 5.0, 1.0, 4.0))
     account.add_metric(report("a", 60.0, 0.2, 0.0, 0.3))
     account.add_metric(report("a", 61.0, 0.9, 0.0, 0.6))
@@ -130,7 +131,7 @@ def test_a_server_that_was_started_again_counts_from_its_new_beginning():
 
 
 def test_the_account_does_not_grow_while_no_batch_is_built():
-    account = TimeAccount()
+    account = TimeAccount("learner-lead")
     for second in range(3 * MAX_REPORTS):
         account.add_version(second, 10.0 + second)
         account.add_metric(report("a", 10.0 + second, second, 0.0, 0.0))
