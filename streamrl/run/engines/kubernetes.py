@@ -31,6 +31,7 @@ from streamrl.system.yaml_reader import from_yaml
 POLL_S = 5.0
 CLEAN_UP_S = 60.0  # for which the end of a run that could not be applied is tried
 JOBS = ("orchestrator", "finish")
+JOB_LABEL = "batch.kubernetes.io/job-name"  # of the pods of a Job
 OURS = "--selector=app.kubernetes.io/part-of=streamrl"
 RUN_VOLUME = "run-file"  # of the ConfigMap that pods read their run file from (components/part)
 
@@ -212,7 +213,7 @@ def follow(cluster: Cluster, stop: threading.Event, earlier: Collection[str] = (
                 print(f"{name}: {status}", flush=True)
         shown = {name: status.summary for name, status in now.items()}
         if all(jobs.get(name) for name in JOBS):
-            return 0 if jobs[JOBS[0]] == "Complete" else 1
+            return 0 if jobs[JOBS[0]] == "Complete" else _exit_code(pods)
         for name, end in [] if jobs.get(JOBS[0]) else _failures(pods, earlier):
             line = cluster.last_line(name, end)
             print(f"{name} has failed, and the run is ended", flush=True)
@@ -242,6 +243,14 @@ def end_run(cluster: Cluster, limit_s: float = math.inf) -> None:
         if time.monotonic() >= deadline:
             return
         time.sleep(POLL_S)
+
+
+def _exit_code(pods: Sequence[dict[str, Any]]) -> int:
+    """The last exit code of the orchestrator, whose Job has failed; 1 if its pods are gone."""
+    made = [pod for pod in pods if pod["metadata"].get("labels", {}).get(JOB_LABEL) == JOBS[0]]
+    made.sort(key=lambda pod: pod["metadata"]["creationTimestamp"], reverse=True)
+    codes = (end.exit_code for pod in made for end in ends(pod) if end.exit_code)
+    return next(codes, 1)
 
 
 def _failures(

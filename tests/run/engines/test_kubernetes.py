@@ -263,6 +263,24 @@ def test_a_part_that_has_ended_for_good_ends_the_run(
     assert "learner-x: Running node1, restarts: 1, exit code 7\n" in capsys.readouterr().out
 
 
+def orchestrator(name: str, created: str, code: int) -> dict[str, Any]:
+    made = pod(name, "Failed", creationTimestamp=f"2026-11-28T{created}Z")
+    made["metadata"]["labels"] = {"batch.kubernetes.io/job-name": "orchestrator"}
+    return ended(made, code)
+
+
+def test_a_failed_run_has_the_last_exit_code_of_its_orchestrator(cluster: Cluster):
+    """It is 16 if the time of the run is over."""
+    cluster.has(
+        "pods",
+        ended(pod("learner-x", "Failed", "node1"), 9),
+        orchestrator("orchestrator-a", "10:00:00", 1),
+        orchestrator("orchestrator-b", "10:05:00", 16),
+    )
+    cluster.has_ended("Failed")
+    assert kubernetes.follow(kubernetes.Cluster("ns"), threading.Event()) == 16
+
+
 def test_an_end_before_the_run_was_continued_is_not_one_of_it(
     cluster: Cluster, run: RunFile, file: str
 ):
