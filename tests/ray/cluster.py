@@ -64,11 +64,6 @@ class Cluster:
         """The node of each machine, by the name of its job."""
         return {job: f"RUNNING {node}" for job, node, _ in self._machines()}
 
-    def end(self, job: str) -> None:
-        for name, _, process in self._machines():
-            if name == job:
-                process.terminate()
-
     def stop(self) -> None:
         for node in list(self._nodes):
             self.kill_node(node)

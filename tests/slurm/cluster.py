@@ -89,9 +89,6 @@ class Cluster:
         shown = self.ask("squeue", "--noheader", "--format=%j %T %N")
         return dict(line.strip().split(" ", 1) for line in shown.splitlines())
 
-    def end(self, job: str) -> None:
-        self.ask("scancel", "--batch", "--signal=TERM", f"--name={job}")
-
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints, empty while it has no answer."""
         done = subprocess.run(

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import psutil
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -42,10 +43,6 @@ class Cluster(Protocol):
 
     def jobs(self) -> dict[str, str]:
         """State and node of each job, by its name."""
-        ...
-
-    def end(self, job: str) -> None:
-        """Ask a job to end."""
         ...
 
     def kill_node(self, node: str) -> int:
@@ -79,6 +76,7 @@ class Run:
         self._file = file
         self._output = file.with_name("up.log")
         self._steps = 0
+        self._halted: list[psutil.Process] = []
         self.up = self._start()
 
     def _start(self, *options: str) -> subprocess.Popen[bytes]:
@@ -142,12 +140,21 @@ class Run:
         )
 
     def come_to_rest(self) -> None:
-        """End the job of the envs, and wait until what they have made is trained on."""
-        self._cluster.end(self.job("samples"))
+        """End the envs while what would start them again is halted, and wait until what they have
+        made is trained on. The machine has to stay: the end of one ends the run.
+        """
+        for machine in followers(self._file):
+            machine.suspend()
+            self._halted.append(machine)
+            for part in machine.children(recursive=True):
+                part.terminate()
         self.wait(at_rest(self._log), "rest")
 
     def stop(self) -> int:
         self.up.send_signal(signal.SIGINT)
+        for machine in self._halted:
+            until(lambda machine=machine: is_told_to_end(machine), LIMIT_S, "SIGTERM", 0.1)
+            machine.resume()
         return self.up.wait(LIMIT_S)
 
     def again(self) -> int:
@@ -165,6 +172,24 @@ class Run:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.up.wait(patience(30))
         self.up.kill()
+
+
+def followers(file: Path) -> Iterator[psutil.Process]:
+    """The processes that run the parts of each machine but the leading one."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = process.cmdline()
+            joins = any(word.startswith("--only") for word in line)
+            if joins and {"up", str(file)} <= set(line) and "guarded" not in line:
+                yield process
+
+
+def is_told_to_end(process: psutil.Process) -> bool:
+    """Whether a halted process will end as soon as it is continued."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("ShdPnd:"):
+            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def at_rest(log: KafkaLog) -> Callable[[], bool]:
