@@ -81,7 +81,7 @@ def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
         )
     began_s = steps[numbers[0] - 1].time_s
     total_s = steps[numbers[-1]].time_s - began_s
-    account = TimeAccount(lookahead)
+    account = TimeAccount(steps[numbers[0]].source, lookahead)
     for version, time_s in heard.versions.items():
         account.add_version(version, time_s)
     for metric in heard.metrics:
