@@ -13,15 +13,15 @@ def from_yaml(text: str) -> Any:
     """The value of one document. Raises yaml.YAMLError, also for a map that has a key twice, of
     which PyYAML alone would keep the last.
     """
-    loader = _SafeLoader(text)
     try:
+        loader = _SafeLoader(text)
         document = loader.get_single_node()
         if document is None:
             return None
         _check_keys(document)
         return loader.construct_document(document)
-    finally:
-        loader.dispose()
+    except (ValueError, AttributeError) as error:  # of a date such as 2026-13-45, or of no text
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
 
 
 def _check_keys(document: yaml.Node) -> None:

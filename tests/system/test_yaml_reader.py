@@ -41,3 +41,9 @@ def test_a_key_that_is_there_twice_is_refused_with_both_lines(text: str, line: s
 def test_what_is_no_yaml_or_names_a_type_of_python_is_refused(text: str) -> None:
     with pytest.raises(yaml.YAMLError):
         from_yaml(text)
+
+
+@pytest.mark.parametrize("text", ["a: 2026-13-45", "a: !!int x", "!!timestamp x", "\udcff"])
+def test_a_value_that_cannot_be_read_is_no_other_error(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="a value cannot be read"):
+        from_yaml(text)
