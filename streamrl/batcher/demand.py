@@ -6,10 +6,10 @@ an env, and that it may have in open groups, those being sampled included, are
 
     its shares of those batches + what earlier batches owe it - what the batcher holds of it
 
-It is a level: an env begins a group whenever less is open, so it rounds up to whole groups. What
-that is too much is for the next batch, but where an env's share of a batch is less than a group, it
-would wait for several batches and expire. Of such an env half a group less is wanted, which rounds
-to the nearest number of groups.
+It is a level: an env begins a group whenever less is open, so it rounds up to whole groups. The
+surplus is for the batch after those. It would expire where it is too old for that one, or where the
+env's share of a batch is less than a group, so that it has to wait for several. There half a group
+less is wanted, which rounds to the nearest number of groups.
 
 Two rules keep the next batch from waiting for ever. At least what the next batch lacks of an env is
 wanted of it. And if the batch lacks tokens that any env may supply, an even part of them is
@@ -100,7 +100,8 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
             held_tokens=queue.tokens if queue else 0,
         )
         group_tokens = group_tokens_of(config, env, queue)
-        if shares_of_next[env] * config.total_token_budget < group_tokens:
+        is_large = shares_of_next[env] * config.total_token_budget < group_tokens
+        if is_large or furthest >= state.version + config.max_age_of(env):
             tokens = max(tokens - int(group_tokens / 2), 0)
         if furthest >= state.next_batch:  # work that begins now may still be for the next batch
             tokens = max(tokens, state.short.get(env, 0))

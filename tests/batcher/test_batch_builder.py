@@ -198,7 +198,7 @@ def test_a_stage_that_cannot_do_a_batch_ends_its_groups_and_not_the_batcher():
 
 def test_an_env_may_have_an_age_limit_of_its_own():
     """Version 1: of version 0, `copy` may be trained on, `add` not; and of `add` work is wanted for
-    one batch, of `copy` for two.
+    one batch, of `copy` for two, less half a group of 10 tokens.
     """
     config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, max_ages={"add": 0})
     old = [
@@ -209,7 +209,7 @@ def test_an_env_may_have_an_age_limit_of_its_own():
     wanted = {
         o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)
     }
-    assert wanted == {"copy": 2 * 10 - 10, "add": 10}
+    assert wanted == {"copy": 2 * 10 - 10 - 5, "add": 10}
 
 
 # ---- after retention -----------------------------------------------------------------------------

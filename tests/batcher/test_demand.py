@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from streamrl.batcher.demand import (
     absent_producers,
     tokens_from_any_env,
@@ -20,11 +22,12 @@ from tests.support.build import group, group_event, version_event
 
 
 def test_demand_covers_the_batches_that_new_rollouts_could_serve():
-    # version 0, lookahead 0, max age 1: batches 0 and 1, 20 tokens each; one group of 10 is held
+    # version 0, lookahead 0, max age 1: batches 0 and 1, 20 tokens each; one group of 10 is held,
+    # and half a group less is wanted, as a surplus would be too old for batch 2
     out = step_once([version_event(0), *arrivals("a")])
     demand = [o.record for o in out if isinstance(o.record, Demand)][-1]
     assert (demand.wanted_tokens, demand.held_tokens, demand.closed_groups) == (
-        30,
+        25,
         10,
         {"copy-0": 1},
     )
@@ -32,14 +35,14 @@ def test_demand_covers_the_batches_that_new_rollouts_could_serve():
 
 def test_after_its_batch_is_built_only_the_next_one_is_wanted():
     out = step_once([version_event(0), *arrivals("a", "b")])
-    assert [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens == 20
+    assert [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens == 20 - 5
 
 
 def test_groups_that_are_larger_than_a_share_are_rounded_to_the_nearest_number():
     """Batches of 20 tokens, of which the env has a tenth: its groups of 10 are in every fifth. It
     begins a group whenever it has less in flight than is wanted.
     """
-    config = replace(CONFIG, fractions={"copy": 0.1, "add": 0.9})
+    config = replace(CONFIG, fractions={"copy": 0.1, "add": 0.9}, max_age=2)
     queue = EnvQueue(measured=1, measured_tokens=10)
     for owed, wanted in ((-4.0, 0), (1.0, 0), (2.0, 1), (11.0, 10), (12.0, 11)):
         state = BatcherState(
@@ -51,6 +54,15 @@ def test_groups_that_are_larger_than_a_share_are_rounded_to_the_nearest_number()
     assert wanted_tokens(config, state)["copy"] == 1
     whole = replace(config, fractions={"copy": 0.5, "add": 0.5})
     assert wanted_tokens(whole, state)["copy"] == 20
+
+
+@pytest.mark.parametrize(("max_age", "wanted"), [(1, 15), (2, 20)])
+def test_half_a_group_less_is_wanted_where_a_surplus_would_be_too_old(max_age: int, wanted: int):
+    """Work that begins now is for batches 0 and 1, of which the env has half: 20 tokens."""
+    config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, max_age=max_age)
+    queue = EnvQueue(measured=1, measured_tokens=10)
+    state = BatcherState(version=0, next_batch=0, queues={"copy": queue})
+    assert wanted_tokens(config, state)["copy"] == wanted
 
 
 def test_before_the_first_group_its_size_is_thought_of():
@@ -88,12 +100,12 @@ def test_demand_is_said_again_only_when_it_changes():
 
 
 def test_without_fractions_each_env_is_asked_for_an_even_part_of_the_batches_to_come():
-    # half of two batches of 40 each, less what is held
+    # half of two batches of 40 each, less what is held and half a group, which would expire
     config = replace(CONFIG, fractions={"copy": 0.0, "add": 0.0}, total_token_budget=40)
     out = step_once([version_event(0), *arrivals("a")], config)
     assert {
         o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)
-    } == {"copy": 40 - 10, "add": 40}
+    } == {"copy": 40 - 10 - 5, "add": 40}
 
 
 def wanted_of(outputs: list[Output]) -> dict[str, int]:
@@ -132,7 +144,7 @@ def test_what_others_lack_is_divided_among_those_that_were_in_the_last_batch():
 def test_after_a_while_what_others_lack_is_divided_among_those_that_hold_something():
     first = [version_event(0), *arrivals("a", "b", env="a"), *arrivals("c", env="b")]
     state, out = step(SPILL, BatcherState(), first, 0.0)
-    assert wanted_of(out) == {"a": 50 // 4 + 1, "b": 10, "c": 20, "d": 20}
+    assert wanted_of(out) == {"a": 50 // 4 + 1, "b": 10 - 5, "c": 20, "d": 20}
     _, out = step(SPILL, state, [group_event(9, group("b", "d"))], SHORTAGE_AFTER_S)
     assert wanted_of(out) == {"a": 20, "b": 20}  # 40 lack, and two envs have sent something
 

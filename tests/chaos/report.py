@@ -12,8 +12,10 @@ from rich.table import Table
 from streamrl.run.orchestrator.plan import BROKER
 from tests.chaos.harness import Struck
 from tests.chaos.verdict import Verdict
+from tests.support.waiting import patience
 
-RETURN_LIMIT_S = 15.0  # within which every part has to commit after the broker's return
+# within which every part has to commit after the broker's return
+RETURN_LIMIT_S = patience(15.0)
 
 
 def report(seed: int, struck: Struck, found: Verdict) -> dict[str, Any]:
