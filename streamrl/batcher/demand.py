@@ -86,7 +86,8 @@ def wanted_tokens(config: BatcherConfig, state: BatcherState) -> dict[str, int]:
     owed = deficit_under(config, state, fractions_at(config, state, state.next_batch))
     from_any_env = tokens_from_any_env(config, state)
     shares_of_next = added_shares(config, state, state.next_batch)
-    shares_up_to = dict[int, dict[str, float]]()  # by the number of the furthest batch
+    # by the number of the furthest batch, which mostly is the next one
+    shares_up_to = {state.next_batch: shares_of_next}
     wanted = dict[str, int]()
     for env in config.fractions:
         furthest = furthest_batch(config, state, env)

@@ -204,7 +204,7 @@ def prepare(
     # no other address is refused for Kubernetes; nobody answers at the second one.
     servers = f"{broker.address},streamrl-kafka-bootstrap:9093"
     settings["kafka"] = {**shared["kafka"], "bootstrap.servers": servers}
-    here = overlay(directory / "overlay", "small", settings, NAMESPACE, shared=True)
+    here = overlay(directory / "overlay", "small", settings, NAMESPACE)
     run = run_file.load(here / "run.yaml")
     make_room(plane, NAMESPACE, "learner", "results", "weights")
     users = {acls.user_name(run, name): os.urandom(8).hex() for name in acls.rules(run)}

@@ -74,7 +74,7 @@ def _case(plane: ControlPlane, directory: Path, case: Case) -> Admitted:
     if case.name == "gang":
         # Two processes of four GPUs each, which are one learner.
         run["learner"]["processes"] = 2
-    here = overlay(directory / case.name, case.overlay, run, case.name, shared=True)
+    here = overlay(directory / case.name, case.overlay, run, case.name)
     make_room(plane, case.name, "learner", "results", "weights", *case.claims)
     for claim in case.claims:
         spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}

@@ -15,10 +15,9 @@ from tests.kubernetes.control_plane import ControlPlane
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def overlay(directory: Path, of: str, run: dict[str, Any], namespace: str, shared: bool) -> Path:
+def overlay(directory: Path, of: str, run: dict[str, Any], namespace: str) -> Path:
     """A copy of deploy/kubernetes in `directory`, of whose overlay `of` the run file is `run`.
-    Returns the directory of the overlay. `shared`: its volume for weights can be mounted on every
-    node.
+    Returns the directory of the overlay. Its volume for weights can be mounted on every node.
     """
     shutil.copytree(DEPLOY / "kubernetes", directory)
     here = directory / "overlays" / of
@@ -28,7 +27,7 @@ def overlay(directory: Path, of: str, run: dict[str, Any], namespace: str, share
     settings = (here / "kustomization.yaml").read_text()
     settings = settings.replace("namespace: streamrl\n", f"namespace: {namespace}\n")
     (here / "kustomization.yaml").write_text(settings)
-    if shared and of == "small":
+    if of == "small":
         reading = yaml.safe_load((here / "weights-read.yaml").read_text())
         del reading["spec"]["template"]["spec"]["affinity"]
         (here / "weights-read.yaml").write_text(yaml.safe_dump(reading))

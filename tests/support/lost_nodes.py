@@ -166,7 +166,10 @@ class Run:
         return f"streamrl.{self.settings.run}.{machine}"
 
     def end(self) -> None:
-        """End `up`, if it is still there, and have it end its jobs."""
+        """End `up`, if it is still there, and have it end its jobs, halted ones too."""
+        for machine in self._halted:
+            with contextlib.suppress(psutil.Error):
+                machine.resume()
         if self.up.poll() is None:
             self.up.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -90,12 +90,11 @@ class Admin(AdminClient):
         """
         return self._metadata(None, timeout_s)
 
-    def partition_count(self, topic: str) -> int:
-        """The number of partitions of a topic, or 0 if this user does not see it. Raises as
+    def topic_metadata(self, topic: str) -> Any:
+        """Metadata of one topic. It has an error if this user does not see the topic. Raises as
         `visible_topics`.
         """
-        metadata = self._metadata(topic, START_TIMEOUT_S)[topic]
-        return len(metadata.partitions) if metadata.error is None else 0
+        return self._metadata(topic, START_TIMEOUT_S)[topic]
 
     def _metadata(self, topic: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Metadata of one topic, also of one that is missing, or of all that are visible."""

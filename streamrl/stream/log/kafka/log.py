@@ -160,15 +160,12 @@ class KafkaLog(Log):
         """
         if len(topics) > ASKED_ONE_BY_ONE:
             return self.topics()
-        counts = {topic: self._admin.partition_count(self.prefix + topic) for topic in topics}
-        return {topic: count for topic, count in counts.items() if count}
+        asked = {topic: self._admin.topic_metadata(self.prefix + topic) for topic in topics}
+        return {topic: len(of.partitions) for topic, of in asked.items() if of.error is None}
 
     def _raise_missing(self, missing: Collection[str]) -> NoReturn:
         name = self.prefix + min(missing)
-        metadata = call_with_retries(
-            lambda: self._admin.list_topics(name, timeout=CALL_TIMEOUT_S), self.address
-        )
-        error = metadata.topics[name].error
+        error = self._admin.topic_metadata(name).error
         if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise access_denied(self.settings, f"read topic {name}")
         raise TopicMissing(
