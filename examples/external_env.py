@@ -190,12 +190,13 @@ def publish(producer, run, env, group_id, server, question, prompt_ids, choices,
     """Publish all rollouts of a group, or none of them. The key is the group's id, so that they are
     in the same partition.
     """
+    family = env.partition("--")[0]  # whose topic it is where the env is FAMILY--NAME
     producer.begin_transaction()
     for index, choice in enumerate(choices):
         record = rollout(env, group_id, index, server, question, prompt_ids, choice)
         record["epoch"] = epoch
         producer.send(
-            topic=f"{run}.rollouts.{env}",
+            topic=f"{run}.rollouts.{family}",
             key=group_id.encode(),
             value=msgpack.packb(record),
             headers=[("schema", b"rollout/1")],

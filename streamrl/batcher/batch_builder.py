@@ -114,11 +114,14 @@ class BatchBuilder:
             queue.rollouts += held.rollouts
             self.expire_old(env, queue)
             self.totals.on_group(env, held.tokens)
-        self.totals.supply[env] = queue.usable_tokens
+        if env in self.totals.supply:
+            self.totals.supply[env] = queue.usable_tokens
 
     def cause_to_filter(self, group: ScoredGroup) -> str:
         """Why no batch can hold this group; empty if one can."""
         budget = self.config.total_token_budget
+        if group.uids and group.environment not in self.config.fractions:
+            return ENV_REMOVED
         if group.total_tokens > budget:
             return f"group larger than total_token_budget {budget}"
         if group.uids and not self.fits_rows(group):

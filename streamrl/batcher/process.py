@@ -89,15 +89,15 @@ def reconcile(
 
 
 def paused(config: BatcherConfig, state: BatcherState) -> frozenset[str]:
-    """The topics that are not read now. An env of which enough is held is not read, because what
-    comes later is newer. An env that the next batch lacks is always read, and if the batch lacks
-    tokens of any env, all are.
+    """The topics that are not read now. A topic with an env of which enough is held is not read,
+    because what comes later is newer. A topic with an env that the next batch lacks is always read,
+    and if the batch lacks tokens of any env, all are.
     """
     if REMAINDER in state.short:
         return frozenset()
     limit = config.max_window_tokens
     full = [env for env, queue in state.queues.items() if queue.tokens >= limit]
-    return frozenset(topology.groups(env) for env in full if env not in state.short)
+    return frozenset(map(topology.groups, full)) - frozenset(map(topology.groups, state.short))
 
 
 def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:

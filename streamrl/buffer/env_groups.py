@@ -245,11 +245,12 @@ class EnvGroups:
         is put back.
         """
         del self.state.windows[self.env]
+        groups = self.state.groups_of_removed_envs.setdefault(self.env, {})
         for group_id, group in self.window.open.items():
             if group.members:
                 self.record_fate("filtered", group.members, ENV_REMOVED)
             group.members = []
-            self.state.groups_of_removed_envs.setdefault(self.env, {})[group_id] = group
+            groups[group_id] = group
         self.window = Window()
 
     def restore_env(self) -> None:

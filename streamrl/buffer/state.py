@@ -135,6 +135,17 @@ class OpenGroup(msgspec.Struct):
         return rules.group_wait_s
 
 
+def open_group(event: Event, rollout: Rollout, version: int) -> OpenGroup:
+    """A group without members that begins with this rollout, at this announced version."""
+    return OpenGroup(
+        opened=version,
+        problem_id=rollout.problem_id,
+        producer=rollout.producer,
+        partition=event.partition,
+        epoch=rollout.epoch,
+    )
+
+
 class Window(msgspec.Struct):
     """The open groups of one env, bounded by age, tokens and bytes."""
 
@@ -189,14 +200,10 @@ class Window(msgspec.Struct):
             return None
         group = self.open.get(rollout.group_id)
         if group is None:
-            group = OpenGroup(
-                opened=version,
-                problem_id=rollout.problem_id,
-                producer="" if rollout.group_id in self.counted else rollout.producer,
-                partition=event.partition,
-                epoch=rollout.epoch,
-                next_check_version=version + rules.remember_versions + 1,
-            )
+            group = open_group(event, rollout, version)
+            if rollout.group_id in self.counted:
+                group.producer = ""
+            group.next_check_version = version + rules.remember_versions + 1
             self.open[rollout.group_id] = group
         group.last_rollout_s = awake_s
         group.open_sessions = rollout.open_sessions
@@ -292,7 +299,8 @@ class BufferState(msgspec.Struct):
     # when it was last checked how long the open groups have waited; by the clock
     checked_s: float = 0.0
     # By env: the groups, without their members, that were open when the env was taken out of the
-    # run. Its producers are owed an end of each when it is put back.
+    # run, or of which rollouts have come since. Its producers are owed an end of each when it is
+    # put back.
     groups_of_removed_envs: dict[str, dict[str, OpenGroup]] = {}
 
 

@@ -41,7 +41,7 @@ def refusal(
 def _wrong_place(event: Event, rollout: Rollout, env: str, partitions: int) -> str:
     """Is the record in another topic, or under another key, than its group's?"""
     if rollout.environment != env:
-        return f"its environment is {rollout.environment!r}, and it is in rollouts.{env}"
+        return f"its environment is {rollout.environment!r}, and it is in {event.topic}"
     if event.key != rollout.group_id:
         return (
             f"key {event.key!r} is not the rollout's group_id {rollout.group_id!r}: "

@@ -52,6 +52,7 @@ class RunFile(Section):
     # MODULE:NAME that the run's journals may name, in addition to those in this file, such as one
     # that it used before.
     imports: list[str] = []
+    # By name. Envs `FAMILY--NAME` share the topics of their rollouts and groups.
     envs: dict[str, EnvChoice]
     buffer: Buffer = Buffer()
     batcher: Batcher = Batcher()

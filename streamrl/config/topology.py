@@ -13,7 +13,7 @@ are, who may touch them, what is folded again. Extensions add roles (`config/ext
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 TURNS = "turns"  # turns.<env>: sessions and their model calls
 REWARDS = "rewards"  # rewards.<env>: what `streamrl rescore` gave
-ROLLOUTS = "rollouts"  # rollouts.<env>
-GROUPS = "groups"  # groups.<env>
+ROLLOUTS = "rollouts"  # rollouts.<env>, or of a family of envs
+GROUPS = "groups"  # groups.<env>, or of a family of envs
 BATCHES = "batches"
 SCORES = "scores"
 POLICY_VERSIONS = "policy-versions"
@@ -65,11 +65,32 @@ def rewards(env: str) -> str:
 
 
 def rollouts(env: str) -> str:
-    return f"{ROLLOUTS}.{env}"
+    return f"{ROLLOUTS}.{family_of(env)}"
 
 
 def groups(env: str) -> str:
-    return f"{GROUPS}.{env}"
+    return f"{GROUPS}.{family_of(env)}"
+
+
+def family_of(env: str) -> str:
+    """The name in the topics of an env's rollouts and groups: `sums` for the env `sums--easy`, and
+    otherwise the env's own. So the envs of a family share these topics. It follows from the name
+    alone, so the place of a recorded rollout does not depend on the settings of its run.
+    """
+    return env.partition("--")[0]
+
+
+def families(envs: Iterable[str]) -> list[str]:
+    """The families of these envs, each once."""
+    return list(dict.fromkeys(map(family_of, envs)))
+
+
+def env_of(topic: str, named: str) -> str:
+    """The env that a record in a topic of rollouts or groups belongs to: the one that it names, if
+    the topic is that env's, and otherwise the one that the topic is named after.
+    """
+    family = subject_of(topic)
+    return named if family_of(named) == family else family
 
 
 def visits(env: str) -> str:

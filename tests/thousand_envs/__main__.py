@@ -21,6 +21,13 @@ STATUS_S = 2.0
 @click.command()
 @click.option("--envs", type=click.IntRange(4), default=1_000, show_default=True)
 @click.option(
+    "--families",
+    type=click.IntRange(0),
+    default=4,
+    show_default=True,
+    help="Of envs that share topics; 0: each env has its own.",
+)
+@click.option(
     "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Of steady work."
 )
 @click.option(
@@ -31,9 +38,9 @@ STATUS_S = 2.0
     show_default=True,
     help="Of the run.",
 )
-def main(envs: int, seconds: float, directory: Path) -> None:
+def main(envs: int, families: int, seconds: float, directory: Path) -> None:
     """Run many envs, kill the buffer, account for every rollout."""
-    measured = measure(envs, directory.absolute(), seconds)
+    measured = measure(envs, families, directory.absolute(), seconds)
     console = Console(width=output_width())
     for table in tables(measured):
         console.print(table)

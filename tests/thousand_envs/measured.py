@@ -73,12 +73,14 @@ class Measured:
     is_identical: bool = False
 
 
-def settings(envs: int) -> dict[str, Any]:
-    """A run file whose envs are alike and share a host."""
+def settings(envs: int, families: int) -> dict[str, Any]:
+    """A run file whose envs are alike and share a host. They are of so many families, which have
+    topics; 0: each has its own.
+    """
     return {
         "run": "thousand",
         "envs": {
-            f"copy-{number}": {
+            f"copy{number % families}--{number}" if families else f"copy-{number}": {
                 "kind": "copy-digits",
                 "host": "all",
                 "fraction": 1 / envs,
@@ -97,14 +99,14 @@ def settings(envs: int) -> dict[str, Any]:
     }
 
 
-def measure(envs: int, directory: Path, seconds: float) -> Measured:
+def measure(envs: int, families: int, directory: Path, seconds: float) -> Measured:
     """Run so many envs for so long, kill the buffer, stop the run, and account for it."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     with broker_without_limit(directory / "kafka", envs) as address:
         os.environ["STREAMRL_KAFKA"] = address
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-        live = Live(directory, settings(envs))
+        live = Live(directory, settings(envs, families))
         measured = Measured(envs)
         try:
             run_and_kill(live, measured, seconds)

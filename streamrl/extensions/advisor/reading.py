@@ -148,10 +148,9 @@ def tokens_by_fate(
 def recent_rollouts(run: RunFile, log: Log, since_s: float) -> Iterator[tuple[Rollout, float]]:
     """The newest rollouts of all envs, each with the time at which it was written."""
     # With the marker of its transaction a group has one more offset.
-    least = {
-        topology.rollouts(env): LEAST_GROUPS * (run.buffer_of(env).group_size + 1)
-        for env in run.envs
-    }
+    least = Counter[str]()
+    for env in run.envs:
+        least[topology.rollouts(env)] += LEAST_GROUPS * (run.buffer_of(env).group_size + 1)
     for message in recent(log, list(least), ROLLOUTS, since_s, least):
         rollout = record_in(message, Rollout)
         if rollout is not None and rollout.environment in run.envs:

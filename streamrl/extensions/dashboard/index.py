@@ -56,7 +56,7 @@ Sort = Literal["newest", "oldest", "reward-high", "reward-low", "longest"]
 
 
 class RolloutLocation(NamedTuple):
-    """The place of a rollout in the log, in the topic rollouts.<env>."""
+    """The place of a rollout in the log, in the topic of its env."""
 
     env: str
     partition: int

@@ -90,6 +90,10 @@ class State:
     published: dict[TopicPartition, StepCounter] = field(
         default_factory=lambda: defaultdict[TopicPartition, StepCounter](StepCounter)
     )
+    # env -> the number of its rollouts
+    published_by: dict[str, StepCounter] = field(
+        default_factory=lambda: defaultdict[str, StepCounter](StepCounter)
+    )
     # (part, topic) -> the number of records that the part has read
     taken: dict[tuple[str, str], StepCounter] = field(
         default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
@@ -173,9 +177,11 @@ def on_version(state: State, message: Message) -> None:
 def _regroup(state: State) -> None:
     """Merge everything that is kept by step, after steps have been merged."""
     steps = state.steps
-    for counters in (state.published, state.taken, state.ended, state.ended_tokens):
-        for counter in counters.values():
-            counter.regroup(steps)
+    counters: list[StepCounter] = []
+    for each in (state.published, state.published_by, state.taken, state.ended, state.ended_tokens):
+        counters += each.values()
+    for counter in counters:
+        counter.regroup(steps)
     state.built.regroup(steps)
     for sessions in state.sessions.values():
         sessions.regroup(steps)
@@ -197,10 +203,12 @@ def _count(state: State, message: Message) -> None:
 def _on_rollout(state: State, message: Message) -> None:
     _count(state, message)
     record = to_event(message, ("rollout",)).record
-    env = topology.subject_of(message.topic)
+    env = topology.env_of(message.topic, record.environment if isinstance(record, Rollout) else "")
+    step = state.steps.at(message.timestamp_s)
+    state.published_by[env].add(step, 1)
     settings = state.run.envs.get(env)
     if settings is not None and settings.sessions and isinstance(record, Rollout):
-        state.sessions[env].add(record, state.steps.at(message.timestamp_s))
+        state.sessions[env].add(record, step)
     state.index.add(
         place=RolloutLocation(env, message.partition, message.offset),
         time_s=message.timestamp_s,
@@ -308,15 +316,11 @@ def rewards(state: State, env: str) -> Mapping[int, float]:
     return state.curves.get((f"batches/{env}/reward/mean", REWARD_OF), {})
 
 
-def published(state: State, kind: str, of: str = "", step: int | None = None) -> int:
-    """The number of records of `rollouts` or `groups`, of the env `of` or of all, at the end of
-    `step`, or now if no step is given.
+def published(state: State, env: str = "", step: int | None = None) -> int:
+    """The number of rollouts of the env, or of all, at the end of `step`, or now if no step is
+    given.
     """
-    count = 0
-    for (topic, _), counter in state.published.items():
-        if topology.kind_of(topic) == kind and of in ("", topology.subject_of(topic)):
-            count += counter.until(step)
-    return count
+    return sum(counter.until(step) for of, counter in state.published_by.items() if env in ("", of))
 
 
 def lags(state: State, step: int | None = None) -> dict[str, int | None]:

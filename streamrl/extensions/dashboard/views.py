@@ -88,7 +88,7 @@ def figures(state: State, step: int | None = None) -> dict[str, Any]:
     return {
         "rewards": _recent_rewards(state, step),
         "reward_batches": REWARD_BATCHES,
-        "rollouts": published(state, "rollouts", step=step),
+        "rollouts": published(state, step=step),
         "expired_share": expired_share(ended),
         "expired_token_share": expired_share(tokens),
         "age_mean": _mean_age(state, step),
@@ -129,7 +129,7 @@ def fates(state: State, step: int | None = None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for env in state.index.envs:
         counts = _by_fate(state.ended, env, step)
-        total = published(state, "rollouts", env, step)
+        total = published(state, env, step)
         in_flight = max(0, total - sum(counts.values()))
         rows.append(
             {

@@ -9,8 +9,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.held_out import possible_fingerprints, problem_fingerprint
 from streamrl.extensions.evaluator.suite import EvalSuite
 from streamrl.stream.log.protocol import Log
-from streamrl.stream.log.records_of import records_of
-from streamrl.stream.records import Evaluation, Rollout
+from streamrl.stream.log.records_of import records_of, rollouts_of
+from streamrl.stream.records import Evaluation
 from streamrl.system.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def read_evaluations(log: Log) -> list[Evaluation]:
 def posed_fingerprints(log: Log, env: str) -> frozenset[bytes]:
     """The fingerprints of all problems that the env has posed in training, by its rollouts."""
     fingerprints: set[bytes] = set()
-    for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
+    for rollout, _ in rollouts_of(log, env):
         if rollout.turns:
             fingerprints.update(possible_fingerprints(rollout.turns[0]))
     return frozenset(fingerprints)

@@ -1,9 +1,10 @@
 """Accounts for every rollout of a run, from its topics alone. By env and policy version, the number
 of published rollouts must equal the sum of the fates and of the rollouts in flight.
 
-A fate belongs to one record of `rollouts.<env>`, by partition and offset. A record without a fate
-is in flight if a part holds it or has not read it yet, and otherwise it is lost. If retention may
-have deleted the record or its fate, the rollout is counted as gone, and is not part of the sum.
+A fate belongs to one record of its env's topic of rollouts, by partition and offset. A record
+without a fate is in flight if a part holds it or has not read it yet, and otherwise it is lost. If
+retention may have deleted the record or its fate, the rollout is counted as gone, and is not part
+of the sum.
 The tables are indexed by offset and take a few bytes for each rollout.
 """
 
@@ -44,14 +45,13 @@ KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
 EVERY = 1_000  # records between two reports of progress
 NAMED = 20  # the problems that are listed, while all are counted
 
-PartitionKey = tuple[str, int]  # env, partition
-
 
 @dataclass
 class PartitionLedger:
     """What is known of the rollouts in one partition. The arrays are indexed by offset."""
 
     start: int  # the first offset that retention has not deleted
+    envs: np.ndarray  # (end,) int32: index into Auditor.envs
     exists: np.ndarray  # (end,) bool: whether a record is there
     versions: np.ndarray  # (end,) int32: policy version of the oldest token; -1 if unreadable
     fates: np.ndarray  # (end,) uint8: number of fates that point there
@@ -69,6 +69,7 @@ class PartitionLedger:
         """A ledger of the offsets below `end`, without any rollout."""
         return cls(
             start,
+            np.zeros(end, np.int32),
             np.zeros(end, bool),
             np.full(end, -1, np.int32),
             np.zeros(end, np.uint8),
@@ -195,15 +196,15 @@ class Auditor:
     def __init__(self, log: Log, run: RunFile, progress: OnProgress = no_progress) -> None:
         self.log = log
         self.learner = run.learner.name  # the lead learner
-        self.topics = [topology.rollouts(env) for env in run.envs]
+        self.topics = [topology.rollouts(family) for family in topology.families(run.envs)]
         self.reader = TopicReader(log, progress)
         self.reader.add(self.topics)
-        self.ledgers: dict[PartitionKey, PartitionLedger] = {
-            (topology.subject_of(topic), partition): PartitionLedger.empty(start, end)
-            for (topic, partition), (start, end) in self.reader.bounds.items()
+        self.ledgers: dict[TopicPartition, PartitionLedger] = {
+            tp: PartitionLedger.empty(start, end) for tp, (start, end) in self.reader.bounds.items()
         }
+        self.envs = {env: index for index, env in enumerate(run.envs)}
         self.newest_version = -1  # of the lead learner; -1 if there is none
-        self.result = Audit()
+        self.result = Audit(tokens={env: Counter() for env in run.envs})
 
     # ---- ledgers -----------------------------------------------------------------------------
 
@@ -212,9 +213,12 @@ class Auditor:
         fates_from_s = oldest_s(self.log, topology.FATES)
         cut_s = groups_cut_s(self.log)
         for message in self.reader.messages(self.topics):
-            ledger = self.ledgers[topology.subject_of(message.topic), message.partition]
+            ledger = self.ledgers[message.topic, message.partition]
             ledger.exists[message.offset] = True
             record = to_event(message, ("rollout",)).record
+            named = record.environment if isinstance(record, Rollout) else ""
+            env = topology.env_of(message.topic, named)
+            ledger.envs[message.offset] = self.envs.setdefault(env, len(self.envs))
             if isinstance(record, Rollout):
                 ledger.versions[message.offset] = record.policy_version
                 ledger.tokens[message.offset] = record.sampled_tokens
@@ -226,13 +230,13 @@ class Auditor:
         current, _ = restore(self.log, processor)
         unread = unread_events(self.log, processor, current.offsets)
         for event in chain(held_events(current.state), unread):
-            env = topology.subject_of(event.topic)
             if isinstance(event.record, ScoredGroup):
-                held = self.ledgers[env, event.record.partition].held
+                topic = topology.rollouts(topology.subject_of(event.topic))
+                held = self.ledgers[topic, event.record.partition].held
                 offsets = event.record.offsets
                 held[offsets[offsets < len(held)]] = True
             elif topology.kind_of(event.topic) == topology.ROLLOUTS:
-                held = self.ledgers[env, event.partition].held
+                held = self.ledgers[event.topic, event.partition].held
                 if event.offset < len(held):
                     held[event.offset] = True
 
@@ -250,7 +254,7 @@ class Auditor:
     def _enter_fate(self, fate: Fate, ends: Offsets) -> None:
         """Enter a fate for each rollout that it belongs to."""
         topic = topology.rollouts(fate.environment)
-        ledger = self.ledgers.get((fate.environment, fate.partition))
+        ledger = self.ledgers.get((topic, fate.partition))
         for index, offset in enumerate(fate.offsets.tolist()):
             uid = fate.uids[index] if index < len(fate.uids) else "an unreadable rollout"
             place = f"{topic}[{fate.partition}]@{offset}"
@@ -298,11 +302,12 @@ class Auditor:
 
     def tally(self) -> None:
         """Count the rollouts by fate, and name those that are lost."""
-        for (env, partition), ledger in self.ledgers.items():
-            self._tally_partition(env, partition, ledger)
+        for (topic, partition), ledger in self.ledgers.items():
+            self._tally_partition(topic, partition, ledger)
 
-    def _tally_partition(self, env: str, partition: int, ledger: PartitionLedger) -> None:
+    def _tally_partition(self, topic: str, partition: int, ledger: PartitionLedger) -> None:
         result = self.result
+        envs = list(self.envs)
         without_fate = ledger.exists & (ledger.fates == 0)
         gone = without_fate & ~ledger.held & ledger.early
         lost = without_fate & ~ledger.held & ~gone
@@ -312,20 +317,20 @@ class Auditor:
         states["in flight"] = without_fate & ledger.held
         states["lost"] = lost
         for name, mask in states.items():
-            sampled = int(ledger.tokens[mask].sum(dtype=np.int64))
-            result.tokens.setdefault(env, Counter())[name] += sampled
-            versions, counts = np.unique(ledger.versions[mask], return_counts=True)
-            for version, count in zip(versions.tolist(), counts.tolist(), strict=True):
-                result.counts.setdefault((env, version), Counter())[name] += count
+            tokens = np.bincount(ledger.envs[mask], weights=ledger.tokens[mask])
+            for env in np.flatnonzero(tokens).tolist():
+                result.tokens.setdefault(envs[env], Counter())[name] += int(tokens[env])
+            pairs, counts = distinct_pairs(ledger.envs[mask], ledger.versions[mask])
+            for (env, version), count in zip(pairs, counts, strict=True):
+                result.counts.setdefault((envs[env], version), Counter())[name] += count
         batched = states["batched"]
         batches = ledger.batch[batched]
         sampled_by = ledger.versions[batched]
         result.ages.update((batches - sampled_by).tolist())
         result.trained += int((batches < self.newest_version).sum())
-        pairs, counts = np.unique(np.stack([batches, sampled_by]), axis=1, return_counts=True)
-        for (batch, version), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+        pairs, counts = distinct_pairs(batches, sampled_by)
+        for (batch, version), count in zip(pairs, counts, strict=True):
             result.sampled_by.setdefault(batch, Counter())[version] += count
-        topic = topology.rollouts(env)
         for offset in np.flatnonzero(lost)[:NAMED].tolist():
             message = next(read(self.log, topic, partition, offset, offset + 1), None)
             record = None if message is None else to_event(message, ("rollout",)).record
@@ -333,6 +338,14 @@ class Auditor:
             result.add_problem(
                 f"{uid} at {topic}[{partition}]@{offset} has no fate, and no part holds it"
             )
+
+
+def distinct_pairs(
+    first: np.ndarray, second: np.ndarray
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """The distinct pairs of elements at the same index, and how often each occurs."""
+    pairs, counts = np.unique(np.stack([first, second]), axis=1, return_counts=True)
+    return [(one, other) for one, other in pairs.T.tolist()], counts.tolist()
 
 
 def oldest_s(log: Log, topic: str) -> float:

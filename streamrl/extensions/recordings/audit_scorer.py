@@ -61,12 +61,16 @@ def audit_scorer(log: Log, run: RunFile, scorer: ScorerVersion) -> ScorerAudit:
     result = ScorerAudit()
     touched: dict[EnvUid, None] = {}
     is_of_fork = run.fork is not None and str(scorer) in run.fork.scorers
-    for env in run.envs:
-        rewards = rewards_of_scorer(log, env, *scorer)
-        count = result.envs.setdefault(env, EnvCount())
-        for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
+    rewards = {env: rewards_of_scorer(log, env, *scorer) for env in run.envs}
+    result.envs = {env: EnvCount() for env in run.envs}
+    for family in topology.families(run.envs):
+        for rollout, message in records_of(log, topology.rollouts(family), Rollout):
+            env = topology.env_of(message.topic, rollout.environment)
+            if env not in result.envs:
+                continue
+            count = result.envs[env]
             count.published += 1
-            given = rewards.get(rollout.rollout_uid, ())
+            given = rewards[env].get(rollout.rollout_uid, ())
             if any(is_part_of(rollout, reward, is_of_fork) for reward in given):
                 count.touched += 1
                 count.failed += bool(rollout.failure)

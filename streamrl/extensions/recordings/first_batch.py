@@ -118,8 +118,8 @@ def first_batch(
         run_steps(new, shard, [Step(time_s, portion) for portion in portions(own)], {})
     scored = {
         (record.environment, record.group_id): message
-        for env in run.envs
-        for record, message in records_of(new, topology.groups(env), ScoredGroup)
+        for family in topology.families(run.envs)
+        for record, message in records_of(new, topology.groups(family), ScoredGroup)
     }
     version = versions[cut.version]
     groups = [scored[group] for group in cut.held if group in scored]
@@ -138,9 +138,9 @@ def _copies_in_order(
     """
     # Messages with the same key are in one partition, so they have kept their order.
     copies: dict[tuple[str, bytes | None], deque[Message]] = {}
-    for topic in (topology.rollouts(env) for env in run.envs):
-        for _, message in records_of(new, topic, Rollout):
-            copies.setdefault((topic, message.key), deque()).append(message)
+    for family in topology.families(run.envs):
+        for _, message in records_of(new, topology.rollouts(family), Rollout):
+            copies.setdefault((message.topic, message.key), deque()).append(message)
     announced = deque(versions[number] for number in sorted(versions))
     ordered: list[Message] = []
     for message in order:

@@ -57,6 +57,7 @@ def copy_inherited(
         return ForkResult(run, 0, 0, False)
     version = run.fork.version
     cut = batcher_cut(old, parent, version)
+    cut.held = [group for group in cut.held if group[0] in run.envs]
     # The balance between the envs' shares means nothing when the shares have changed.
     if curriculum_settings(run) == curriculum_settings(parent):
         run = run.model_copy(update={"fork": run.fork.model_copy(update={"balance": cut.balance})})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -10,9 +10,9 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.extensions.recordings.inheritance import GroupIndex, GroupKey, next_problem
 from streamrl.learner.inputs import read_batches
-from streamrl.stream.log.codec import to_event, to_message
-from streamrl.stream.log.protocol import Event, Log, Message, Output
-from streamrl.stream.log.records_of import messages_of, records_of
+from streamrl.stream.log.codec import to_message
+from streamrl.stream.log.protocol import Log, Message, Output
+from streamrl.stream.log.records_of import records_of
 from streamrl.stream.processor.journal import last_record
 from streamrl.stream.records import EnvProgress, Rollout, Visit
 from streamrl.weights.announcements import read_announcements
@@ -94,9 +94,8 @@ def index_groups(old: Log, parent: RunFile, run: RunFile) -> GroupIndex:
         if batch.number >= run.fork.version:
             break
         index.add_batch(batch)
-    for _, event in recorded_rollouts(old, [env for env in run.envs if env in parent.envs]):
-        if isinstance(event.record, Rollout):
-            index.add_rollout(event.record)
+    for _, rollout in recorded_rollouts(old, [env for env in run.envs if env in parent.envs]):
+        index.add_rollout(rollout)
     return index
 
 
@@ -104,14 +103,14 @@ def inherited_rollouts(
     old: Log, run: RunFile, groups: Mapping[GroupKey, None]
 ) -> Iterator[Message]:
     """The recorded rollouts of these groups, in the order of their topics."""
-    for message, event in recorded_rollouts(old, run.envs):
-        record = event.record
-        if isinstance(record, Rollout) and (record.environment, record.group_id) in groups:
+    for message, rollout in recorded_rollouts(old, run.envs):
+        if (rollout.environment, rollout.group_id) in groups:
             yield message
 
 
-def recorded_rollouts(log: Log, envs: Iterable[str]) -> Iterator[tuple[Message, Event]]:
-    """All messages in the rollout topics of these envs, each with its event."""
-    for env in envs:
-        for message in messages_of(log, topology.rollouts(env)):
-            yield message, to_event(message, ("rollout",))
+def recorded_rollouts(log: Log, envs: Collection[str]) -> Iterator[tuple[Message, Rollout]]:
+    """The rollouts of these envs, each with the message that carries it."""
+    for family in topology.families(envs):
+        for rollout, message in records_of(log, topology.rollouts(family), Rollout):
+            if topology.env_of(message.topic, rollout.environment) in envs:
+                yield message, rollout

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from streamrl.config import topology
 from streamrl.envs.sessions.rewards import RewardBreakdown, apply_weights, with_rewards
 from streamrl.extensions.recordings.rescore import rewards_of_scorer
 from streamrl.stream.log.protocol import Log
-from streamrl.stream.log.records_of import records_of
+from streamrl.stream.log.records_of import rollouts_of
 from streamrl.stream.records import Reward, Rollout
 from streamrl.system.errors import ConfigError, StreamrlError
 
@@ -76,7 +75,7 @@ def read_rewards(
 def _check_complete(old: Log, env: str, scorer: ScorerVersion, rewards: RewardsByUid) -> None:
     """Raises ConfigError if there are rollouts of the env that the scorer has not judged."""
     missing = 0
-    for rollout, _ in records_of(old, topology.rollouts(env), Rollout):
+    for rollout, _ in rollouts_of(old, env):
         is_judged = rollout.failure or rollout.misaligned or rollout.rollout_uid in rewards
         missing += not is_judged
     if missing:

@@ -40,7 +40,7 @@ from streamrl.envs.sessions.rewards import apply_weights, normalize
 from streamrl.extensions.recordings.progress import OnProgress, no_progress
 from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.protocol import Log, Output
-from streamrl.stream.log.records_of import records_of
+from streamrl.stream.log.records_of import records_of, rollouts_of
 from streamrl.stream.records import Reward, Rollout
 from streamrl.stream.records.compact import wide_ids
 from streamrl.system.errors import ConfigError, StreamrlError, describe_error
@@ -237,10 +237,10 @@ async def rescore(
     try:
         recorded = rewards_of_scorer(log, env, scorer.name, scorer.version)
         known = {uid: given for uid, given in recorded.items() if not any(r.failure for r in given)}
-        total = sum(1 for _ in rollouts_of(log, env))
+        total = sum(1 for _ in distinct_rollouts(log, env))
         tally = Tally(weights)
         done = 0
-        rollouts = rollouts_of(log, env)
+        rollouts = distinct_rollouts(log, env)
         while portion := list(islice(rollouts, PORTION)):
             new = list[Rollout]()
             for rollout in portion:
@@ -268,10 +268,10 @@ async def rescore(
     return tally.result()
 
 
-def rollouts_of(log: Log, env: str) -> Iterator[Rollout]:
+def distinct_rollouts(log: Log, env: str) -> Iterator[Rollout]:
     """The recorded rollouts of an env, each uid once."""
     seen: dict[str, None] = {}
-    for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
+    for rollout, _ in rollouts_of(log, env):
         if rollout.rollout_uid not in seen:
             seen[rollout.rollout_uid] = None
             yield rollout

@@ -39,9 +39,9 @@ from streamrl.extensions.recordings.parent_schedule import (
 from streamrl.stream.log.codec import to_event, to_message
 from streamrl.stream.log.protocol import Log, Message, Output, TopicPartition
 from streamrl.stream.log.reading import portions, read
-from streamrl.stream.log.records_of import messages_of, records_of
+from streamrl.stream.log.records_of import messages_of, record_in, records_of
 from streamrl.stream.processor.definition import Processor
-from streamrl.stream.records import PolicyVersion, Rollout
+from streamrl.stream.records import PolicyVersion, Rollout, ScoredGroup
 from streamrl.system.errors import StreamrlError
 
 TopicKey = tuple[str, bytes | None]
@@ -84,8 +84,8 @@ class RetrainingFork:
                 writer.commit(portion)
         versions = self._version_offsets()
         partitions: dict[TopicKey, int] = {}
-        for env in self.run.envs:
-            for message in messages_of(self.new, topology.rollouts(env)):
+        for family in topology.families(self.run.envs):
+            for message in messages_of(self.new, topology.rollouts(family)):
                 partitions[message.topic, message.key] = message.partition
         for index in range(self.run.buffer.shards):
             self._run_buffer(index, schedule, partitions, versions)
@@ -149,9 +149,11 @@ class RetrainingFork:
         """The fork's copy of a message with a rollout; None if it has none, or has no key: the
         parent's buffer dead-lettered it, and no key tells in which partition the copy is.
         """
-        env = topology.subject_of(message.topic)
         record = to_event(message, ("rollout",)).record
-        if not isinstance(record, Rollout) or env not in self.run.envs or message.key is None:
+        if not isinstance(record, Rollout) or message.key is None:
+            return None
+        env = topology.env_of(message.topic, record.environment)
+        if env not in self.run.envs:
             return None
         group = record.environment, record.group_id
         if group in self.trained:
@@ -199,10 +201,10 @@ class RetrainingFork:
     def _run_batcher(self, versions: Mapping[int, int]) -> None:
         """The fork's batcher reads the groups that the parent's batcher read, in its order."""
         source = CopySource(self.new, versions)
-        places: dict[TopicKey, tuple[int, int]] = {}
-        for env in self.run.envs:
-            for message in messages_of(self.new, topology.groups(env)):
-                places[message.topic, message.key] = message.partition, message.offset
+        places: dict[GroupKey, tuple[int, int]] = {}
+        for family in topology.families(self.run.envs):
+            for group, message in records_of(self.new, topology.groups(family), ScoredGroup):
+                places[group.environment, group.group_id] = message.partition, message.offset
         followed = RecordedVersions(self.parent)
 
         def steps() -> Iterator[Step]:
@@ -214,7 +216,8 @@ class RetrainingFork:
                         if version is not None:
                             messages.append(source.announcement(version.version))
                         continue
-                    place = places.get((message.topic, message.key))
+                    group = record_in(message, ScoredGroup)
+                    place = group and places.get((group.environment, group.group_id))
                     # A slice leaves nothing out: groups that came earlier here are read before it.
                     if place is not None:
                         messages += source.up_to(message.topic, *place)

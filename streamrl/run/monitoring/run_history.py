@@ -23,13 +23,14 @@ from streamrl.run.monitoring.token_account import TokenAccount
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import Log
 from streamrl.stream.log.reading import read_partitions
-from streamrl.stream.log.records_of import messages_of, records_of
+from streamrl.stream.log.records_of import messages_of, record_in, records_of
 from streamrl.stream.records import (
     Batch,
     Evaluation,
     Fate,
     Metric,
     PolicyVersion,
+    Rollout,
     Server,
     mean_rewards,
 )
@@ -249,10 +250,17 @@ def collect(run: RunFile, log: Log) -> RunHistory:
 def rollout_counts(run: RunFile, log: Log) -> dict[str, int]:
     """How many rollouts each env has published. One reader reads the topics of all envs."""
     known = log.topics()
-    envs = {topology.rollouts(env): env for env in run.envs}
+    envs = defaultdict[str, list[str]](list)  # by topic
+    for env in run.envs:
+        envs[topology.rollouts(env)].append(env)
     partitions = [(topic, p) for topic in envs for p in range(known.get(topic, 0))]
     counts = dict.fromkeys(run.envs, 0)
     starts = log.beginning_offsets(partitions)
     for message in read_partitions(log, starts, log.end_offsets(partitions)):
-        counts[envs[message.topic]] += 1
+        env = topology.subject_of(message.topic)
+        if envs[message.topic] != [env]:  # a family, of which only the record tells the env
+            rollout = record_in(message, Rollout)
+            env = topology.env_of(message.topic, rollout.environment if rollout else "")
+        if env in counts:
+            counts[env] += 1
     return counts

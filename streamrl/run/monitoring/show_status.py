@@ -140,7 +140,9 @@ def _servers(view: RunView, time_s: float) -> Table:
 
 
 def _envs(run: RunFile, view: RunView) -> Table:
-    """A row for each env. Of many envs, those that lost most rollouts, and a row for all envs."""
+    """A row for each env, and for a family whose topic has had records that name none of its envs.
+    Of many envs, those that lost most rollouts, and a row for all envs.
+    """
     table = _table(
         "env",
         "reward in last batch",
@@ -151,7 +153,8 @@ def _envs(run: RunFile, view: RunView) -> Table:
         "window tokens",
         "held tokens",
     )
-    envs = list(run.envs)
+    families = [name for name in topology.families(run.envs) if name in view.fates]
+    envs = list(dict.fromkeys([*run.envs, *families]))
     if len(envs) > ENVS_SHOWN:
         envs = sorted(envs, key=lambda env: _lost(view, env), reverse=True)[:ENVS_SHOWN]
     for env in envs:

@@ -60,12 +60,13 @@ def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> 
     """
     cause = printable(cause)
     letter = _letter(event, cause, stage)
-    kind, _, environment = event.topic.partition(".")
-    if kind != "rollouts":
+    if topology.kind_of(event.topic) != topology.ROLLOUTS:
         return [letter]
+    environment = topology.subject_of(event.topic)
     uids: list[str] = []
     columns = FateColumns()
     if isinstance(event.record, Rollout):
+        environment = topology.env_of(event.topic, event.record.environment)
         uids = [event.record.rollout_uid]
         columns = columns_of_fate([event.record])
     fate = Fate(

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TypeVar
 
+from streamrl.config import topology
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import Log, Message, TopicPartition, beginning_offset
 from streamrl.stream.log.reading import read
-from streamrl.stream.records import RECORDS, Record
+from streamrl.stream.records import RECORDS, Record, Rollout
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
@@ -33,6 +34,13 @@ def records_of(log: Log, topic: str, kind: type[R]) -> Iterator[tuple[R, Message
         record = record_in(message, kind)
         if record is not None:
             yield record, message
+
+
+def rollouts_of(log: Log, env: str) -> Iterator[tuple[Rollout, Message]]:
+    """The rollouts of an env, each with the message that carries it."""
+    for rollout, message in records_of(log, topology.rollouts(env), Rollout):
+        if topology.env_of(message.topic, rollout.environment) == env:
+            yield rollout, message
 
 
 def record_in(message: Message, kind: type[R]) -> R | None:

@@ -135,7 +135,7 @@ def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
                 return list(run.turn_envs)
             if kind.name == topology.REWARDS:
                 return []  # `streamrl rescore` makes it
-            return list(run.envs)
+            return topology.families(run.envs)
         case "part":
             identities: list[str] = []
             for role in topology.roles():

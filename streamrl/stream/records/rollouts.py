@@ -121,7 +121,7 @@ class Rollout(Record, frozen=True, kw_only=True):
     tokens are in the record once.
     """
 
-    environment: Name  # as in the name of its topic
+    environment: Name  # its topic is the env's, or that of its family
     problem_id: Name  # any text; may come again
     rollout_uid: Name  # unique in the env: a second one is a duplicate
     turns: list[Turn]  # empty where there is a `failure`

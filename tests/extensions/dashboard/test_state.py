@@ -68,7 +68,7 @@ def test_what_nobody_can_read_is_passed_over():
             ),
         ]
     )
-    assert published(state, "rollouts") == 8
+    assert published(state) == 8
 
 
 def long_run(count: int) -> list[Message]:
@@ -115,10 +115,16 @@ def test_what_a_long_run_keeps_and_what_a_request_reads_is_bounded(
     monkeypatch.setattr(states, "BATCHES", 30)
     monkeypatch.setattr(steps, "thinned", partial(steps.thinned, recent=20, older=10))
     state = folded(long_run(600), ahead)
-    counts = [state.built, *state.published.values(), *state.taken.values(), *state.ended.values()]
+    counts = [
+        state.built,
+        *state.published.values(),
+        *state.published_by.values(),
+        *state.taken.values(),
+        *state.ended.values(),
+    ]
     by_step = [state.steps.versions, state.made_of, *counts, *state.curves.values()]
     # and one for what was before the first version
-    assert len(by_step) == 8 and max(map(len, by_step)) <= 41
+    assert len(by_step) == 9 and max(map(len, by_step)) <= 41
     assert (
         list(state.batches) == list(range(570, 600))
         and sum(map(len, state.view.rewards.values())) == 1

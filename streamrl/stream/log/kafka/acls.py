@@ -148,8 +148,9 @@ def rescoring(run: RunFile) -> list[Rule]:
     """
     prefix = f"{run.run}."
     rules = list[Rule]()
+    for family in topology.families(run.envs):
+        rules.append(Rule("topic", f"{prefix}{topology.rollouts(family)}", ("READ",)))
     for env in run.envs:
-        rules.append(Rule("topic", f"{prefix}{topology.rollouts(env)}", ("READ",)))
         rules.append(Rule("topic", f"{prefix}{topology.rewards(env)}", ("READ", "WRITE", "CREATE")))
     rules.append(Rule("topic", f"{prefix}{topology.SERVERS}", ("READ",)))  # for judges in pools
     rules.append(Rule("group", f"{prefix}{READER}", ("DESCRIBE",)))
@@ -336,6 +337,9 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
         case "run":
             return True
         case "env":
+            if topic.kind.name in (topology.ROLLOUTS, topology.GROUPS):
+                envs = [user.env] if user.env else user.role.envs(run)
+                return of in topology.families(envs)
             if of not in user.role.envs(run):
                 return False
             samples = user.role in (topology.ENV, topology.HOST)
@@ -346,7 +350,9 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
             return of in user.identities
         case "topic":
             subject = topology.subject_of(of)
-            if subject in run.envs and subject not in user.role.envs(run):
+            known = {*run.envs, *topology.families(run.envs)}
+            envs = user.role.envs(run)
+            if subject in known and subject not in (*envs, *topology.families(envs)):
                 return False
             return user.role.reads(topology.kind_of(of))
 
