@@ -97,7 +97,7 @@ def main(bootstrap, run, env, groups):
         for choice in choices:
             published_tokens += len(prompt_ids) + len(choice["token_ids"])
 
-    print(f"{published_groups} groups of {GROUP_SIZE} rollouts published to {run}.rollouts.{env}")
+    print(f"{published_groups} groups of {GROUP_SIZE} rollouts of {env} published")
 
 
 def read_table(bootstrap, topic):

@@ -11,6 +11,9 @@ import pytest
 
 from streamrl.batcher.process import paused
 from streamrl.batcher.state import BatcherState, EnvQueue
+from streamrl.buffer.process import reconcile, step
+from streamrl.buffer.settings import buffer_config
+from streamrl.buffer.state import BufferState
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.operation import Fork
@@ -26,9 +29,9 @@ from streamrl.stream.log.kafka import acls
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.log.records_of import messages_of, rollouts_of
-from streamrl.stream.records import Batch, Demand, Fate, Rollout
+from streamrl.stream.records import ENV_REMOVED, Batch, Demand, Fate, Rollout, ScoredGroup
 from tests.support.batcher import CONFIG
-from tests.support.build import rollout
+from tests.support.build import rollout, rollout_event
 from tests.support.data_path import (
     RUN,
     announce,
@@ -67,6 +70,14 @@ def recording() -> MemoryLog:
     return log
 
 
+def folded(log: MemoryLog, run: RunFile) -> dashboard.State:
+    shown = dashboard.new(run)
+    for topic in log.topics():
+        for message in messages_of(log, topic):
+            dashboard.fold(shown, message)
+    return shown
+
+
 def uids(log: MemoryLog, env: str) -> list[str]:
     return [record.rollout_uid for record, _ in rollouts_of(log, env)]
 
@@ -86,10 +97,11 @@ def test_the_envs_of_a_family_have_one_topic_of_rollouts_and_one_of_groups():
 
 
 def test_a_record_belongs_to_the_env_that_it_names_if_the_topic_is_that_envs():
-    assert topology.env_of("rollouts.sums", "sums--easy") == "sums--easy"
-    assert topology.env_of("rollouts.sums", "copy") == "sums"
-    assert topology.env_of("rollouts.copy", "sums--easy") == "copy"
-    assert topology.env_of("rollouts.copy", "") == "copy"
+    assert topology.env_of("rollouts.sums", "sums--easy", ENVS) == "sums--easy"
+    assert topology.env_of("rollouts.sums", "sums--other", ENVS) == "sums"
+    assert topology.env_of("rollouts.sums", "copy", ENVS) == "sums"
+    assert topology.env_of("rollouts.copy", "sums--easy", ENVS) == "copy"
+    assert topology.env_of("rollouts.copy", "", ENVS) == "copy"
 
 
 def test_each_env_has_its_share_and_its_fates(recording: MemoryLog):
@@ -116,13 +128,15 @@ def test_parts_replay_identically(recording: MemoryLog):
 def test_the_rollouts_of_each_env_are_counted(recording: MemoryLog):
     each = BATCHES * 5 * 2
     assert rollout_counts(FAMILY, recording) == dict.fromkeys(ENVS, each)
-    shown = dashboard.new(FAMILY)
-    for topic in recording.topics():
-        for message in messages_of(recording, topic):
-            dashboard.fold(shown, message)
+    shown = folded(recording, FAMILY)
     assert [(row["env"], row["published"]) for row in fates(shown)] == [(e, each) for e in ENVS]
-    found = audit(recording, FAMILY)
-    for row in fates(shown):
+    assert_counted_alike(recording, FAMILY)
+
+
+def assert_counted_alike(log: MemoryLog, run: RunFile) -> None:
+    """The dashboard counts what the audit counts."""
+    found = audit(log, run)
+    for row in fates(folded(log, run)):
         counted = Counter[str]()
         for (env, _), counts in found.counts.items():
             counted += counts if env == row["env"] else Counter()
@@ -172,11 +186,11 @@ def test_a_rollout_of_an_env_that_the_run_does_not_have_is_a_dead_letter():
     )
     with running(log, FAMILY):
         until(lambda: len(published(log, "fates", Fate)) == 3, 60.0, "three fates")
-    found = {fate.environment: fate.cause for fate in published(log, "fates", Fate)}
-    assert found.keys() == {"sums--other", "sums", "sums--easy"}
-    assert "'sums--other', which the run file does not have" in found["sums--other"]
-    assert "'nobody', which the run file does not have" in found["sums"]
-    assert "its group would be split" in found["sums--easy"]
+    causes = [(fate.environment, fate.cause) for fate in published(log, "fates", Fate)]
+    assert [env for env, _ in causes] == ["sums", "sums", "sums--easy"]
+    assert "'sums--other', which the run file does not have" in causes[0][1]
+    assert "'nobody', which the run file does not have" in causes[1][1]
+    assert "its group would be split" in causes[2][1]
     assert len(list(messages_of(log, "dead-letters.rollouts.sums"))) == 3
     assert audit(log, FAMILY).balanced
 
@@ -194,7 +208,12 @@ def test_an_env_that_leaves_the_run_leaves_the_others_of_its_family_alone():
             send_groups(log, env, range(10, 20), 2)
         wait_for_batches(log, 3)
         until(lambda: _fates_of(log, "sums--hard") == len(uids(log, "sums--hard")), 60.0, "fates")
+    late = [fate for fate in published(log, "fates", Fate) if fate.environment == "sums--hard"]
+    assert {fate.cause for fate in late if fate.fate == "filtered"} >= {ENV_REMOVED}
+    assert not list(messages_of(log, "dead-letters.rollouts.sums"))
+    assert rollout_counts(rest, log) == {"sums--easy": 40, "copy": 40}
     assert audit(log, rest).balanced
+    assert_counted_alike(log, rest)
     for processor in parts(rest):
         assert replay(log, processor)[0].difference == ""
     with running(log, FAMILY):  # it is put back
@@ -207,6 +226,37 @@ def test_an_env_that_leaves_the_run_leaves_the_others_of_its_family_alone():
     # Its producer is told of each group that has ended, also of those that nobody could use.
     last = {demand.environment: demand for demand in published(log, "demand", Demand)}
     assert last["sums--hard"].closed_groups == {"sums--hard-0": 2 * 5 + 10 + 10}
+
+
+def test_an_env_that_leaves_before_its_first_rollout_came_is_told_of_its_groups_when_it_is_back():
+    """Its producer had begun groups, and waits for their ends."""
+    config = buffer_config(FAMILY, 0)
+    state, _ = reconcile(config, BufferState(), {}, 0.0)
+    rest = replace(config, envs=("sums--easy", "copy"))
+    state, _ = reconcile(rest, state, {}, 0.0)
+    event = rollout_event(0, rollout("sums--hard", "sums--hard-0", 0, 0))
+    state, outputs = step(rest, state, [event], 0.0)
+    assert [(o.topic, o.record.fate) for o in outputs if isinstance(o.record, Fate)] == [
+        ("fates", "filtered")
+    ]
+    state, outputs = reconcile(config, state, {}, 0.0)
+    ends = [o.record for o in outputs if isinstance(o.record, ScoredGroup)]
+    assert [(end.environment, end.group_id, end.uids) for end in ends] == [
+        ("sums--hard", "sums--hard-0", [])
+    ]
+
+
+def test_all_envs_of_a_family_count_anew_when_retention_has_cut_their_topic():
+    """Also one that is out of the run: its rollouts are gone with those of the others."""
+    config = buffer_config(FAMILY, 0)
+    state, _ = reconcile(config, BufferState(), {}, 0.0)
+    rest = replace(config, envs=("sums--easy", "copy"))
+    state, outputs = reconcile(rest, state, {("rollouts.sums", 0): 5}, 0.0)
+    begun = [o.record for o in outputs if isinstance(o.record, ScoredGroup)]
+    assert [record.environment for record in begun if record.begins_epoch] == [
+        "sums--easy",
+        "sums--hard",
+    ]
 
 
 def _fates_of(log: MemoryLog, env: str) -> int:
@@ -234,6 +284,14 @@ def test_an_env_may_write_the_topic_of_its_family_and_no_other():
         assert written == {f"{FAMILY.run}.{topic}"}
     read = {rule.name for rule in rules["rescorer"] if ".rollouts." in rule.name}
     assert read == {f"{FAMILY.run}.rollouts.sums", f"{FAMILY.run}.rollouts.copy"}
+
+
+def test_the_dead_letters_of_turns_are_those_of_one_env():
+    agents = {"kind": "guess-number"}
+    envs = {"sums": agents, "sums--agent": {**agents, "sessions": {}}}
+    rules = acls.rules(run_file.parse({"run": "r", "envs": envs}))
+    letters = {r.name for r in rules["assembler"] if r.name.startswith("r.dead-letters")}
+    assert letters == {"r.dead-letters.turns.sums--agent"}
 
 
 def test_a_family_may_have_the_name_of_an_env():

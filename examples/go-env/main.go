@@ -325,6 +325,8 @@ func publish(writer *kgo.Client, topic string, rollouts []Rollout) error {
 
 func run(bootstrap, name, env string, groups int) {
 	producer := env + "-go"
+	family, _, _ := strings.Cut(env, "--") // whose topic it is where ENV is FAMILY--NAME
+	topic := name + ".rollouts." + family
 	writer, err := kgo.NewClient(
 		kgo.SeedBrokers(bootstrap),
 		kgo.TransactionalID(name+"."+env+"-outside"),
@@ -367,11 +369,11 @@ func run(bootstrap, name, env string, groups int) {
 			rollouts = append(rollouts, one)
 			tokens += len(ids) + len(choice.TokenIDs)
 		}
-		check(publish(writer, name+".rollouts."+env, rollouts))
+		check(publish(writer, topic, rollouts))
 		made++
 		begun++
 	}
-	fmt.Printf("%d groups of %d rollouts published to %s.rollouts.%s\n", made, samples, name, env)
+	fmt.Printf("%d groups of %d rollouts published to %s\n", made, samples, topic)
 }
 
 func example() {

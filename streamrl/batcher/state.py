@@ -78,7 +78,7 @@ class HeldGroup(msgspec.Struct, frozen=True):
     oldest: int  # version of its oldest token: a group is as old as its oldest rollout
     newest: int
     of_newest: int  # rollouts that `newest` alone made
-    partition: int  # of rollouts.<env>
+    partition: int  # of the env's topic of rollouts
     offsets: list[int]  # of its rollouts there
 
 

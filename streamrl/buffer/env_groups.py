@@ -36,7 +36,15 @@ from streamrl.buffer.arrival import Arrival, arrival_of
 from streamrl.buffer.closing import closed_group, empty_group, empty_record
 from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import is_fresh
-from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window
+from streamrl.buffer.state import (
+    COUNTED_GROUPS,
+    BufferConfig,
+    BufferState,
+    OpenGroup,
+    Window,
+    drop_oldest,
+    open_group,
+)
 from streamrl.buffer.validation import foreign_token
 from streamrl.config import topology
 from streamrl.stream.log.dead_letters import to_dead_letter
@@ -97,7 +105,7 @@ class EnvGroups:
             case "held":
                 pass
             case "refused" | "misaligned":
-                self.outputs += to_dead_letter(event, arrival.cause)
+                self.outputs += to_dead_letter(event, arrival.cause, env=self.env)
             case "late":
                 self.record_fate("filtered", [event], arrival.cause)
             case "duplicate" | "failed" | "expired" as fate:
@@ -174,7 +182,8 @@ class EnvGroups:
             version = rollout_of(event).newest_policy_version
             if version > newest:
                 waited = f"policy version {version} was not announced while its group waited"
-                self.outputs += to_dead_letter(event, f"{waited}; the newest is {newest}")
+                cause = f"{waited}; the newest is {newest}"
+                self.outputs += to_dead_letter(event, cause, env=self.env)
                 self.window.lose(group, [event])
         self.close_group(group_id)
 
@@ -202,7 +211,7 @@ class EnvGroups:
                 rollout = rollout_of(event)
                 cause = foreign_token(rollout, self.state.vocab_size)
                 if cause:
-                    self.outputs += to_dead_letter(event, cause)
+                    self.outputs += to_dead_letter(event, cause, env=self.env)
                     self.window.lose(group, [event])
                     group.refused[rollout.rollout_uid] = None
                     group.next_check_version = self.state.version
@@ -252,6 +261,16 @@ class EnvGroups:
             group.members = []
             groups[group_id] = group
         self.window = Window()
+
+    def on_rollout_of_removed_env(self, event: Event, rollout: Rollout) -> None:
+        """A rollout of an env that was taken out of the run has come, because the topic is that of
+        its family. Its producer is owed the end of the group when the env is put back.
+        """
+        self.record_fate("filtered", [event], ENV_REMOVED)
+        groups = self.state.groups_of_removed_envs[self.env]
+        new = open_group(event, rollout, self.state.version)
+        groups.setdefault(rollout.group_id, new)
+        drop_oldest(groups, COUNTED_GROUPS)
 
     def restore_env(self) -> None:
         """The env was put back: the groups that were open when it was taken out have ended, and its

@@ -5,13 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from streamrl.buffer.env_groups import EnvGroups
-from streamrl.buffer.state import (
-    COUNTED_GROUPS,
-    BufferConfig,
-    BufferState,
-    drop_oldest,
-    open_group,
-)
+from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.buffer.stats import IntakeStats
 from streamrl.config import topology
 from streamrl.stream.log.dead_letters import to_dead_letter
@@ -62,21 +56,15 @@ class GroupBuffer:
             self.outputs.append(Output(topology.METRICS, source, metric))
 
     def on_rollout(self, event: Event, rollout: Rollout) -> None:
-        env = topology.env_of(event.topic, rollout.environment)
+        removed = self.state.groups_of_removed_envs
+        env = topology.env_of(event.topic, rollout.environment, {*self.config.envs, *removed})
         if env in self.config.envs:
             self.groups_of(env).on_rollout(event, rollout)
-        else:
-            self.on_foreign_rollout(event, rollout, env)
-
-    def on_foreign_rollout(self, event: Event, rollout: Rollout, env: str) -> None:
-        """A rollout has come in the topic of a family, of an env that the run does not have."""
-        cause = f"its environment is {rollout.environment!r}, which the run file does not have"
-        self.outputs += to_dead_letter(event, cause)
-        groups = self.state.groups_of_removed_envs.get(env)
-        if groups is not None:  # the env has left the run and may be put back
-            new = open_group(event, rollout, self.state.version)
-            groups.setdefault(rollout.group_id, new)
-            drop_oldest(groups, COUNTED_GROUPS)
+        elif env in removed:
+            self.groups_of(env).on_rollout_of_removed_env(event, rollout)
+        else:  # in the topic of a family
+            cause = f"its environment is {rollout.environment!r}, which the run file does not have"
+            self.outputs += to_dead_letter(event, cause)
 
     def close_idle_groups(self) -> None:
         """Close the groups to which nothing has been added for long. No version may come while the

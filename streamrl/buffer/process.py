@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from streamrl.buffer.group_buffer import GroupBuffer
 from streamrl.buffer.report import report
 from streamrl.buffer.settings import buffer_config
-from streamrl.buffer.state import BufferConfig, BufferState
+from streamrl.buffer.state import BufferConfig, BufferState, Window
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.stream.log.protocol import Event, Log, Offsets, Output
@@ -92,10 +92,14 @@ def reconcile(
             groups.remove_env()
     for env in [env for env in state.groups_of_removed_envs if env in config.envs]:
         buffer.groups_of(env).restore_env()
-    cut = {topic for topic, _ in removed}
-    for env in config.envs:
+    inputs = {topology.rollouts(env) for env in config.envs}
+    cut = {topic for topic, _ in removed if topic in inputs}
+    for env in [*config.envs, *state.groups_of_removed_envs]:
         if topology.rollouts(env) in cut:
             buffer.groups_of(env).begin_epoch()
+    for env in config.envs:
+        if topology.family_of(env) != env:  # if it leaves the run, its topic is still read
+            state.windows.setdefault(env, Window())
     return state, buffer.outputs
 
 

@@ -53,14 +53,14 @@ class BufferConfig:
     # the env has no sessions.
     session_wait_s: float = 0.0
     max_seq_len: int = 0  # of the model; 0: not known
-    partitions: int = 0  # of rollouts.<env>; 0: not known
+    partitions: int = 0  # of a topic of rollouts; 0: not known
     # by env: the rules among these that it has for itself
     own: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     # For a fork: no rollouts are read before this version is announced. Inherited rollouts would
     # otherwise look as if they came from the future.
     begins_at: int = -1
     shard: int = 0  # its number among `shards`
-    shards: int = 1  # among which the partitions of rollouts.<env> are divided
+    shards: int = 1  # among which the partitions of rollouts are divided
     # by env, where it is not the policy gradient alone: what trains its rollouts
     losses: dict[str, LossWeights] = field(default_factory=dict[str, LossWeights])
 

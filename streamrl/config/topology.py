@@ -85,12 +85,12 @@ def families(envs: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(map(family_of, envs)))
 
 
-def env_of(topic: str, named: str) -> str:
-    """The env that a record in a topic of rollouts or groups belongs to: the one that it names, if
-    the topic is that env's, and otherwise the one that the topic is named after.
+def env_of(topic: str, named: str, envs: Collection[str]) -> str:
+    """The env that a record in a topic of rollouts or groups belongs to: the one of `envs` that it
+    names, if the topic is that env's, and otherwise what the topic is named after.
     """
     family = subject_of(topic)
-    return named if family_of(named) == family else family
+    return named if named in envs and family_of(named) == family else family
 
 
 def visits(env: str) -> str:

@@ -46,12 +46,12 @@ class Buffer(GroupRules):
     """
 
     # Number of processes; fixed for a run. Shard i of n takes every n-th partition of
-    # rollouts.<env>.
+    # each topic of rollouts.
     shards: int = Field(default=1, ge=1)
     # Limit of the tokens held for one env, and of 64 times as many bytes. Beyond it the oldest
     # groups close. Each shard has an equal part of it.
     max_window_tokens: int = Field(default=4_000_000, ge=1)
-    # When a larger share of an env's last 1,000 rollouts is invalid, the env is not read for 30 s.
+    # When a larger share of the last 1,000 rollouts of a topic is invalid, it is not read for 30 s.
     # 1: never.
     max_invalid_frac: float = Field(default=0.5, ge=0, le=1)
 

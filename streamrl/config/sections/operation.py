@@ -74,7 +74,7 @@ class Placement(Section):
 class Topics(Section):
     """The run's topics on the broker."""
 
-    # Partitions of rollouts.<env> and groups.<env>. They stay the same for the whole run.
+    # Partitions of each topic of rollouts or groups. They stay the same for the whole run.
     partitions: int = Field(default=1, ge=1)
     # Copies of each partition. By default 3 on a cluster of three brokers or more, else 1.
     replicas: int | None = Field(default=None, ge=1)

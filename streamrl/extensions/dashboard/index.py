@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.extensions.recordings.audit import KINDS
 from streamrl.stream.records import Fate, Rollout
 
@@ -125,9 +126,10 @@ class Index:
         self.groups = list[str]()
         self._bytes = 0  # of uids and groups
         self._rows = np.zeros(1024, ROW)
+        # (family, partition), as a family's envs share a topic
         self._partitions: dict[tuple[str, int], PartitionIndex] = {}
         # The ends of rollouts that were read before the rollouts themselves.
-        self._early: dict[RolloutLocation, RolloutEnd] = {}
+        self._early: dict[tuple[str, int, int], RolloutEnd] = {}  # by family, partition, offset
 
     @property
     def rows(self) -> np.ndarray:
@@ -154,7 +156,8 @@ class Index:
         n = len(self.uids)
         if n == len(self._rows):
             self._rows = np.resize(self._rows, 2 * n)
-        end = self._early.pop(place, RolloutEnd())
+        early = topology.family_of(place.env), place.partition, place.offset
+        end = self._early.pop(early, RolloutEnd())
         where = (self._env(place.env), place.partition, place.offset, time_s)
         self._rows[n] = (*where, *_values_of(rollout), *end)
         self.uids.append(uid)
@@ -179,13 +182,15 @@ class Index:
                 self._rows["batch"][row] = end.batch
                 self._rows["ended"][row] = end.ended
             elif offset >= partition.end:
-                self._early[RolloutLocation(fate.environment, fate.partition, offset)] = end
+                early = topology.family_of(fate.environment), fate.partition, offset
+                self._early[early] = end
                 if len(self._early) > EARLY:
                     del self._early[next(iter(self._early))]
 
     def find(self, place: RolloutLocation) -> int | None:
         """The row of the rollout at this place, or None if it is not known or is forgotten."""
-        partition = self._partitions.get((place.env, place.partition))
+        key = topology.family_of(place.env), place.partition
+        partition = self._partitions.get(key)
         return partition.find(place.offset) if partition else None
 
     def place(self, row: int) -> RolloutLocation:
@@ -264,7 +269,8 @@ class Index:
         return numbers
 
     def _partition(self, env: str, number: int) -> PartitionIndex:
-        return self._partitions.setdefault((env, number), PartitionIndex())
+        key = topology.family_of(env), number
+        return self._partitions.setdefault(key, PartitionIndex())
 
     def _env(self, name: str) -> int:
         if name not in self.envs:  # The env has been removed from the run file.

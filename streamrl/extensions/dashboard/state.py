@@ -203,7 +203,8 @@ def _count(state: State, message: Message) -> None:
 def _on_rollout(state: State, message: Message) -> None:
     _count(state, message)
     record = to_event(message, ("rollout",)).record
-    env = topology.env_of(message.topic, record.environment if isinstance(record, Rollout) else "")
+    named = record.environment if isinstance(record, Rollout) else ""
+    env = topology.env_of(message.topic, named, state.run.envs)
     step = state.steps.at(message.timestamp_s)
     state.published_by[env].add(step, 1)
     settings = state.run.envs.get(env)
@@ -264,16 +265,19 @@ def _keep_loop(state: State, time_s: float) -> None:
 
 
 def _on_fate(state: State, fate: Fate, step: int) -> None:
-    state.ended[fate.environment, fate.fate].add(step, len(fate.offsets))
+    env = fate.environment
+    if env not in state.run.envs:  # it has left the run
+        env = topology.family_of(env)
+    state.ended[env, fate.fate].add(step, len(fate.offsets))
     if fate.tokens is not None:
         tokens = int(fate.tokens.sum(dtype=np.int64))
-        state.ended_tokens[fate.environment, fate.fate].add(step, tokens)
+        state.ended_tokens[env, fate.fate].add(step, tokens)
     state.index.end(fate, step)
     if fate.batch is None or fate.policy_versions is None:
         return
     piece = state.steps.end_of(fate.batch)
     for version in fate.policy_versions.tolist():
-        state.made_of[piece][fate.environment, fate.batch - version] += 1
+        state.made_of[piece][env, fate.batch - version] += 1
 
 
 def _on_step_metric(state: State, event: Event) -> None:
@@ -320,7 +324,10 @@ def published(state: State, env: str = "", step: int | None = None) -> int:
     """The number of rollouts of the env, or of all, at the end of `step`, or now if no step is
     given.
     """
-    return sum(counter.until(step) for of, counter in state.published_by.items() if env in ("", of))
+    if env:
+        counter = state.published_by.get(env)
+        return counter.until(step) if counter else 0
+    return sum(counter.until(step) for counter in state.published_by.values())
 
 
 def lags(state: State, step: int | None = None) -> dict[str, int | None]:

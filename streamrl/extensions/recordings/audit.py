@@ -195,6 +195,7 @@ class Auditor:
 
     def __init__(self, log: Log, run: RunFile, progress: OnProgress = no_progress) -> None:
         self.log = log
+        self.run = run
         self.learner = run.learner.name  # the lead learner
         self.topics = [topology.rollouts(family) for family in topology.families(run.envs)]
         self.reader = TopicReader(log, progress)
@@ -217,7 +218,7 @@ class Auditor:
             ledger.exists[message.offset] = True
             record = to_event(message, ("rollout",)).record
             named = record.environment if isinstance(record, Rollout) else ""
-            env = topology.env_of(message.topic, named)
+            env = topology.env_of(message.topic, named, self.run.envs)
             ledger.envs[message.offset] = self.envs.setdefault(env, len(self.envs))
             if isinstance(record, Rollout):
                 ledger.versions[message.offset] = record.policy_version

@@ -61,12 +61,16 @@ def audit_scorer(log: Log, run: RunFile, scorer: ScorerVersion) -> ScorerAudit:
     result = ScorerAudit()
     touched: dict[EnvUid, None] = {}
     is_of_fork = run.fork is not None and str(scorer) in run.fork.scorers
-    rewards = {env: rewards_of_scorer(log, env, *scorer) for env in run.envs}
     result.envs = {env: EnvCount() for env in run.envs}
     for family in topology.families(run.envs):
+        rewards = {
+            env: rewards_of_scorer(log, env, *scorer)
+            for env in run.envs
+            if topology.family_of(env) == family
+        }
         for rollout, message in records_of(log, topology.rollouts(family), Rollout):
-            env = topology.env_of(message.topic, rollout.environment)
-            if env not in result.envs:
+            env = topology.env_of(message.topic, rollout.environment, run.envs)
+            if env not in run.envs:
                 continue
             count = result.envs[env]
             count.published += 1

@@ -112,5 +112,5 @@ def recorded_rollouts(log: Log, envs: Collection[str]) -> Iterator[tuple[Message
     """The rollouts of these envs, each with the message that carries it."""
     for family in topology.families(envs):
         for rollout, message in records_of(log, topology.rollouts(family), Rollout):
-            if topology.env_of(message.topic, rollout.environment) in envs:
+            if topology.env_of(message.topic, rollout.environment, envs) in envs:
                 yield message, rollout

@@ -152,7 +152,7 @@ class RetrainingFork:
         record = to_event(message, ("rollout",)).record
         if not isinstance(record, Rollout) or message.key is None:
             return None
-        env = topology.env_of(message.topic, record.environment)
+        env = topology.env_of(message.topic, record.environment, self.run.envs)
         if env not in self.run.envs:
             return None
         group = record.environment, record.group_id

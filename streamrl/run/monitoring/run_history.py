@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import msgspec
+
 from streamrl.config import topology
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
@@ -21,16 +23,15 @@ from streamrl.run.monitoring.plot import DRAWN, SMOOTH_BATCHES
 from streamrl.run.monitoring.thinning import Thinned
 from streamrl.run.monitoring.token_account import TokenAccount
 from streamrl.stream.log.codec import to_event
-from streamrl.stream.log.protocol import Log
+from streamrl.stream.log.protocol import Log, Message
 from streamrl.stream.log.reading import read_partitions
-from streamrl.stream.log.records_of import messages_of, record_in, records_of
+from streamrl.stream.log.records_of import messages_of, records_of
 from streamrl.stream.records import (
     Batch,
     Evaluation,
     Fate,
     Metric,
     PolicyVersion,
-    Rollout,
     Server,
     mean_rewards,
 )
@@ -250,17 +251,24 @@ def collect(run: RunFile, log: Log) -> RunHistory:
 def rollout_counts(run: RunFile, log: Log) -> dict[str, int]:
     """How many rollouts each env has published. One reader reads the topics of all envs."""
     known = log.topics()
-    envs = defaultdict[str, list[str]](list)  # by topic
-    for env in run.envs:
-        envs[topology.rollouts(env)].append(env)
-    partitions = [(topic, p) for topic in envs for p in range(known.get(topic, 0))]
+    topics = [topology.rollouts(family) for family in topology.families(run.envs)]
+    partitions = [(topic, p) for topic in topics for p in range(known.get(topic, 0))]
     counts = dict.fromkeys(run.envs, 0)
     starts = log.beginning_offsets(partitions)
     for message in read_partitions(log, starts, log.end_offsets(partitions)):
-        env = topology.subject_of(message.topic)
-        if envs[message.topic] != [env]:  # a family, of which only the record tells the env
-            rollout = record_in(message, Rollout)
-            env = topology.env_of(message.topic, rollout.environment if rollout else "")
+        env = topology.env_of(message.topic, _environment_of(message), run.envs)
         if env in counts:
             counts[env] += 1
     return counts
+
+
+class _Environment(msgspec.Struct):
+    environment: str
+
+
+def _environment_of(message: Message) -> str:
+    """The env that a rollout names, read without the rest of it. Empty if it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(message.value or b"", type=_Environment).environment
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""

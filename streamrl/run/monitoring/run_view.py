@@ -270,11 +270,12 @@ def buffer_total(run: RunFile, view: RunView, name: str) -> float | None:
 
 
 def arrival_rate(view: RunView, env: str, time_s: float) -> float | None:
-    """Rollouts per second that the buffer has lately read of the env, from all producers.
+    """Rollouts per second that the buffer has lately read of the env, from all producers; of the
+    env's family, where it has one.
 
     None if nothing is known of the env.
     """
-    arrivals = view.arrivals.get(env)
+    arrivals = view.arrivals.get(topology.family_of(env))
     if not arrivals:
         return None
     first = arrivals[0]

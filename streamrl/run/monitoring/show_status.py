@@ -155,7 +155,8 @@ def _envs(run: RunFile, view: RunView) -> Table:
     )
     families = [name for name in topology.families(run.envs) if name in view.fates]
     envs = list(dict.fromkeys([*run.envs, *families]))
-    if len(envs) > ENVS_SHOWN:
+    has_more = len(envs) > ENVS_SHOWN
+    if has_more:
         envs = sorted(envs, key=lambda env: _lost(view, env), reverse=True)[:ENVS_SHOWN]
     for env in envs:
         fates = view.fates.get(env, Counter[str]())
@@ -163,7 +164,7 @@ def _envs(run: RunFile, view: RunView) -> Table:
         table.add_row(
             env, _last_reward(view, env), *_ended(fates, _paused(run, view, env)), *tokens
         )
-    if len(envs) < len(run.envs):
+    if has_more:
         fates = all_fates(view)
         rewards = [rewards[max(rewards)] for rewards in view.rewards.values() if rewards]
         reward = f"{fmean(rewards):.3f}" if rewards else MISSING

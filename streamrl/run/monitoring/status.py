@@ -105,8 +105,10 @@ def outside_name(env: str) -> str:
 
 
 def _outside(view: RunView, env: str, time_s: float) -> PartStatus:
-    """The status of an env that the run does not start, by the rollouts that the buffer read."""
-    arrivals = view.arrivals.get(env)
+    """The status of an env that the run does not start, by the rollouts of its topic that the
+    buffer read.
+    """
+    arrivals = view.arrivals.get(topology.family_of(env))
     ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
     return PartStatus(
         name=outside_name(env), state=_state(ago), heard_s_ago=ago, restarts=0, lag=None

@@ -54,19 +54,20 @@ class DeadLetter(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Output]:
+def to_dead_letter(
+    event: Event, cause: str, stage: str = "VALUE_CONVERTER", env: str = ""
+) -> list[Output]:
     """The dead letter of an event, and its fate if it is a rollout. `cause` is in one line what
-    is wrong with it.
+    is wrong with it. `env` is whose rollout it is; empty: what its topic is named after.
     """
     cause = printable(cause)
     letter = _letter(event, cause, stage)
     if topology.kind_of(event.topic) != topology.ROLLOUTS:
         return [letter]
-    environment = topology.subject_of(event.topic)
+    environment = env or topology.subject_of(event.topic)
     uids: list[str] = []
     columns = FateColumns()
     if isinstance(event.record, Rollout):
-        environment = topology.env_of(event.topic, event.record.environment)
         uids = [event.record.rollout_uid]
         columns = columns_of_fate([event.record])
     fate = Fate(

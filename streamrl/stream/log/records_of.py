@@ -39,7 +39,7 @@ def records_of(log: Log, topic: str, kind: type[R]) -> Iterator[tuple[R, Message
 def rollouts_of(log: Log, env: str) -> Iterator[tuple[Rollout, Message]]:
     """The rollouts of an env, each with the message that carries it."""
     for rollout, message in records_of(log, topology.rollouts(env), Rollout):
-        if topology.env_of(message.topic, rollout.environment) == env:
+        if topology.env_of(message.topic, rollout.environment, [env]) == env:
             yield rollout, message
 
 

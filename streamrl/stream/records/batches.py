@@ -40,7 +40,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     # This is no group: retention has deleted rollouts that the buffer had not read, so the accounts
     # of the env's producers begin anew (`Demand.epoch`).
     begins_epoch: bool = False
-    partition: int  # of rollouts.<env>
+    partition: int  # of the env's topic of rollouts
     # the offset of each rollout in that partition
     offsets: Annotated[Array, Column("sequence", "<i8")]
     uids: list[Name]

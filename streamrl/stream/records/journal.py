@@ -24,7 +24,7 @@ ENV_REMOVED = "its env was taken out of the run"  # a `cause`
 
 
 class Fate(Record, frozen=True, kw_only=True):
-    """The final outcome of these rollouts. A fate belongs to a record of rollouts.<env>:
+    """The final outcome of these rollouts. A fate belongs to a record of their topic:
     (partition, offset).
     """
 

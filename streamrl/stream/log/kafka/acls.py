@@ -350,11 +350,15 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
             return of in user.identities
         case "topic":
             subject = topology.subject_of(of)
-            known = {*run.envs, *topology.families(run.envs)}
-            envs = user.role.envs(run)
-            if subject in known and subject not in (*envs, *topology.families(envs)):
+            kind = topology.kind_of(of)
+            known = list(run.envs)
+            envs = list(user.role.envs(run))
+            if kind in (topology.ROLLOUTS, topology.GROUPS):
+                known = topology.families(known)
+                envs = topology.families(envs)
+            if subject in known and subject not in envs:
                 return False
-            return user.role.reads(topology.kind_of(of))
+            return user.role.reads(kind)
 
 
 def _includes(rule: AclBinding, wanted: AclBinding) -> bool:
