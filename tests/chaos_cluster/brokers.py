@@ -11,10 +11,12 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from jgo.maven import MavenContext
 from kafka import KafkaAdminClient
 
 from streamrl.stream.local_kafka import broker, cluster
 from streamrl.stream.local_kafka.cluster import Cluster, Node
+from streamrl.stream.local_kafka.distribution import VERSION
 from streamrl.stream.local_kafka.jvm import java_command
 
 DISK_MIB = 400  # of the broker whose disk is filled
@@ -143,7 +145,11 @@ class Brokers:
         self._configure_clients("--delete-config", "producer_byte_rate,consumer_byte_rate")
 
     def _configure_clients(self, *change: str) -> None:
-        command = [*java_command(), "kafka.admin.ConfigCommand"]
+        # The broker does not need the jar of Kafka's own commands.
+        tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(VERSION)
+        *java, jars = java_command()
+        classes = f"{jars}:{tools.artifact().resolve()}"
+        command = [*java, classes, "org.apache.kafka.tools.ConfigCommand"]
         where = ["--bootstrap-server", self.address, "--entity-type", "clients"]
         subprocess.run(
             [*command, *where, "--entity-default", "--alter", *change],

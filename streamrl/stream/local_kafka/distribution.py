@@ -26,7 +26,7 @@ from streamrl.system.errors import BrokerError
 
 logger = logging.getLogger(__name__)
 
-VERSION = "4.3.1"
+VERSION = "4.4.0"
 FILES = Path(__file__).parent / "broker_files"
 JAVA_VERSION = 17  # the oldest that runs Kafka
 

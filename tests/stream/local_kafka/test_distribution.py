@@ -51,7 +51,7 @@ def test_a_second_run_needs_no_network_and_nothing_to_download_with(
     assert (
         len(list(there.glob("*.jar")))
         == len((distribution.FILES / "jars.txt").read_text().splitlines())
-        == 47
+        == 46
     )
 
 
