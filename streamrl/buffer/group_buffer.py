@@ -24,6 +24,8 @@ class GroupBuffer:
         self.time_s = time_s
         self.outputs = list[Output]()
         self._groups = dict[str, EnvGroups]()
+        # the envs of the run, and those that have left it
+        self._known = frozenset((*config.envs, *state.groups_of_removed_envs))
 
     def groups_of(self, env: str) -> EnvGroups:
         groups = self._groups.get(env)
@@ -56,12 +58,11 @@ class GroupBuffer:
             self.outputs.append(Output(topology.METRICS, source, metric))
 
     def on_rollout(self, event: Event, rollout: Rollout) -> None:
-        removed = self.state.groups_of_removed_envs
-        env = topology.env_of(event.topic, rollout.environment, {*self.config.envs, *removed})
-        if env in self.config.envs:
-            self.groups_of(env).on_rollout(event, rollout)
-        elif env in removed:
+        env = topology.env_of(event.topic, rollout.environment, self._known)
+        if env in self.state.groups_of_removed_envs:
             self.groups_of(env).on_rollout_of_removed_env(event, rollout)
+        elif env in self._known:
+            self.groups_of(env).on_rollout(event, rollout)
         else:  # in the topic of a family
             cause = f"its environment is {rollout.environment!r}, which the run file does not have"
             self.outputs += to_dead_letter(event, cause)
