@@ -33,10 +33,13 @@ class PartStatus:
 
 
 def read_view(run: RunFile, log: Log) -> RunView:
-    """The state of a run, from its topics: of its metrics, the last ones."""
+    """The state of a run, from its topics: of its metrics, the last ones. Without the demand, which
+    has a record for each env and batch until it is compacted.
+    """
     view = new_view(run)
     for tp, start in start_offsets(log, view).items():
-        fold(log, tp, view, start)
+        if tp[0] != topology.DEMAND:
+            fold(log, tp, view, start)
     return view
 
 
