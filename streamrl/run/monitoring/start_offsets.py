@@ -4,13 +4,14 @@ be weeks old, its parts publish metrics every second, and batches are large.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from streamrl.config import topology
 from streamrl.config.sections.batches import Target
 from streamrl.run.monitoring.run_view import BATCHES, TOPICS, RunView, latest, update_view
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import (
+    Event,
     Log,
     TopicPartition,
     beginning_offset,
@@ -18,6 +19,7 @@ from streamrl.stream.log.protocol import (
     partitions_of,
 )
 from streamrl.stream.log.reading import read
+from streamrl.stream.records import Metric
 
 SCHEMAS: Mapping[str, tuple[str, ...]] = {**TOPICS, **BATCHES}
 VERSIONS = topology.sole_partition(topology.POLICY_VERSIONS)
@@ -32,6 +34,7 @@ MOST_METRICS = 80_000  # A reader takes a few seconds for them.
 # answers, which the result follows.
 LAST_FATES = 20_000
 LAST_EVALS = 20_000
+ACTIVE_S = "orchestrator/active_s"
 
 
 def start_offsets(
@@ -50,7 +53,9 @@ def start_offsets(
     fold(log, VERSIONS, view, offsets[VERSIONS])
     first = offsets[METRICS]
     scratch = RunView(view.learner, version=view.version)
-    offsets[METRICS] = tail_start(log, METRICS, LAST_METRICS, scratch, has_progress, MOST_METRICS)
+    offsets[METRICS] = tail_start(
+        log, METRICS, LAST_METRICS, scratch, has_progress, MOST_METRICS, tells_progress
+    )
     for topic, count in ((topology.FATES, LAST_FATES), (topology.EVALS, LAST_EVALS)):
         tp = topology.sole_partition(topic)
         offsets[tp] = max(offsets[tp], end_offset(log, *tp) - count)
@@ -63,7 +68,15 @@ def start_offsets(
 
 def has_progress(view: RunView) -> bool:
     """Whether the newest batch is known, and for how long the run has had a server."""
-    return view.batch >= 0 and latest(view, "orchestrator/active_s") is not None
+    return view.batch >= 0 and latest(view, ACTIVE_S) is not None
+
+
+def tells_progress(event: Event) -> bool:
+    """Whether an event has anything that `has_progress` asks for. Most metrics have not, and where
+    a run has a thousand envs, each has a thousand values.
+    """
+    metric = event.record
+    return isinstance(metric, Metric) and (metric.step is not None or ACTIVE_S in metric.values)
 
 
 def batches_start(log: Log, target: Target) -> int:
@@ -88,10 +101,11 @@ def tail_start(
     scratch: RunView,
     is_enough: Callable[[RunView], bool],
     most: int | None = None,
+    is_needed: Callable[[Event], bool] = lambda event: True,
 ) -> int:
     """The offset `length`, 4 * `length`, 16 * `length` ... before the end of a partition from which
-    on its records are enough: `scratch` satisfies `is_enough` once they are folded in. The first
-    offset, or the one `most` before the end, if no later one is.
+    on its records are enough: `scratch` satisfies `is_enough` once those that are needed are folded
+    in. The first offset, or the one `most` before the end, if no later one is.
     """
     first = beginning_offset(log, *tp)
     end = end_offset(log, *tp)
@@ -101,12 +115,16 @@ def tail_start(
     while start > first and not is_enough(scratch):
         before = start
         start = max(first, end - length)
-        fold(log, tp, scratch, start, before)
+        update_view(scratch, filter(is_needed, events_of(log, tp, start, before)))
         length *= 4
     return start
 
 
 def fold(log: Log, tp: TopicPartition, view: RunView, start: int, end: int | None = None) -> None:
     """Fold the records of a partition with start <= offset < end into the view."""
-    messages = read(log, *tp, start, end)
-    update_view(view, (to_event(message, SCHEMAS[tp[0]]) for message in messages))
+    update_view(view, events_of(log, tp, start, end))
+
+
+def events_of(log: Log, tp: TopicPartition, start: int, end: int | None = None) -> Iterator[Event]:
+    """The events of a partition with start <= offset < end."""
+    return (to_event(message, SCHEMAS[tp[0]]) for message in read(log, *tp, start, end))
