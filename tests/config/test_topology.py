@@ -33,7 +33,8 @@ SHARED = {
 }
 ELSEWHERE = {
     "scorer": {topology.POLICY_VERSIONS},  # weights/announcements.py
-    "evaluator": {topology.SERVERS},  # envs/pool_rewards.py
+    # envs/pool_rewards.py; stream/log/records_of.py
+    "evaluator": {topology.SERVERS, topology.ROLLOUTS},
     "orchestrator": {*TOPICS, *BATCHES},  # run/monitoring/run_view.py
 }
 

@@ -270,5 +270,5 @@ def _environment_of(message: Message) -> str:
     """The env that a rollout names, read without the rest of it. Empty if it cannot be read."""
     try:
         return msgspec.msgpack.decode(message.value or b"", type=_Environment).environment
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         return ""
