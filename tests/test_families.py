@@ -79,7 +79,7 @@ def folded(log: MemoryLog, run: RunFile) -> dashboard.State:
 
 
 def uids(log: MemoryLog, env: str) -> list[str]:
-    return [record.rollout_uid for record, _ in rollouts_of(log, env)]
+    return [record.rollout_uid for _, record, _ in rollouts_of(log, [env])]
 
 
 def test_the_envs_of_a_family_have_one_topic_of_rollouts_and_one_of_groups():
@@ -228,22 +228,23 @@ def test_an_env_that_leaves_the_run_leaves_the_others_of_its_family_alone():
     assert last["sums--hard"].closed_groups == {"sums--hard-0": 2 * 5 + 10 + 10}
 
 
-def test_an_env_that_leaves_before_its_first_rollout_came_is_told_of_its_groups_when_it_is_back():
+@pytest.mark.parametrize("env", ["sums--hard", "sums"])
+def test_an_env_that_leaves_before_its_first_rollout_is_told_of_its_groups_when_it_is_back(
+    env: str,
+):
     """Its producer had begun groups, and waits for their ends."""
-    config = buffer_config(FAMILY, 0)
+    config = replace(buffer_config(FAMILY, 0), envs=("sums--easy", env))
     state, _ = reconcile(config, BufferState(), {}, 0.0)
-    rest = replace(config, envs=("sums--easy", "copy"))
+    rest = replace(config, envs=("sums--easy",))
     state, _ = reconcile(rest, state, {}, 0.0)
-    event = rollout_event(0, rollout("sums--hard", "sums--hard-0", 0, 0))
+    event = rollout_event(0, rollout(env, f"{env}-0", 0, 0))
     state, outputs = step(rest, state, [event], 0.0)
     assert [(o.topic, o.record.fate) for o in outputs if isinstance(o.record, Fate)] == [
         ("fates", "filtered")
     ]
     state, outputs = reconcile(config, state, {}, 0.0)
     ends = [o.record for o in outputs if isinstance(o.record, ScoredGroup)]
-    assert [(end.environment, end.group_id, end.uids) for end in ends] == [
-        ("sums--hard", "sums--hard-0", [])
-    ]
+    assert [(end.environment, end.group_id, end.uids) for end in ends] == [(env, f"{env}-0", [])]
 
 
 def test_all_envs_of_a_family_count_anew_when_retention_has_cut_their_topic():
@@ -303,3 +304,6 @@ def test_a_family_may_have_the_name_of_an_env():
     assert rollout_counts(run, log) == {"sums": 20, "sums--hard": 20}
     assert audit(log, run).balanced
     assert {r.environment for r in published(log, "rollouts.sums", Rollout)} == set(run.envs)
+    assert len(uids(log, "sums")) == len(uids(log, "sums--hard")) == 20
+    rest = run.model_copy(update={"envs": {"sums": run.envs["sums"]}})
+    assert rollout_counts(rest, log) == {"sums": 20}

@@ -5,6 +5,7 @@ fate here. One process serves any number of envs.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 
 from streamrl.buffer.group_buffer import GroupBuffer
@@ -97,8 +98,10 @@ def reconcile(
     for env in [*config.envs, *state.groups_of_removed_envs]:
         if topology.rollouts(env) in cut:
             buffer.groups_of(env).begin_epoch()
+    members = Counter(map(topology.family_of, config.envs))
     for env in config.envs:
-        if topology.family_of(env) != env:  # if it leaves the run, its topic is still read
+        family = topology.family_of(env)
+        if family != env or members[family] > 1:  # if it leaves the run, its topic is still read
             state.windows.setdefault(env, Window())
     return state, buffer.outputs
 

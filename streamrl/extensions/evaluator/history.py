@@ -22,7 +22,7 @@ def read_evaluations(log: Log) -> list[Evaluation]:
 def posed_fingerprints(log: Log, env: str) -> frozenset[bytes]:
     """The fingerprints of all problems that the env has posed in training, by its rollouts."""
     fingerprints: set[bytes] = set()
-    for rollout, _ in rollouts_of(log, env):
+    for _, rollout, _ in rollouts_of(log, [env]):
         if rollout.turns:
             fingerprints.update(possible_fingerprints(rollout.turns[0]))
     return frozenset(fingerprints)

@@ -17,7 +17,7 @@ from streamrl.extensions.recordings.new_rewards import ScorerVersion
 from streamrl.extensions.recordings.rescore import rewards_of_scorer
 from streamrl.learner.inputs import read_batches
 from streamrl.stream.log.protocol import Log
-from streamrl.stream.log.records_of import records_of
+from streamrl.stream.log.records_of import rollouts_of
 from streamrl.stream.records import Batch, Reward, Rollout
 from streamrl.weights.announcements import newest_lineages, read_announcements
 
@@ -63,15 +63,9 @@ def audit_scorer(log: Log, run: RunFile, scorer: ScorerVersion) -> ScorerAudit:
     is_of_fork = run.fork is not None and str(scorer) in run.fork.scorers
     result.envs = {env: EnvCount() for env in run.envs}
     for family in topology.families(run.envs):
-        rewards = {
-            env: rewards_of_scorer(log, env, *scorer)
-            for env in run.envs
-            if topology.family_of(env) == family
-        }
-        for rollout, message in records_of(log, topology.rollouts(family), Rollout):
-            env = topology.env_of(message.topic, rollout.environment, run.envs)
-            if env not in run.envs:
-                continue
+        envs = [env for env in run.envs if topology.family_of(env) == family]
+        rewards = {env: rewards_of_scorer(log, env, *scorer) for env in envs}
+        for env, rollout, _ in rollouts_of(log, envs):
             count = result.envs[env]
             count.published += 1
             given = rewards[env].get(rollout.rollout_uid, ())

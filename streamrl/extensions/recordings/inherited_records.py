@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -12,9 +12,9 @@ from streamrl.extensions.recordings.inheritance import GroupIndex, GroupKey, nex
 from streamrl.learner.inputs import read_batches
 from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.protocol import Log, Message, Output
-from streamrl.stream.log.records_of import records_of
+from streamrl.stream.log.records_of import records_of, rollouts_of
 from streamrl.stream.processor.journal import last_record
-from streamrl.stream.records import EnvProgress, Rollout, Visit
+from streamrl.stream.records import EnvProgress, Visit
 from streamrl.weights.announcements import read_announcements
 from streamrl.weights.bases import copy_base
 
@@ -94,7 +94,7 @@ def index_groups(old: Log, parent: RunFile, run: RunFile) -> GroupIndex:
         if batch.number >= run.fork.version:
             break
         index.add_batch(batch)
-    for _, rollout in recorded_rollouts(old, [env for env in run.envs if env in parent.envs]):
+    for _, rollout, _ in rollouts_of(old, [env for env in run.envs if env in parent.envs]):
         index.add_rollout(rollout)
     return index
 
@@ -103,14 +103,6 @@ def inherited_rollouts(
     old: Log, run: RunFile, groups: Mapping[GroupKey, None]
 ) -> Iterator[Message]:
     """The recorded rollouts of these groups, in the order of their topics."""
-    for message, rollout in recorded_rollouts(old, run.envs):
+    for _, rollout, message in rollouts_of(old, run.envs):
         if (rollout.environment, rollout.group_id) in groups:
             yield message
-
-
-def recorded_rollouts(log: Log, envs: Collection[str]) -> Iterator[tuple[Message, Rollout]]:
-    """The rollouts of these envs, each with the message that carries it."""
-    for family in topology.families(envs):
-        for rollout, message in records_of(log, topology.rollouts(family), Rollout):
-            if topology.env_of(message.topic, rollout.environment, envs) in envs:
-                yield message, rollout

@@ -75,7 +75,7 @@ def read_rewards(
 def _check_complete(old: Log, env: str, scorer: ScorerVersion, rewards: RewardsByUid) -> None:
     """Raises ConfigError if there are rollouts of the env that the scorer has not judged."""
     missing = 0
-    for rollout, _ in rollouts_of(old, env):
+    for _, rollout, _ in rollouts_of(old, [env]):
         is_judged = rollout.failure or rollout.misaligned or rollout.rollout_uid in rewards
         missing += not is_judged
     if missing:

@@ -271,7 +271,7 @@ async def rescore(
 def distinct_rollouts(log: Log, env: str) -> Iterator[Rollout]:
     """The recorded rollouts of an env, each uid once."""
     seen: dict[str, None] = {}
-    for rollout, _ in rollouts_of(log, env):
+    for _, rollout, _ in rollouts_of(log, [env]):
         if rollout.rollout_uid not in seen:
             seen[rollout.rollout_uid] = None
             yield rollout

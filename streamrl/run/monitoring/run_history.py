@@ -256,7 +256,8 @@ def rollout_counts(run: RunFile, log: Log) -> dict[str, int]:
     counts = dict.fromkeys(run.envs, 0)
     starts = log.beginning_offsets(partitions)
     for message in read_partitions(log, starts, log.end_offsets(partitions)):
-        env = topology.env_of(message.topic, _environment_of(message), run.envs)
+        named = _environment_of(message)
+        env = topology.env_of(message.topic, named, [named])  # also if it has left the run
         if env in counts:
             counts[env] += 1
     return counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import TypeVar
 
@@ -36,11 +36,16 @@ def records_of(log: Log, topic: str, kind: type[R]) -> Iterator[tuple[R, Message
             yield record, message
 
 
-def rollouts_of(log: Log, env: str) -> Iterator[tuple[Rollout, Message]]:
-    """The rollouts of an env, each with the message that carries it."""
-    for rollout, message in records_of(log, topology.rollouts(env), Rollout):
-        if topology.env_of(message.topic, rollout.environment, [env]) == env:
-            yield rollout, message
+def rollouts_of(log: Log, envs: Collection[str]) -> Iterator[tuple[str, Rollout, Message]]:
+    """The rollouts of these envs, each with its env and the message that carries it. A topic that
+    envs share is read once.
+    """
+    for family in topology.families(envs):
+        for rollout, message in records_of(log, topology.rollouts(family), Rollout):
+            named = rollout.environment
+            env = topology.env_of(message.topic, named, [named])  # also if it is not asked for
+            if env in envs:
+                yield env, rollout, message
 
 
 def record_in(message: Message, kind: type[R]) -> R | None:
