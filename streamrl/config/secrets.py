@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from streamrl.system.errors import ConfigError
@@ -50,6 +51,7 @@ _INHERITABLE = re.compile(
 )
 
 
+@lru_cache(4_096)  # A run file has a setting many times, once for each env.
 def is_secret(name: str) -> bool:
     """Whether a setting of that name holds a secret."""
     return bool(_SECRET.search(name))
