@@ -39,7 +39,12 @@ UNREADABLE = "streamrl.unreadable"
 
 def unreadable(message: Message, cause: str) -> Message:
     """The message in place of a record of which only these parts can be had."""
-    return message._replace(headers=((UNREADABLE, cause.encode()),))
+    return message._replace(headers=unreadable_header(cause))
+
+
+def unreadable_header(cause: str) -> tuple[tuple[str, bytes], ...]:
+    """The headers of a message in place of a record that cannot be had."""
+    return ((UNREADABLE, cause.encode()),)
 
 
 class Event:

@@ -25,7 +25,13 @@ from streamrl.stream.log.kafka.admin import (
     access_denied,
     address_of,
 )
-from streamrl.stream.log.protocol import Message, Offsets, TopicPartition, unreadable
+from streamrl.stream.log.protocol import (
+    Message,
+    Offsets,
+    TopicPartition,
+    unreadable,
+    unreadable_header,
+)
 from streamrl.system.errors import BrokerError, BrokerUnreachable, InputGone, TopicMissing
 
 logger = logging.getLogger(__name__)
@@ -145,21 +151,15 @@ class KafkaReader:
         return messages
 
     def _to_message(self, raw: Any) -> Message:
-        message = Message(
+        return Message(
             topic=self._topics[raw.topic()],
             key=raw.key(),
             value=raw.value(),
+            headers=_headers(raw),
             partition=raw.partition(),
             offset=raw.offset(),
             timestamp_s=raw.timestamp()[1] / 1000,
         )
-        try:
-            headers = headers_of(raw) or ()
-        except SystemError:  # of the UnicodeDecodeError in the client's C code
-            return unreadable(message, "the name of a header is not UTF-8")
-        if len(headers) > MAX_HEADERS:
-            return unreadable(message, f"it has {len(headers):,} headers, more than {MAX_HEADERS}")
-        return message._replace(headers=tuple([(name, value or b"") for name, value in headers]))
 
     def _on_error(self, raw: Any) -> Message | None:
         """Note that the end of a partition is reached, or raise. An error of the group has no
@@ -233,6 +233,17 @@ class KafkaReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def _headers(raw: Any) -> tuple[tuple[str, bytes], ...]:
+    """The headers of a message, or the one of a message that is unreadable because of them."""
+    try:
+        headers = headers_of(raw) or ()
+    except SystemError:  # of the UnicodeDecodeError in the client's C code
+        return unreadable_header("the name of a header is not UTF-8")
+    if len(headers) > MAX_HEADERS:
+        return unreadable_header(f"it has {len(headers):,} headers, more than {MAX_HEADERS}")
+    return tuple([(name, value or b"") for name, value in headers])
 
 
 def offset_after_batch(
