@@ -85,14 +85,20 @@ class BiasAccount:
 
     def add(self, fate: Fate) -> None:
         """Add the rollouts of a fate."""
-        accounts = {"batched": self.trained, "expired": self.expired}
-        if fate.fate not in accounts or not len(fate.offsets):
+        account = {"batched": self.trained, "expired": self.expired}.get(fate.fate)
+        if account is None or not len(fate.offsets):
             return
         for column, feature in FEATURES.items():
             values: np.ndarray | None = getattr(fate, column)
-            if values is not None and np.isfinite(total := float(values.sum(dtype=np.float64))):
-                moments = accounts[fate.fate].setdefault((fate.environment, feature), Moments())
-                moments.add(len(values), total)
+            if values is None:
+                continue
+            total = float(sum(values.tolist()))  # numpy takes longer for the values of a group
+            if not math.isfinite(total):
+                continue
+            key = fate.environment, feature
+            if key not in account:
+                account[key] = Moments()
+            account[key].add(len(values), total)
 
     def shifts(self) -> Iterator[Shift]:
         """The shift of each feature of each env, and of each env's share of the rollouts."""
