@@ -41,15 +41,18 @@ def validate_metric(event: Event, version: int) -> Metric | None:
         return None
     if metric.step is not None and not 0 <= metric.step <= version + STEPS_AHEAD:
         return None
-    values = {
-        name: value
+    pieces = pieces_of_others(metric.source)
+    refused = {
+        name
         for name, value in metric.values.items()
-        if abs(value) <= LARGEST and _may_measure(metric.source, name)
+        if not abs(value) <= LARGEST or f"{name}/".startswith(pieces)
     }
-    if len(values) == len(metric.values):
+    if not refused:
         return metric
+    values = {name: value for name, value in metric.values.items() if name not in refused}
     return msgspec.structs.replace(metric, values=values)
 
 
-def _may_measure(source: str, name: str) -> bool:
-    return source.startswith(WRITERS.get(name.partition("/")[0], ""))
+def pieces_of_others(source: str) -> tuple[str, ...]:
+    """The first pieces, each with its slash, of the metrics that this source may not measure."""
+    return tuple(f"{piece}/" for piece, writer in WRITERS.items() if not source.startswith(writer))

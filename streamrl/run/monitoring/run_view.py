@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+
+import msgspec
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -49,6 +50,7 @@ TROUBLES = {"failed": "failed", "invalid": "dead-lettered"}
 """The fates that show that an env does something wrong, each with the word for it."""
 FILTERED = "filtered"  # The fate of rollouts of a group that trains nothing.
 ARRIVALS = "part/read_records/rollouts."  # the metric of the rollouts that the buffer has read
+REWARD = "/reward/mean"  # the end of the metric of an env's mean reward in a batch
 BUFFER = topology.BUFFER.name  # The names of its shards begin with it.
 ARRIVALS_S = 5.0  # the time over which a rate of arrivals is taken
 
@@ -58,7 +60,7 @@ MAX_NAMES = 10_000
 SILENT_S = 10.0  # A part that has published nothing for so long is called silent.
 
 
-class Gauge(NamedTuple):
+class Gauge(msgspec.Struct, frozen=True, gc=False):
     """A value as last published."""
 
     value: float
@@ -136,6 +138,11 @@ def update_view(view: RunView, events: Iterable[Event], now_s: float | None = No
     """
     for event in events:
         match event.record:
+            case Fate() as fate:
+                view.fates[fate.environment][fate.fate] += len(fate.offsets)
+                view.bias.add(fate)
+                if fate.fate in TROUBLES or fate.fate == FILTERED:
+                    view.causes[fate.environment, fate.fate] = fate.cause
             case Metric():
                 metric = validate_metric(event, view.version)
                 if metric is not None:
@@ -153,11 +160,6 @@ def update_view(view: RunView, events: Iterable[Event], now_s: float | None = No
                     view.time.add_version(version.version, version.time_s)
             case Demand() as demand:
                 view.demand[demand.environment] = demand
-            case Fate() as fate:
-                view.fates[fate.environment][fate.fate] += len(fate.offsets)
-                view.bias.add(fate)
-                if fate.fate in TROUBLES or fate.fate == FILTERED:
-                    view.causes[fate.environment, fate.fate] = fate.cause
             case Evaluation(learner=view.learner) as evaluation:
                 known = view.evals.get(evaluation.name)
                 if known is None or known.version <= evaluation.version:
@@ -173,26 +175,43 @@ def _on_metric(view: RunView, metric: Metric) -> None:
     view.heard_s[metric.source] = max(view.heard_s.get(metric.source, 0.0), metric.time_s)
     if metric.time_s >= view.since_s:
         view.time.add_metric(metric)
-    gauges = view.gauges[metric.source]
-    shards: list[str] = []  # They are found once a record, which has a count of each env.
+    _record_gauges(view, metric)
     if metric.source.startswith(BUFFER):
-        shards = [source for source in view.gauges if source.startswith(BUFFER)]
-    for name, value in metric.values.items():
-        if name in gauges or len(gauges) < MAX_NAMES:
-            gauges[name] = Gauge(value, metric.time_s)
-            publisher = view.publishers.setdefault(name, metric.source)
-            if view.gauges[publisher][name].time_s <= metric.time_s:
-                view.publishers[name] = metric.source
-        if shards and name.startswith(ARRIVALS):
-            read = Gauge(total(view, name, shards) or 0.0, metric.time_s)
-            _on_arrival(view.arrivals[name.removeprefix(ARRIVALS)], read)
-        is_reward = name.startswith("batches/") and name.endswith("/reward/mean")
-        if is_reward and metric.step is not None and not view.counts_batches:
-            env = name.removeprefix("batches/").removesuffix("/reward/mean")
-            _record_reward(view, env, metric.step, value)
-            view.batch = max(view.batch, metric.step)
+        _record_arrivals(view, metric)
+    if metric.step is not None and not view.counts_batches:
+        _record_rewards(view, metric.step, metric.values)
     if "orchestrator/active_s" in metric.values and metric.time_s < view.since_s:
         view.active_before_s = max(view.active_before_s, metric.values["orchestrator/active_s"])
+
+
+def _record_gauges(view: RunView, metric: Metric) -> None:
+    # A record may have a value for each of a thousand envs, so what it has once is looked up once.
+    source = metric.source
+    time_s = metric.time_s
+    publishers = view.publishers
+    gauges = view.gauges[source]
+    for name, value in metric.values.items():
+        if name in gauges or len(gauges) < MAX_NAMES:
+            gauges[name] = Gauge(value, time_s)
+            publisher = publishers.setdefault(name, source)
+            if publisher != source and view.gauges[publisher][name].time_s <= time_s:
+                publishers[name] = source
+
+
+def _record_arrivals(view: RunView, metric: Metric) -> None:
+    shards = [source for source in view.gauges if source.startswith(BUFFER)]
+    for name in metric.values:
+        if name.startswith(ARRIVALS):
+            read = Gauge(total(view, name, shards) or 0.0, metric.time_s)
+            _on_arrival(view.arrivals[name.removeprefix(ARRIVALS)], read)
+
+
+def _record_rewards(view: RunView, step: int, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if name.startswith("batches/") and name.endswith(REWARD):
+            env = name.removeprefix("batches/").removesuffix(REWARD)
+            _record_reward(view, env, step, value)
+            view.batch = max(view.batch, step)
 
 
 def _on_arrival(arrivals: list[Gauge], now: Gauge) -> None:

@@ -19,6 +19,7 @@ from tests.run.monitoring.events import event, metric
             {"env/rollouts_per_s"},
         ),
         (metric({"orchestrator/active_s": 1e9}, source="env-copy-0"), set[str]()),
+        (metric({"orchestrator": 1.0, "orchestrators/x": 1.0}), {"orchestrators/x"}),
         (
             metric({"inference/mismatch_tokens": 2.0}, source="inference-0"),
             {"inference/mismatch_tokens"},
