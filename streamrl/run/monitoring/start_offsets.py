@@ -115,7 +115,9 @@ def tail_start(
     while start > first and not is_enough(scratch):
         before = start
         start = max(first, end - length)
-        update_view(scratch, filter(is_needed, events_of(log, tp, start, before)))
+        for event in filter(is_needed, events_of(log, tp, start, before)):
+            if is_enough(update_view(scratch, [event])):
+                break
         length *= 4
     return start
 

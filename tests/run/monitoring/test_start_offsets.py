@@ -15,7 +15,9 @@ from streamrl.run.monitoring.start_offsets import (
     LAST_METRICS,
     MOST_METRICS,
     batches_start,
+    has_progress,
     start_offsets,
+    tail_start,
 )
 from streamrl.run.monitoring.status import read_view
 from streamrl.stream.log.codec import to_message
@@ -86,6 +88,13 @@ def test_of_long_metrics_the_last_ones_are_read_that_tell_batch_and_active_time(
     assert start_offsets(near, RunView("lead"))["metrics", 0] == end - LAST_METRICS
     none = run_log(busy(2 * MOST_METRICS))
     assert start_offsets(none, RunView("lead"))["metrics", 0] == MOST_METRICS
+
+
+def test_what_follows_the_records_that_are_enough_is_not_read():
+    log = run_log([*busy(50), reward(7), ACTIVE, reward(8)])
+    scratch = RunView("lead")
+    assert tail_start(log, ("metrics", 0), 40, scratch, has_progress) == 53 - 40
+    assert scratch.batch == 7
 
 
 def test_all_metrics_are_read_that_a_sink_has_not_written():
