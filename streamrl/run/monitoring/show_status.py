@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
 
 from rich.console import Console, RenderableType
@@ -33,9 +34,12 @@ from streamrl.run.monitoring.start_offsets import LAST_FATES
 from streamrl.run.monitoring.status import PartStatus, lag, read_view, statuses
 from streamrl.stream.local_kafka import broker, connect
 from streamrl.stream.log.kafka.log import KafkaLog
+from streamrl.stream.log.protocol import Log
 
 MISSING = "-"  # a value that is not known
 ENVS_SHOWN = 40
+LINES_SHOWN = 40  # of what goes wrong in envs; a thousand of them would hide the tables
+LAGS_AT_ONCE = 4
 PIPE_COLUMNS = 160  # the width of the output if it is not a terminal
 
 
@@ -54,16 +58,23 @@ def show_status(run: RunFile, console: Console | None = None) -> None:
             "[dim]the run's broker is stopped; starting it on its data for this question[/]"
         )
     with connect.connect_or_start(run) as settings:
-        log = KafkaLog(settings, run.run)
-        view = read_view(run, log)
-        lags = dict[str, int | None]()
-        for part in topology.parts(run):
-            if topology.role_of(part).has_offsets:
-                lags[part.identity] = lag(log, part.identity)
+        view, lags = read_status(run, KafkaLog(settings, run.run))
     time_s = time.time()
     parts = statuses(run, view, lags, time_s)
     for renderable in tables(run, view, parts, time_s):
         console.print(renderable)
+
+
+def read_status(run: RunFile, log: Log) -> tuple[RunView, dict[str, int | None]]:
+    """The state of a run, and the lag of each part that has offsets, by its identity. A lag is
+    mostly waiting for answers of the broker, so several are asked for while the state is read.
+    """
+    parts = [part for part in topology.parts(run) if topology.role_of(part).has_offsets]
+    identities = [part.identity for part in parts]
+    with ThreadPoolExecutor(LAGS_AT_ONCE) as pool:
+        lags = pool.map(lambda identity: lag(log, identity), identities)
+        view = read_view(run, log)
+        return view, dict(zip(identities, lags, strict=True))
 
 
 def tables(
@@ -80,7 +91,10 @@ def tables(
         _envs(run, view),
     ]
     lines = [*troubles(view), *bias_lines(view.bias)]
-    renderables += [Text(f"  {line}", style="yellow") for line in lines]
+    renderables += [Text(f"  {line}", style="yellow") for line in lines[:LINES_SHOWN]]
+    if len(lines) > LINES_SHOWN:
+        more = f"  and {len(lines) - LINES_SHOWN:,} more such lines, which are not shown"
+        renderables.append(Text(more, style="yellow"))
     if any("dead-lettered" in line for line in lines):
         hint = "  `streamrl dead-letters list RUN` shows these records"
         renderables.append(Text(hint, style="bright_black"))

@@ -7,17 +7,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
-from streamrl.run.monitoring.run_view import SILENT_S, Gauge, RunView, gauge_of, new_view
-from streamrl.run.monitoring.start_offsets import fold, start_offsets
-from streamrl.stream.log.protocol import Log
+from streamrl.run.monitoring.run_view import (
+    ARRIVALS,
+    REWARD,
+    SILENT_S,
+    Gauge,
+    RunView,
+    gauge_of,
+    new_view,
+    update_view,
+)
+from streamrl.run.monitoring.start_offsets import SCHEMAS, start_offsets
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.protocol import Event, Log
 from streamrl.stream.log.reading import read_partitions
+from streamrl.stream.records import Metric
 
 # Up to so many offsets, the lag is counted in records. A longer one is given in offsets, which
 # transaction markers take too.
 EXACT_LAG = 2_000
+# What the names of the metrics begin with that `show_status.py` shows. Of a thousand envs there are
+# some hundred thousand other values.
+SHOWN = (
+    ARRIVALS,
+    "batcher/held_tokens/",
+    "buffer/window_tokens/",
+    "orchestrator/restarts/",
+    "orchestrator/running/",
+    "worker/paused_s/",
+)
 
 
 @dataclass(frozen=True)
@@ -33,14 +56,29 @@ class PartStatus:
 
 
 def read_view(run: RunFile, log: Log) -> RunView:
-    """The state of a run, from its topics: of its metrics, the last ones. Without the demand, which
-    has a record for each env and batch until it is compacted.
+    """The state of a run, from its topics: of its metrics, the last ones, with the values that are
+    shown. Without the demand, which has a record for each env and batch until it is compacted.
     """
     view = new_view(run)
-    for tp, start in start_offsets(log, view).items():
-        if tp[0] != topology.DEMAND:
-            fold(log, tp, view, start)
-    return view
+    starts = start_offsets(log, view)
+    del starts[topology.sole_partition(topology.DEMAND)]
+    messages = read_partitions(log, starts, log.end_offsets(starts))
+    events = (to_event(message, SCHEMAS[message.topic]) for message in messages)
+    return update_view(view, map(with_shown_values, events))
+
+
+def with_shown_values(event: Event) -> Event:
+    """The event; if it is a metric, with only those of its values that are shown."""
+    metric = event.record
+    if not isinstance(metric, Metric):
+        return event
+    values = {
+        name: value
+        for name, value in metric.values.items()
+        if name.startswith(SHOWN) or name.endswith(REWARD)
+    }
+    shown = msgspec.structs.replace(metric, values=values)
+    return Event(event.topic, event.partition, event.offset, event.key, shown)
 
 
 def lag(log: Log, identity: str) -> int | None:
