@@ -34,6 +34,8 @@ _SHAPE = re.compile(
     r"|://hooks\.slack\.com/|://(\w+\.)?discord(app)?\.com/api/webhooks/",
     re.IGNORECASE,
 )
+# Values that are neither a secret nor a reference: most of those of a run file.
+_TEXTLESS = (int, float, type(None))
 MAX_JSON = 1 << 20  # characters of a text that is read as JSON
 # Settings besides secrets that may refer to a variable: the address differs from pod to pod.
 _ADDRESSES = ("inference.host",)
@@ -79,6 +81,8 @@ def plaintext_secrets(value: object, where: str = "") -> Iterator[str]:
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
+            if isinstance(inner, _TEXTLESS):
+                continue
             path = f"{where}.{name}" if where else str(name)
             if (
                 is_secret(str(name))
@@ -127,6 +131,8 @@ def misplaced_references(value: object, where: str = "") -> Iterator[str]:
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
+            if isinstance(inner, _TEXTLESS):
+                continue
             path = f"{where}.{name}" if where else str(name)
             takes = is_secret(str(name)) or path in _ADDRESSES or _OF_A_CLUSTER.match(path)
             if not (is_reference(inner) and takes):
