@@ -13,6 +13,7 @@ from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import (
     Event,
     Log,
+    Offsets,
     TopicPartition,
     beginning_offset,
     end_offset,
@@ -56,14 +57,22 @@ def start_offsets(
     offsets[METRICS] = tail_start(
         log, METRICS, LAST_METRICS, scratch, has_progress, MOST_METRICS, tells_progress
     )
-    for topic, count in ((topology.FATES, LAST_FATES), (topology.EVALS, LAST_EVALS)):
-        tp = topology.sole_partition(topic)
-        offsets[tp] = max(offsets[tp], end_offset(log, *tp) - count)
+    offsets |= last_offsets(log, offsets)
     if unwritten is not None:
         offsets[METRICS] = max(first, min(unwritten, offsets[METRICS]))
     if target:
         offsets[topology.sole_partition(topology.BATCHES)] = batches_start(log, target)
     return offsets
+
+
+def last_offsets(log: Log, first: Offsets) -> dict[TopicPartition, int]:
+    """The offsets of the last fates and evaluations, where `first` has the first ones."""
+    counts = {
+        topology.sole_partition(topology.FATES): LAST_FATES,
+        topology.sole_partition(topology.EVALS): LAST_EVALS,
+    }
+    ends = log.end_offsets(counts)
+    return {tp: max(first[tp], ends[tp] - count) for tp, count in counts.items()}
 
 
 def has_progress(view: RunView) -> bool:

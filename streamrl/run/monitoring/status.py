@@ -4,8 +4,9 @@ with its lag. `show_status.py` prints it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -22,15 +23,21 @@ from streamrl.run.monitoring.run_view import (
     new_view,
     update_view,
 )
-from streamrl.run.monitoring.start_offsets import SCHEMAS, start_offsets
+from streamrl.run.monitoring.start_offsets import (
+    METRICS,
+    SCHEMAS,
+    last_offsets,
+    start_offsets,
+)
 from streamrl.stream.log.codec import to_event
-from streamrl.stream.log.protocol import Event, Log
+from streamrl.stream.log.protocol import Event, Log, Offsets, partitions_of
 from streamrl.stream.log.reading import read_partitions
 from streamrl.stream.records import Metric
 
 # Up to so many offsets, the lag is counted in records. A longer one is given in offsets, which
 # transaction markers take too.
 EXACT_LAG = 2_000
+OTHERS = (topology.SERVERS, topology.FATES, topology.EVALS)  # topics besides versions and metrics
 # What the names of the metrics begin with that `show_status.py` shows. Of a thousand envs there are
 # some hundred thousand other values.
 SHOWN = (
@@ -58,13 +65,38 @@ class PartStatus:
 def read_view(run: RunFile, log: Log) -> RunView:
     """The state of a run, from its topics: of its metrics, the last ones, with the values that are
     shown. Without the demand, which has a record for each env and batch until it is compacted.
+
+    One thread reads versions and metrics, another one the other topics, so that one of them
+    computes while the other waits for the broker.
     """
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(_read_metrics, run, log)
+        starts = log.beginning_offsets(partitions_of(log, OTHERS))
+        starts |= last_offsets(log, starts)
+        others = update_view(new_view(run), _events(log, starts))
+        view = reading.result()
+    return replace(
+        view,
+        servers=others.servers,
+        ready_s=others.ready_s,
+        fates=others.fates,
+        bias=others.bias,
+        causes=others.causes,
+        evals=others.evals,
+    )
+
+
+def _read_metrics(run: RunFile, log: Log) -> RunView:
+    """The state of a run as far as its versions and its last metrics tell it."""
     view = new_view(run)
     starts = start_offsets(log, view)
-    del starts[topology.sole_partition(topology.DEMAND)]
+    return update_view(view, map(with_shown_values, _events(log, {METRICS: starts[METRICS]})))
+
+
+def _events(log: Log, starts: Offsets) -> Iterator[Event]:
+    """The events of some partitions from these offsets on, in any order of the partitions."""
     messages = read_partitions(log, starts, log.end_offsets(starts))
-    events = (to_event(message, SCHEMAS[message.topic]) for message in messages)
-    return update_view(view, map(with_shown_values, events))
+    return (to_event(message, SCHEMAS[message.topic]) for message in messages)
 
 
 def with_shown_values(event: Event) -> Event:
