@@ -54,9 +54,10 @@ REWARD = "/reward/mean"  # the end of the metric of an env's mean reward in a ba
 BUFFER = topology.BUFFER.name  # The names of its shards begin with it.
 ARRIVALS_S = 5.0  # the time over which a rate of arrivals is taken
 
-# Sources and, of each, names of which the newest value is kept: many times what a run has.
+# Sources and, of each, names of which the newest value is kept: many times what a run has. The
+# buffer of a thousand envs has 13,000 names.
 MAX_SOURCES = 10_000
-MAX_NAMES = 10_000
+MAX_NAMES = 100_000
 SILENT_S = 10.0  # A part that has published nothing for so long is called silent.
 
 

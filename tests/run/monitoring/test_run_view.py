@@ -3,7 +3,9 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.run.monitoring import run_view as views
+from streamrl.run.monitoring.metric_names import METRICS
 from streamrl.run.monitoring.run_view import (
+    MAX_NAMES,
     active_s,
     arrival_rate,
     expired_share,
@@ -71,6 +73,11 @@ def test_names_that_somebody_makes_up_are_bounded(run: RunFile, monkeypatch: pyt
         "part-1": 3,
     }
     assert len(found.heard_s) == 2 and latest(found, "part/0") == 2.0
+
+
+def test_all_names_of_a_thousand_envs_are_kept():
+    of_env = [spec for spec in METRICS if "{environment}" in spec.name]
+    assert 20 < len(of_env) < MAX_NAMES / 1_000
 
 
 def test_what_cannot_be_read_changes_nothing(run: RunFile):
