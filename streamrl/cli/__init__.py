@@ -7,6 +7,9 @@ Ctrl-C let a part finish its batch; a second Ctrl-C does not.
 
 
 def main() -> None:
+    from streamrl.system.tuning import collect_seldom
+
+    collect_seldom()  # from the start on, as a command mostly imports and reads
     from streamrl.cli.command import cli
 
     cli(prog_name="streamrl")

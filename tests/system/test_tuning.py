@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from streamrl.system.tuning import YOUNG_OBJECTS
+
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel has no such policy")
 def test_a_process_that_moves_data_interrupts_nobody():
@@ -14,6 +16,15 @@ def test_a_process_that_moves_data_interrupts_nobody():
         " print(os.sched_getscheduler(0))"
     )
     assert int(subprocess.check_output([sys.executable, "-c", settled])) == os.SCHED_BATCH
+
+
+def test_the_command_collects_seldom_from_its_start_on():
+    settled = (
+        "import gc, sys; from streamrl.cli import main; sys.argv = ['streamrl', '--version'];"
+        " import atexit; atexit.register(lambda: print(gc.get_threshold()[0])); main()"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", settled], text=True)
+    assert int(printed.split()[-1]) == YOUNG_OBJECTS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sizes are those of glibc, as Linux has it")
