@@ -17,7 +17,7 @@ import numpy as np
 from bench.measure import markdown
 from streamrl.batcher.assemble import assemble
 from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score_group
+from streamrl.buffer.groups import join_rollouts, score_group
 from streamrl.envs.sessions.call_tree import CallTree, Continuation
 from streamrl.envs.sessions.model_calls import locate_answer, to_call
 from streamrl.envs.sessions.rollouts import RolloutName, build_rollout, to_turns
@@ -95,8 +95,9 @@ def measure(shape: Shape, ids: int, seed: int = 0) -> dict[str, float]:
     ]
     group = encode(score_group(events, rloo))
     read: Any = decode("scored-group/1", group)
+    again: list[Any] = [decode("rollout/1", data) for data in sent]
     longest = shape.system + shape.turns * (shape.sampled + shape.tool)
-    made = assemble([read], 0, 3, GROUP * shape.turns, longest)
+    made = assemble([join_rollouts(read, again)], 0, 3, GROUP * shape.turns, longest)
     assert made is not None
     batch = encode(made)
     received: Any = decode("batch/1", batch)

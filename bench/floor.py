@@ -17,8 +17,9 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.learner.model.examples import expand
 from streamrl.stream.log.codec import digest, to_event, to_message
-from streamrl.stream.log.protocol import Message, Output
+from streamrl.stream.log.protocol import Event, Message, Output
 from streamrl.stream.processor.definition import Processor
+from streamrl.stream.processor.join import RecordRef, to_joined_event
 from streamrl.stream.records import Batch, PolicyVersion, Record
 
 T = TypeVar("T")
@@ -26,17 +27,38 @@ CHUNK_GROUPS = 16
 
 
 class Stage:
-    """A part without a loop: messages in, messages out, its time noted by what it was spent on."""
+    """A part without a loop: messages in, messages out, its time noted by what it was spent on.
 
-    def __init__(self, part: Processor[Any, Any], spent: Counter[str]) -> None:
+    `recorded`: the messages that others refer to, by topic, partition and offset.
+    """
+
+    def __init__(
+        self,
+        part: Processor[Any, Any],
+        spent: Counter[str],
+        recorded: dict[RecordRef, Message],
+    ) -> None:
         self.part, self.state, self.spent = part, part.initial(), spent
+        self.recorded = recorded
+
+    def decode(self, messages: list[Message]) -> list[Event]:
+        join = self.part.join
+        events = list[Event]()
+        for message in messages:
+            schemas = self.part.schemas_of(message.topic)
+            record = to_event(message, schemas).record
+            if join is not None and isinstance(record, Record):
+                others = [self.recorded.pop(place) for place in join.references(record)]
+                message = message._replace(joined=tuple(others))
+            events.append(to_joined_event(message, schemas, join))
+        return events
 
     def turn(self, messages: list[Message]) -> list[Message]:
         name = self.part.name
         events = timed(
             self.spent,
             f"{name}: decode",
-            lambda: [to_event(m, self.part.schemas_of(m.topic)) for m in messages],
+            lambda: self.decode(messages),
         )
         self.state, outputs = timed(
             self.spent,
@@ -60,7 +82,11 @@ def timed(spent: Counter[str], what: str, call: Callable[[], T]) -> T:
 def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
     """Rollouts/s, and microseconds a rollout by stage."""
     spent: Counter[str] = Counter()
-    stages = Stage(buffer.make_processor(run), spent), Stage(batcher.make_processor(run), spent)
+    recorded = dict[RecordRef, Message]()
+    stages = tuple(
+        Stage(part, spent, recorded)
+        for part in (buffer.make_processor(run), batcher.make_processor(run))
+    )
     (env,) = run.envs
     source = Source(shape)
     done = 0
@@ -70,7 +96,10 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
         """As they would lie in the log."""
         placed = list[Message]()
         for message in messages:
-            placed.append(message._replace(partition=0, offset=offsets[message.topic]))
+            message = message._replace(partition=0, offset=offsets[message.topic])
+            placed.append(message)
+            if topology.kind_of(message.topic) == topology.ROLLOUTS:
+                recorded[message.topic, 0, message.offset] = message
             offsets[message.topic] += 1
         return placed
 

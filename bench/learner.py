@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.measure import RESULTS, quantile, spread, write
 from bench.plain_levanter import Plain, Rows, Settings
-from bench.work import scored_group
+from bench.work import joined_group
 from streamrl.batcher.assemble import assemble
 from streamrl.config.run_file import RunFile, parse
 from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
@@ -43,7 +43,7 @@ from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.meter import METRICS, Meter
 from streamrl.stream.log.protocol import Log, Output
 from streamrl.stream.log.records_of import records_of
-from streamrl.stream.records import Batch, Metric, ScoredGroup
+from streamrl.stream.records import Batch, JoinedGroup, Metric
 
 LEAST = 0.9  # of the tokens/s of Levanter alone
 # rollouts a problem, tokens
@@ -115,7 +115,7 @@ def a_batch(run: RunFile, number: int) -> Batch:
     rows = run.batcher.rows
     row = run.batcher.max_seq_len
     longest = row - PROMPT
-    groups = list[ScoredGroup]()
+    groups = list[JoinedGroup]()
     made = None
     while True:
         groups.append(
@@ -135,13 +135,13 @@ def a_batch(run: RunFile, number: int) -> Batch:
 
 def a_group(
     name: str, lengths: np.ndarray, random: np.random.Generator, version: int
-) -> ScoredGroup:
+) -> JoinedGroup:
     n = len(lengths)
     total = int(lengths.sum())
     prompt, tokens = (random.integers(4, 16, size).astype(np.uint16) for size in (PROMPT, total))
     logprobs = random.normal(-2.8, 0.1, total).astype(np.float32)
     advantages = random.normal(0, 1, n).astype(np.float32)
-    return scored_group(
+    return joined_group(
         name,
         lengths,
         prompt,

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import RESULTS, spread, write
-from bench.work import scored_group
+from bench.work import joined_group
 from streamrl.batcher.balance import COSTS, flops, imbalance, tokens
 from streamrl.batcher.packing import pack
 from streamrl.batcher.process import step
@@ -163,7 +163,7 @@ def measure_batches(rollouts: int, row: int, processes: int) -> dict[str, Any]:
     building_s = 0.0
     parts = np.array_split(lengths, len(lengths) // GROUP)
     groups = (
-        scored_group(f"g{i}", part, NOTHING, np.zeros(int(part.sum()), np.uint16))
+        joined_group(f"g{i}", part, NOTHING, np.zeros(int(part.sum()), np.uint16))
         for i, part in enumerate(parts)
     )
     held = [Event("groups.bench", 0, i, group.group_id, group) for i, group in enumerate(groups)]

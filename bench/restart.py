@@ -93,23 +93,28 @@ def make_rollout(number: int, sample: int, tokens: int) -> Rollout:
     )
 
 
-def groups(tokens: int) -> Iterator[Record]:
-    """Scored groups that wait for a batch."""
+def groups(log: KafkaLog, tokens: int) -> Iterator[Record]:
+    """Scored groups that wait for a batch. The rollouts of each are in the log when it comes."""
     own = tokens - tokens // 8
     n = GROUP
+    producer = log.producer()
     for number in count():
+        offsets = list[int]()
+        for sample in range(n):
+            record = make_rollout(number, sample, tokens)
+            message = to_message(Output(topology.rollouts(ENV), record.group_id, record))
+            producer.send(message, lambda _, offset, to=offsets: to.append(offset))
+        producer.flush()
         yield ScoredGroup(
             environment=ENV,
             group_id=f"g{number}",
             problem_id=str(number),
             producer="outside",
             partition=0,
-            offsets=np.arange(number * n, (number + 1) * n),
+            offsets=np.array(offsets, np.int64),
             uids=[f"{number}-{i}" for i in range(n)],
-            prompt=np.arange(tokens // 8, dtype=np.uint16),
+            prompt_length=tokens // 8,
             lengths=np.full(n, own, np.int32),
-            tokens=np.zeros(n * own, np.uint16),
-            policy_logprobs=np.full(n * own, -0.5, np.float32),
             advantages=np.zeros(n, np.float32),
             rewards=np.zeros(n, np.float32),
             temperatures=np.ones(n, np.float32),
@@ -197,7 +202,7 @@ def measure(
         if role == "buffer"
         else (topology.groups(ENV), rollouts // GROUP)
     )
-    source = Source(log, topic, open_rollouts(tokens) if role == "buffer" else groups(tokens))
+    source = Source(log, topic, open_rollouts(tokens) if role == "buffer" else groups(log, tokens))
     source.send(messages)
     process = Process(role, path, address)
     until(

@@ -11,8 +11,8 @@ import numpy as np
 from streamrl.config.run_file import RunFile, parse
 from streamrl.stream.records import (
     InferenceMetadata,
+    JoinedGroup,
     Rollout,
-    ScoredGroup,
     Turn,
     VersionSpan,
     token_dtype,
@@ -96,14 +96,14 @@ def run_file(
     )
 
 
-def scored_group(
+def joined_group(
     name: str,
     lengths: np.ndarray,
     prompt: np.ndarray,
     tokens: np.ndarray,
     version: int = 0,
     **fields: Any,
-) -> ScoredGroup:
+) -> JoinedGroup:
     """A group without a buffer: sequences of these lengths, (n,) int; logprobs and advantages are 0
     unless `fields` say otherwise.
     """
@@ -114,13 +114,14 @@ def scored_group(
         "advantages": np.zeros(n, np.float32),
         **fields,
     }
-    return ScoredGroup(
+    return JoinedGroup(
         group_id=name,
         problem_id=name,
         producer="bench-0",
         partition=0,
         offsets=np.arange(n),
         uids=[f"{name}-{i}" for i in range(n)],
+        prompt_length=len(prompt),
         prompt=prompt,
         lengths=lengths.astype(np.int32),
         tokens=tokens,

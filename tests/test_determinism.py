@@ -38,6 +38,7 @@ from streamrl.stream.log.codec import digest
 from streamrl.stream.processor.definition import Processor
 from streamrl.stream.processor.snapshots import serialize_state
 from streamrl.stream.processor.transaction import decode_and_step
+from tests.support.groups import joined
 from tests.support.inputs import log_of, mixed_inputs, real_parts, schedule_of
 from tests.support.waiting import patience
 
@@ -336,6 +337,7 @@ def run_through(log: Any, part: Processor[Any, Any], seed: int) -> tuple[list[st
         for where, count in turn:
             more, positions[where] = log.take(where, positions.get(where, 0), count)
             messages += more
+        messages = joined(log, part, messages)
         with watching() as offences:
             result = decode_and_step(part, part.config, state, messages, float(number))
             state = result.state

@@ -24,6 +24,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.extensions.recordings.audit import held_events
 from streamrl.stream.log.protocol import Event
+from streamrl.stream.processor.join import RecordRef
 from streamrl.stream.records import Batch, Demand, Fate, Rollout, ScoredGroup
 from streamrl.system.errors import ConfigError
 from tests.support.build import group_event, turns, version_event
@@ -61,6 +62,7 @@ class Chain:
             ]
         # groups that the batcher has not read
         self.ways: dict[str, deque[Event]] = {name: deque() for name in run.envs}
+        self.recorded = dict[RecordRef, Rollout]()
         self.time_s = 0.0
         self.version = -1
         self.numbers = dict.fromkeys(run.envs, 0)
@@ -120,6 +122,9 @@ class Chain:
         self.fold_buffer(read or events[:1])
 
     def fold_buffer(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event.record, Rollout):
+                self.recorded[event.topic, event.partition, event.offset] = event.record
         self.state, outputs = self.buffer.step(self.buffer.config, self.state, events, self.time_s)
         self.note(outputs)
 
@@ -135,7 +140,10 @@ class Chain:
             match output.record:
                 case ScoredGroup() as group:
                     self.groups += 1
-                    self.ways[group.environment].append(group_event(self.groups, group))
+                    rollouts = [self.recorded[place] for place in batcher.references(group)]
+                    event = group_event(self.groups, group)
+                    event.record = batcher.join_group(group, rollouts) if rollouts else group
+                    self.ways[group.environment].append(event)
                 case Batch(number=number):
                     after_s = self.random.random() * self.mishaps.version_s
                     last_s = self.learnt[-1][0] if self.learnt else 0.0

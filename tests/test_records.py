@@ -42,7 +42,8 @@ from streamrl.stream.records import (
 )
 from streamrl.stream.records.compact import compact_ids, compact_logprobs
 from tests.support import sessions
-from tests.support.build import evaluation, floats, group, rollout, spans, tokens
+from tests.support.build import evaluation, floats, group, rollout, spans, tokens, turns
+from tests.support.groups import scored_group
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -89,7 +90,7 @@ def examples() -> dict[str, Record]:
             time_s=1.5,
             rescored=True,
         ),
-        "scored-group": group(sizes=(1, 2)),
+        "scored-group": scored_group(group(sizes=(1, 2))),
         "batch": batch,
         "scores": Scores(number=3, scorer="scorer-1", reference=-1, logprobs=floats(-0.5, 0.0)),
         "demand": Demand(
@@ -239,14 +240,11 @@ def whole() -> dict[str, Record]:
             branches_from=np.array([0, 1], np.int32),
             branches_at=np.array([0, 1], np.int32),
             **spans([0], [1, 1]),
-            policy_logprobs=two,
             token_advantages=two,
             truncated=np.array([0, 1], np.uint8),
             policy_gradient_weights=two,
             cross_entropy_weights=two,
             teacher_kl_weights=two,
-            routed_experts=experts(3),
-            prompt_routed_experts=experts(2),
         ),
         "batch": structs.replace(
             short["batch"],
@@ -375,8 +373,8 @@ def test_arrays_keep_every_bit():
 
 
 def test_decoding_copies_nothing():
-    data = encode(group(sizes=(1000,)))
-    array = decode("scored-group/1", data).tokens  # type: ignore[attr-defined]
+    data = encode(rollout(turns=turns(response=range(1000))))
+    array = decode("rollout/1", data).turns[1].tokens  # type: ignore[attr-defined]
     assert not array.flags.owndata and not array.flags.writeable
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.packing import pack
-from streamrl.stream.records import Batch, Column, ScoredGroup, columns_of
+from streamrl.stream.records import Batch, Column, JoinedGroup, columns_of
 from streamrl.stream.records.compact import join_ids, join_logprobs
 from streamrl.stream.records.fields import size_bound
 from streamrl.stream.records.sequences import values_by_sequence
@@ -31,7 +31,7 @@ JOINED = {"ids": join_ids, "logprobs": join_logprobs}
 UNSHARDED = Sharding()
 
 
-def drop_too_long(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGroup | None]:
+def drop_too_long(group: JoinedGroup, max_seq_len: int) -> tuple[JoinedGroup, JoinedGroup | None]:
     """The group with the rollouts that fit into rows, and the group with the others, if any. A
     rollout is trained on as a whole or not at all.
     """
@@ -44,13 +44,13 @@ def drop_too_long(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, Sc
     return select_sequences(group, ~dropped), select_sequences(group, dropped)
 
 
-def select_sequences(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
+def select_sequences(group: JoinedGroup, keep: np.ndarray) -> JoinedGroup:
     """The group with only the sequences where `keep` (n,) bool is true. Their advantages stay as
     they were.
     """
     masks = {per: np.repeat(keep, each) for per, each in values_by_sequence(group).items()}
     kept = dict[str, Any]()
-    for name, column in columns_of(ScoredGroup).items():
+    for name, column in columns_of(JoinedGroup).items():
         array = getattr(group, name)
         if array is not None:
             kept[name] = array[masks[column.per]]
@@ -58,7 +58,7 @@ def select_sequences(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
     return msgspec.structs.replace(group, **kept)
 
 
-def join_column(groups: Sequence[ScoredGroup], name: str) -> np.ndarray | None:
+def join_column(groups: Sequence[JoinedGroup], name: str) -> np.ndarray | None:
     """The column of all groups, one after another. None where it is optional and no group has it;
     where some have it, it is filled in for the others (`Column.fill`). So it is for a group whose
     tokens have another number of values than those of the first one that has it.
@@ -66,7 +66,7 @@ def join_column(groups: Sequence[ScoredGroup], name: str) -> np.ndarray | None:
     arrays = [getattr(group, name) for group in groups]
     if all(array is None for array in arrays):
         return None
-    column = columns_of(ScoredGroup)[name]
+    column = columns_of(JoinedGroup)[name]
     if column.form:
         return JOINED[column.form]([array for array in arrays if array is not None])
     shape = next(array.shape[1:] for array in arrays if array is not None)
@@ -78,7 +78,7 @@ def join_column(groups: Sequence[ScoredGroup], name: str) -> np.ndarray | None:
     )
 
 
-def filled(group: ScoredGroup, column: Column, shape: tuple[int, ...] = ()) -> np.ndarray:
+def filled(group: JoinedGroup, column: Column, shape: tuple[int, ...] = ()) -> np.ndarray:
     """What an optional column is where the group does not have it. `shape`: of each value."""
     each = values_by_sequence(group)[column.per]
     if isinstance(column.fill, str):
@@ -86,12 +86,12 @@ def filled(group: ScoredGroup, column: Column, shape: tuple[int, ...] = ()) -> n
     return np.full((int(each.sum()), *shape), column.fill, column.dtype)
 
 
-def within_bytes(groups: Sequence[ScoredGroup], limit: int) -> int:
+def within_bytes(groups: Sequence[JoinedGroup], limit: int) -> int:
     """How many of these groups, from the first on, make a batch of at most `limit` bytes; at least
     one. A column that one group has is filled in for the others, and a normalizer may add an
     advantage for each token.
     """
-    columns = columns_of(ScoredGroup)
+    columns = columns_of(JoinedGroup)
     counts = {"sequence": 0, "token": 0, "span": 0, "sampled": 0}
     widths = dict[str, int]()  # by column: bytes of a value
     others = 0
@@ -116,7 +116,7 @@ def within_bytes(groups: Sequence[ScoredGroup], limit: int) -> int:
 
 
 def join_prompt_experts(
-    groups: Sequence[ScoredGroup], experts: np.ndarray | None
+    groups: Sequence[JoinedGroup], experts: np.ndarray | None
 ) -> np.ndarray | None:
     """The routed experts of all prompts, one after another: (sum of prompts, layers, k), 0 where a
     group has none. `experts`: (sum of lengths, layers, k), those of the other tokens.
@@ -134,7 +134,7 @@ def join_prompt_experts(
 
 
 def assemble(
-    groups: Sequence[ScoredGroup],
+    groups: Sequence[JoinedGroup],
     number: int,
     policy_version: int,
     row_count: int,
@@ -154,7 +154,7 @@ def assemble(
     sizes = [len(group.uids) for group in groups]
     columns: dict[str, Any] = {
         name: join_column(groups, name)
-        for name in columns_of(ScoredGroup)
+        for name in columns_of(JoinedGroup)
         if name in columns_of(Batch)
     }
     return Batch(

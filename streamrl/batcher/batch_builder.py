@@ -71,11 +71,14 @@ from streamrl.stream.records import (
     Batch,
     Fate,
     FateKind,
+    JoinedGroup,
     Metric,
     ScoredGroup,
     first_of_rollout_mask,
 )
 from streamrl.stream.records.sequences import sampled_counts, sampled_turns, sums_from
+
+ROLLOUTS_DELETED = "retention has deleted rollouts of its group before it was used"
 
 
 class BatchBuilder:
@@ -99,6 +102,10 @@ class BatchBuilder:
             queue.begin_epoch()
             return
         queue.count_closed(group)
+        if not isinstance(group, JoinedGroup):
+            if group.uids:
+                self.record_fate("expired", group, ROLLOUTS_DELETED)
+            return
         usable, too_long = drop_too_long(group, self.config.max_seq_len)
         if too_long is not None:
             cause = f"longer than max_seq_len {self.config.max_seq_len}"
@@ -145,7 +152,7 @@ class BatchBuilder:
         rows = f"{self.config.row_count} rows of {self.config.max_seq_len} tokens"
         return f"group does not fit into the {rows} of a batch; raise batcher.row_count"
 
-    def usable(self, held: HeldGroup) -> ScoredGroup:
+    def usable(self, held: HeldGroup) -> JoinedGroup:
         """The rollouts of a queued group that fit into a row."""
         return drop_too_long(group_of(held.event), self.config.max_seq_len)[0]
 
@@ -213,7 +220,7 @@ class BatchBuilder:
         self.publish(batch, groups[:taken], selection)
         return True
 
-    def pack_groups(self, groups: Sequence[ScoredGroup]) -> Batch | None:
+    def pack_groups(self, groups: Sequence[JoinedGroup]) -> Batch | None:
         """The batch of these groups, in the shortest rows that hold them. If no rows hold them all,
         or no record does, the last ones are left for the next batch. None if no rows hold even the
         first group.

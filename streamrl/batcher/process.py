@@ -5,20 +5,30 @@ its demand how many more tokens are wanted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+
+import numpy as np
 
 from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.report import report
 from streamrl.batcher.selection import REMAINDER
 from streamrl.batcher.settings import batcher_config, first_state
 from streamrl.batcher.state import BatcherConfig, BatcherState
+from streamrl.buffer.groups import join_rollouts
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.stream.log.protocol import Event, Log, Offsets, Output
 from streamrl.stream.processor import processor
 from streamrl.stream.processor.definition import Processor, run_settings
-from streamrl.stream.records import PolicyVersion, ScoredGroup
+from streamrl.stream.processor.join import NOT_THERE, Join, RecordRef
+from streamrl.stream.records import (
+    PolicyVersion,
+    Record,
+    RolloutTokens,
+    ScoredGroup,
+    first_of_rollout_mask,
+)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
@@ -32,9 +42,17 @@ def make_processor(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
         **{topology.groups(env): ("scored-group",) for env in run.envs},
         topology.POLICY_VERSIONS: ("policy-version",),
     }
+    join = Join(
+        topics=frozenset(map(topology.rollouts, run.envs)),
+        schemas=("rollout",),
+        part=RolloutTokens,
+        references=references,
+        join=join_group,
+    )
     return Processor(
         name=topology.BATCHER.name,
         inputs=inputs,
+        join=join,
         config=batcher_config(run),
         initial=partial(first_state, run.fork),
         step=step,
@@ -45,6 +63,24 @@ def make_processor(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
         clock=lambda state: state.clock,
         **run_settings(run),
     )
+
+
+def references(record: Record) -> list[RecordRef]:
+    """The places of the rollouts of a group, in its order."""
+    if not isinstance(record, ScoredGroup):
+        return []
+    topic = topology.rollouts(record.environment)
+    first = first_of_rollout_mask(record.uids)
+    return [(topic, record.partition, offset) for offset in record.offsets[first].tolist()]
+
+
+def join_group(record: Record, rollouts: Sequence[RolloutTokens]) -> Record:
+    """The group joined with its rollouts. Raises ValueError if they do not fit it."""
+    assert isinstance(record, ScoredGroup)
+    uids = [record.uids[i] for i in np.flatnonzero(first_of_rollout_mask(record.uids))]
+    if [rollout.rollout_uid for rollout in rollouts] != uids:
+        raise ValueError(NOT_THERE)
+    return join_rollouts(record, rollouts)
 
 
 def step(

@@ -19,7 +19,7 @@ from streamrl.batcher.curriculum import CurriculumRules, CurriculumState, fracti
 from streamrl.batcher.selection import Candidate, rebase_deficit
 from streamrl.stream.log.protocol import Event
 from streamrl.stream.processor.awake_clock import AwakeClock
-from streamrl.stream.records import Demand, ScoredGroup, first_of_rollout_mask
+from streamrl.stream.records import Demand, JoinedGroup, ScoredGroup, first_of_rollout_mask
 
 # The most producers of an env whose groups are counted: those of which a group has ended last. A
 # program whose name is new with each life would otherwise make every demand longer.
@@ -228,8 +228,8 @@ def held_group(event: Event, group: ScoredGroup) -> HeldGroup:
     )
 
 
-def group_of(event: Event) -> ScoredGroup:
-    assert isinstance(event.record, ScoredGroup)
+def group_of(event: Event) -> JoinedGroup:
+    assert isinstance(event.record, JoinedGroup)
     return event.record
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from streamrl.buffer.advantages import advantage_named, has_nonzero_advantage
-from streamrl.buffer.groups import OPTIONAL, POLICY_GRADIENT, experts_bytes, score_group
+from streamrl.buffer.groups import OPTIONAL, POLICY_GRADIENT, joined_bytes, score_group
 from streamrl.buffer.state import BufferConfig, OpenGroup
 from streamrl.config import topology
 from streamrl.stream.log.chunks import record_limit
@@ -32,14 +32,14 @@ def closed_group(env: str, group_id: str, group: OpenGroup, rules: BufferConfig)
     """The record of the group with the members that it has now. Changes nothing.
 
     It is empty if there are fewer than `rules.min_group_size` members, if they cannot be scored, if
-    the record would be larger than its topic takes, or if `rules.zero_advantage` is "filter" and
-    nothing can be learned from them.
+    the group and its tokens would be larger than a record may be, or if `rules.zero_advantage` is
+    "filter" and nothing can be learned from them.
     """
     if len(group.members) < rules.min_group_size:
         return ClosedGroup(empty_record(env, group_id, group), "group below its minimum size")
-    size = experts_bytes(group.members)  # which scoring it would take, too
-    if size > record_limit(topology.GROUPS):
-        return ClosedGroup(empty_record(env, group_id, group), _too_large(size))
+    payload = joined_bytes(group.members)  # which the batcher would have to hold
+    if payload > record_limit(topology.GROUPS):
+        return ClosedGroup(empty_record(env, group_id, group), _too_large(payload))
     advantage = advantage_named(rules.advantage)
     loss = rules.losses.get(env, POLICY_GRADIENT)
     try:
@@ -49,7 +49,7 @@ def closed_group(env: str, group_id: str, group: OpenGroup, rules: BufferConfig)
     except Exception as error:  # the advantage function may be the user's
         cause = f"the group cannot be scored: {text_of(error)}"
         return ClosedGroup(empty_record(env, group_id, group), cause, is_unscored=True)
-    size = size_bound(scored)
+    size = payload + size_bound(scored)
     if size > record_limit(topology.GROUPS):
         return ClosedGroup(empty_record(env, group_id, group), _too_large(size))
     has_zero_advantage = not trains(scored)
@@ -98,7 +98,6 @@ def empty_group(
         begins_epoch=begins_epoch,
         partition=partition,
         uids=[],
-        prompt=np.zeros(0, np.uint16),
         **columns,
     )
 

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamrl.buffer.advantages import Advantage, check_advantages
-from streamrl.stream.records import Rollout, Turn
+from streamrl.stream.records import Rollout, Turn, TurnTokens
 
 
 def token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> list[np.ndarray] | None:
@@ -132,7 +132,7 @@ def sampled_mask(turns: Sequence[Turn]) -> np.ndarray:
     return np.concatenate(masks)
 
 
-def tokens_of(turn: Turn) -> np.ndarray:
+def tokens_of(turn: Turn | TurnTokens) -> np.ndarray:
     assert turn.tokens is not None, "a rollout that can be trained on has the tokens of every turn"
     return turn.tokens
 

@@ -218,7 +218,8 @@ class Role:
 
     name: str  # of its command, and the beginning of its parts' identities
     consumes: tuple[str, ...]  # what its loop reads
-    reads_back: tuple[str, ...] = ()  # what else it reads: when it starts, what was done before
+    # what else it reads: what its inputs refer to, or when it starts what was done before
+    reads_back: tuple[str, ...] = ()
     produces: tuple[str, ...]  # what it writes; with JOURNAL, each part has a journal
     parts: Callable[[RunFile], tuple[Part, ...]]  # that the settings give it, by index
     is_needed: Callable[[RunFile], bool] = lambda run: True  # are its parts to run?
@@ -485,6 +486,7 @@ BUFFER = Role(
 BATCHER = Role(
     name="batcher",
     consumes=(GROUPS, POLICY_VERSIONS),
+    reads_back=(ROLLOUTS,),  # those of its groups
     produces=(BATCHES, DEMAND, FATES, DEAD_LETTERS, METRICS, JOURNAL),
     parts=one_part("batcher"),
     has_offsets=True,

@@ -27,7 +27,7 @@ from streamrl.batcher.curriculum import (
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REMAINDER, rebase_deficit
 from streamrl.batcher.state import BatcherState
-from streamrl.config import run_file, topology
+from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.extensions.recordings.replay import replay
 from streamrl.stream.log.codec import to_event, to_message
@@ -35,6 +35,7 @@ from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Log, Message, Output
 from streamrl.stream.log.reading import read
 from streamrl.stream.processor.definition import ProcessorState
+from streamrl.stream.processor.joiner import joiner_of
 from streamrl.stream.processor.restore import restore
 from streamrl.stream.processor.snapshots import serialize_state
 from streamrl.stream.processor.transaction import process_batch
@@ -43,6 +44,7 @@ from streamrl.system.errors import ConfigError
 from tests.support.batcher import CONFIG
 from tests.support.build import floats, group, group_event, version_event
 from tests.support.data_path import TOPICS
+from tests.support.groups import group_message
 
 EASY = {"copy": 1.0}
 BOTH = {"copy": 0.5, "add": 0.5}
@@ -341,35 +343,31 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
     """
     part = replace(batcher.make_processor(run), snapshot_events=23)
     log = MemoryLog(TOPICS)
+    joiner = joiner_of(log, part)
+    assert joiner is not None
     messages: list[Message] = []
     for version in range(12):
         messages.append(
             to_message(Output("policy-versions", "lead", version_event(version).record))
         )
         groups = [
-            (
+            group(
                 env,
-                group(
-                    env,
-                    f"{env}-{version}-{i}",
-                    (3, 3 + i % 2),
-                    version=version,
-                    reward=version / 6 - 0.1 * (env == "add"),
-                ),
+                f"{env}-{version}-{i}",
+                (3, 3 + i % 2),
+                version=version,
+                reward=version / 6 - 0.1 * (env == "add"),
             )
             for env in ENVS
             for i in range(9)
         ]
-        messages += [
-            to_message(Output(topology.groups(env), record.group_id, record))
-            for env, record in groups
-        ]
+        messages += [group_message(log, record) for record in groups]
     writer = log.writer(part.name)
     fold = ProcessorState(part.initial())
     states = list[bytes]()
     for start in range(0, len(messages), turn_events):
         appended = log.append(messages[start : start + turn_events], marker=True)
-        process_batch(part, fold, appended, 1.0, writer.commit)
+        process_batch(part, fold, joiner.join(appended), 1.0, writer.commit)
         states.append(serialize_state(fold.state))
     return log, states
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from streamrl.batcher import process as batcher
 from streamrl.batcher.state import BatcherState
 from streamrl.buffer import process as buffer
+from streamrl.buffer.groups import join_rollouts, rollout_of
 from streamrl.buffer.state import BufferState
 from streamrl.stream.records import Batch, Demand, ScoredGroup
 from tests.support.batcher import CONFIG
@@ -30,7 +31,14 @@ def test_a_batch_is_filled_with_groups_that_teach_something():
     ]
     scored = step_once([version_event(0), *events], replace(BUFFER, zero_advantage="filter"))
     assert fates(scored) == [("filtered", [2, 3], "group whose advantages are all 0")]
-    groups = [output.record for output in scored if isinstance(output.record, ScoredGroup)]
+    rollouts = {event.offset: rollout_of(event) for event in events}
+    groups = [
+        join_rollouts(record, [rollouts[offset] for offset in record.offsets.tolist()])
+        if record.uids
+        else record
+        for output in scored
+        if isinstance(record := output.record, ScoredGroup)
+    ]
     assert [(g.group_id, len(g.uids)) for g in groups] == [
         ("a", 2),
         ("flat", 0),

@@ -43,14 +43,15 @@ def test_a_group_below_its_minimum_is_empty_and_keeps_what_its_producer_needs():
     assert cause == "group below its minimum size" and record.uids == []
     assert (record.environment, record.group_id, record.problem_id) == ("copy", "g0", "p")
     assert (record.producer, record.partition, record.epoch) == ("copy-7", 3, 2)
-    assert record.prompt.size == record.tokens.size == 0
+    assert record.prompt_length == record.lengths.size == record.offsets.size == 0
 
 
 @pytest.mark.parametrize(("over", "uids"), [(0, ["g0-0", "g0-1"]), (1, [])])
 def test_a_record_of_its_topics_limit_is_published_and_one_of_a_byte_more_is_empty(
     over: int, uids: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    size = size_bound(closed(1.0, 0.0).record)
+    # of each rollout 5 tokens of 2 bytes and 3 logprobs of 4
+    size = size_bound(closed(1.0, 0.0).record) + 2 * (5 * 2 + 3 * 4)
     monkeypatch.setattr(closing, "record_limit", lambda topic: size - over)
     assert closed(1.0, 0.0).record.uids == uids
 
@@ -136,7 +137,7 @@ def test_demonstrations_train_although_their_advantages_are_all_0():
 def test_a_group_whose_experts_alone_are_too_large_is_not_scored(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(closing, "experts_bytes", lambda members: 1_000)
+    monkeypatch.setattr(closing, "joined_bytes", lambda members: 1_000)
     monkeypatch.setattr(closing, "record_limit", lambda topic: 999)
     monkeypatch.setattr(closing, "score_group", None)
     record, cause, _, is_unscored = closed(1.0, 0.0)

@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score_group
+from streamrl.buffer.groups import join_rollouts, score_group
 from streamrl.stream.records import Turn
 from streamrl.stream.records.sequences import (
     completions,
@@ -14,6 +14,7 @@ from streamrl.stream.records.sequences import (
     sampled_turns,
 )
 from tests.support.build import floats, rollout, rollout_event, tokens, turns
+from tests.support.groups import joined_group
 
 
 def test_the_shared_prompt_is_kept_once():
@@ -21,7 +22,7 @@ def test_the_shared_prompt_is_kept_once():
         rollout_event(i, rollout(sample=i, reward=float(i), turns=turns(response=range(3, 4 + i))))
         for i in range(3)
     ]
-    record = score_group(events, rloo)
+    record = joined_group(events)
     assert record.prompt.tolist() == [1, 2]
     assert record.lengths.tolist() == [1, 2, 3]
     assert record.tokens.tolist() == [3, 3, 4, 3, 4, 5]
@@ -34,9 +35,7 @@ def test_the_shared_prompt_is_kept_once():
 def test_what_the_policy_did_not_sample_is_masked():
     user = Turn(message="no", role="user", tokens=tokens(8, 9))
     answer = Turn(message="5", role="assistant", tokens=tokens(5), logprobs=floats(-0.25))
-    record = score_group(
-        [rollout_event(0, rollout(turns=[*turns(response=[3]), user, answer]))], rloo
-    )
+    record = joined_group([rollout_event(0, rollout(turns=[*turns(response=[3]), user, answer]))])
     assert record.tokens.tolist() == [3, 8, 9, 5]
     assert sampled_indices(record).tolist() == [0, 3]
     assert record.policy_logprobs.tolist() == [-0.5, -0.25]
@@ -47,10 +46,23 @@ def test_only_what_all_prompts_begin_with_is_shared():
         rollout_event(0, rollout(sample=0, turns=turns(prompt=[1, 2, 7]))),
         rollout_event(1, rollout(sample=1, turns=turns(prompt=[1, 2, 9]))),
     ]
-    record = score_group(events, rloo)
+    record = joined_group(events)
     assert record.prompt.tolist() == [1, 2]
     assert record.tokens.tolist() == [7, 3, 4, 5, 9, 3, 4, 5]
     assert sampled_indices(record).tolist() == [1, 2, 3, 5, 6, 7]
+
+
+def test_a_group_refers_to_its_rollouts_and_has_none_of_their_tokens():
+    events = [rollout_event(i + 7, rollout(sample=i, reward=float(i))) for i in range(2)]
+    record = score_group(events, rloo)
+    assert not hasattr(record, "tokens") and not hasattr(record, "policy_logprobs")
+    assert record.prompt_length == 2 and record.offsets.tolist() == [7, 8]
+
+
+def test_a_group_is_not_joined_with_rollouts_that_do_not_fit_it():
+    record = score_group([rollout_event(0, rollout())], rloo)
+    with pytest.raises(ValueError, match=r"group 'g0': tokens has shape \[2\], expected \[3\]"):
+        join_rollouts(record, [rollout(turns=turns(response=[3, 4]))])
 
 
 def asked(*ids: int, **fork: Any) -> Turn:
@@ -80,7 +92,7 @@ def test_what_a_fork_shares_with_an_earlier_sequence_is_there_once():
         rollout_event(0, rollout(sample=0, turns=FORKED)),
         rollout_event(1, rollout(sample=1, turns=other)),
     ]
-    record = score_group(events, rloo)
+    record = joined_group(events)
     assert record.prompt.tolist() == [1] and record.tokens.tolist() == [2, 3, 4, 7, 5, 8, 6, 9, 3]
     assert record.branches_from is not None and record.branches_from.tolist() == [0, 1, 1, 0]
     assert record.branches_at is not None and record.branches_at.tolist() == [0, 1, 2, 0]
@@ -113,15 +125,15 @@ def test_a_break_and_a_fork_begin_a_sampled_turn():
 
 
 def test_a_fork_at_the_end_of_the_prompt_branches_from_nothing():
-    record = score_group([rollout_event(0, rollout(turns=FORKED[:4]))], rloo)
+    record = joined_group([rollout_event(0, rollout(turns=FORKED[:4]))])
     assert record.prompt.tolist() == [1, 2] and record.branches_at is not None
     assert record.branches_from is not None and not record.branches_from.any()
     assert [path.tolist() for path in completions(record, record.tokens)] == [[3, 4], [7, 5]]
 
 
 def test_a_fork_within_the_prompt_of_its_group_shortens_it():
-    record = score_group(
-        [rollout_event(0, rollout(turns=[*FORKED[:2], asked(9, fork_at=1), said(5)]))], rloo
+    record = joined_group(
+        [rollout_event(0, rollout(turns=[*FORKED[:2], asked(9, fork_at=1), said(5)]))]
     )
     assert record.prompt.tolist() == [1]
     assert [path.tolist() for path in completions(record, record.tokens)] == [[2, 3, 4], [9, 5]]
@@ -158,5 +170,5 @@ def test_tokens_whose_experts_are_unknown_or_of_another_model_have_expert_0():
     first = structs.replace(first, routed_experts=sent_to(7))
     third = structs.replace(third, routed_experts=sent_to(9, layers=2))
     made = rollout_event(0, rollout(turns=[turns()[0], first, second, third]))
-    experts = score_group([made], rloo).routed_experts
+    experts = joined_group([made]).routed_experts
     assert experts is not None and experts.tolist() == [[[7]], [[0]], [[0]]]

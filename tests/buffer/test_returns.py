@@ -14,6 +14,7 @@ from streamrl.buffer.returns import per_token_rewards, reward_to_go, token_advan
 from streamrl.stream.records import Rollout, Turn
 from streamrl.stream.records.sequences import sampled_indices
 from tests.support.build import floats, rollout, rollout_event, tokens
+from tests.support.groups import joined_group
 
 
 def said(*ids: int, reward: float | None = None, token_rewards: np.ndarray | None = None) -> Turn:
@@ -116,8 +117,8 @@ def forked() -> Rollout:
 
 
 def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
-    record = score_group(
-        [rollout_event(4, forked()), rollout_event(6, of(1, 0.0, asked(1, 2), said(7)))], rloo
+    record = joined_group(
+        [rollout_event(4, forked()), rollout_event(6, of(1, 0.0, asked(1, 2), said(7)))]
     )
     assert [len(turns) for turns in trained_sequences(forked()).values()] == [4, 2]
     assert (record.uids, record.offsets.tolist(), record.rewards.tolist()) == (

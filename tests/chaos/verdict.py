@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,9 +21,19 @@ from streamrl.extensions.recordings.replay import replay
 from streamrl.learner.inputs import read_batches
 from streamrl.stream.log.codec import encode, to_event
 from streamrl.stream.log.protocol import Event, Log
-from streamrl.stream.log.reading import read
+from streamrl.stream.log.reading import portions, read
+from streamrl.stream.log.records_of import messages_of
+from streamrl.stream.processor.joiner import Joiner
 from streamrl.stream.processor.journal import last_record
-from streamrl.stream.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.stream.records import (
+    Batch,
+    EnvProgress,
+    Fate,
+    JoinedGroup,
+    PolicyVersion,
+    Rollout,
+    ScoredGroup,
+)
 from streamrl.stream.records.sequences import sampled_counts
 from streamrl.system.errors import StreamrlError
 from tests.chaos import known
@@ -136,9 +147,7 @@ def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, st
     """
     closed = Counter[str]()
     for env in run.envs:
-        for event in events(log, topology.groups(env), "scored-group"):
-            group = event.record
-            assert isinstance(group, ScoredGroup)
+        for group in joined_groups(log, run, env):
             found.groups += 1
             closed[group.group_id] += 1
             there = [where.get((env, group.partition, offset)) for offset in group.offsets.tolist()]
@@ -147,7 +156,8 @@ def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, st
                     f"group {group.group_id} has the rollouts {group.uids}; where it says lie"
                     f" {there}"
                 )
-            for member, advantage in zip(members_of_group(group), group.advantages, strict=True):
+            members = members_of_group(group) if isinstance(group, JoinedGroup) else ()
+            for member, advantage in zip(members, group.advantages, strict=True):
                 # of the others
                 mean = (float(group.rewards.sum()) - float(member.reward)) / max(
                     len(group.uids) - 1, 1
@@ -156,6 +166,16 @@ def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, st
                     found.fault(f"{member.uid} is not in group {group.group_id} as it was sampled")
     for name in [name for name, times in closed.items() if times > 1]:
         found.fault(f"group {name} was closed {closed[name]} times")
+
+
+def joined_groups(log: Log, run: RunFile, env: str) -> Iterator[ScoredGroup]:
+    """The groups of an env, joined with their rollouts."""
+    joiner = Joiner(log, processors_of(run)["batcher"])
+    with closing(joiner):
+        for portion in portions(messages_of(log, topology.groups(env))):
+            for event in joiner.events(portion):
+                assert isinstance(event.record, ScoredGroup), event
+                yield event.record
 
 
 def look_at_batches(
@@ -242,7 +262,7 @@ class Member(NamedTuple):
     reward: np.float32
 
 
-def members_of_group(group: ScoredGroup) -> Iterator[Member]:
+def members_of_group(group: JoinedGroup) -> Iterator[Member]:
     tokens = pieces(group.tokens, group.lengths)
     logprobs = pieces(group.policy_logprobs, sampled_counts(group))
     for i, uid in enumerate(group.uids):

@@ -20,6 +20,7 @@ from streamrl.stream.records import Metric, ModelCall, PolicyVersion, Record, Re
 from tests.poison.chain import VOCAB
 from tests.support import rubbish, sessions
 from tests.support.build import group, rollout, turns
+from tests.support.groups import scored_group
 
 MIB = 1 << 20
 
@@ -194,7 +195,8 @@ def scored(
     change: Callable[[dict[str, Any]], object], schema: bytes = b"scored-group/1"
 ) -> Callable[[], list[Message]]:
     def make() -> list[Message]:
-        message = to_message(Output("groups.copy", "forged", group("copy", "forged")))
+        record = scored_group(group("copy", "forged"))
+        message = to_message(Output("groups.copy", "forged", record))
         fields = msgpack.unpackb(message.value or b"", strict_map_key=False)
         change(fields)
         return [message._replace(value=msgpack.packb(fields), headers=(("schema", schema),))]
@@ -214,6 +216,10 @@ def changed_version(change: Callable[[dict[str, Any]], object]) -> Callable[[], 
 
 def infinite_lengths() -> Any:
     return rubbish.array("<f4", [2], np.array([np.inf, 1], "<f4").tobytes())
+
+
+def packed(offsets: list[int]) -> Any:
+    return rubbish.array("<i8", [len(offsets)], np.array(offsets, "<i8").tobytes())
 
 
 def nan_advantages(fields: dict[str, Any]) -> None:
@@ -503,6 +509,42 @@ DATA_PATH = [
         "groups",
         "dead letter: ...has shape",
         scored(lambda fields: fields.update(uids=["one"])),
+    ),
+    Poison(
+        "rollouts after the end of their topic",
+        "groups",
+        "dead letter: a record that it refers to is not in the log",
+        scored(lambda fields: fields.update(offsets=packed([10**6, 10**12]))),
+    ),
+    Poison(
+        "rollouts before the beginning of a topic",
+        "groups",
+        "dead letter: ...is no prompt_length, partition or offset",
+        scored(lambda fields: fields.update(offsets=packed([-1, -2]))),
+    ),
+    Poison(
+        "rollouts of a partition that there is not",
+        "groups",
+        "dead letter: a record that it refers to is not in the log",
+        scored(lambda fields: fields.update(partition=99)),
+    ),
+    Poison(
+        "rollouts of an env that there is not",
+        "groups",
+        "dead letter: a record that it refers to is not in the log",
+        scored(lambda fields: fields.update(environment="nowhere")),
+    ),
+    Poison(
+        "the rollouts of another group",
+        "groups",
+        "dead letter: a record that it refers to is not in the log",
+        scored(lambda fields: fields.update(offsets=packed([0, 1]))),
+    ),
+    Poison(
+        "a prompt longer than its rollouts",
+        "groups",
+        "dead letter: ",
+        scored(lambda fields: fields.update(prompt_length=10**9)),
     ),
     Poison(
         "lengths that are infinite",

@@ -12,6 +12,7 @@ from streamrl.stream.log.protocol import Event
 from streamrl.stream.records import (
     Evaluation,
     InferenceMetadata,
+    JoinedGroup,
     PassAt,
     PolicyVersion,
     Rollout,
@@ -136,11 +137,11 @@ def group(
     version: int = 0,
     newest: int | None = None,
     reward: float = 0.0,
-) -> ScoredGroup:
+) -> JoinedGroup:
     """A group of rollouts with `sizes` sampled tokens each, behind a prompt of `prompt` tokens."""
     n = len(sizes)
     total = sum(sizes)
-    return ScoredGroup(
+    return JoinedGroup(
         environment=env,
         group_id=name,
         problem_id=name,
@@ -148,6 +149,7 @@ def group(
         partition=0,
         offsets=np.arange(n, dtype=np.int64),
         uids=[f"{name}-{i}" for i in range(n)],
+        prompt_length=prompt,
         prompt=np.arange(1, prompt + 1, dtype=np.uint16),
         lengths=np.array(sizes, np.int32),
         tokens=np.arange(10, 10 + total, dtype=np.uint16),

@@ -10,7 +10,7 @@ from typing import cast
 from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.state import BatcherConfig, BatcherState, EnvQueue, HeldGroup
 from streamrl.stream.log.protocol import Event
-from streamrl.stream.records import Demand, FateKind, ScoredGroup
+from streamrl.stream.records import Demand, FateKind, JoinedGroup, ScoredGroup
 
 
 @dataclass
@@ -73,8 +73,8 @@ class SimulatedBatcher(BatchBuilder):
 
     # The simulated group is in the place of the record that a held group refers to.
 
-    def usable(self, held: HeldGroup) -> ScoredGroup:
-        return cast(ScoredGroup, _group(held))
+    def usable(self, held: HeldGroup) -> JoinedGroup:
+        return cast(JoinedGroup, _group(held))
 
     def record_fate(
         self, fate: FateKind, group: ScoredGroup, cause: str = "", batch: int | None = None

@@ -5,12 +5,13 @@ would have done.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from streamrl.extensions.recordings.parent_schedule import Step
 from streamrl.stream.log.protocol import Log, Offsets, Writer
 from streamrl.stream.processor.definition import Processor, ProcessorState
+from streamrl.stream.processor.joiner import joiner_of
 from streamrl.stream.processor.transaction import process_batch
 
 FORK = "fork"  # the identity under which a fork's first records are written
@@ -34,12 +35,17 @@ def run_steps(
     `offsets` has the partitions that the processor does not begin to read at their start.
     """
     current = ProcessorState(processor.initial(), offsets=dict(offsets))
-    with open_writer(log, processor.name) as writer, closing(log.producer()) as producer:
+    joiner = joiner_of(log, processor)
+    with ExitStack() as stack:
+        writer = stack.enter_context(open_writer(log, processor.name))
+        producer = stack.enter_context(closing(log.producer()))
+        if joiner is not None:
+            stack.callback(joiner.close)
         for step in steps:
             batch = process_batch(
                 processor,
                 current,
-                step.messages,
+                joiner.join(step.messages) if joiner is not None else step.messages,
                 step.time_s,
                 writer.commit,
                 is_behind=step.is_behind,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ from streamrl.stream.log.chunks import INCOMPLETE, is_chunk
 from streamrl.stream.log.elements import has_more_elements
 from streamrl.stream.log.protocol import UNREADABLE, Event, Message, Output, Undecodable
 from streamrl.stream.records import RECORDS, Record
+
+P = TypeVar("P", bound=msgspec.Struct)
 
 SCHEMA_HEADER = "schema"
 VERSION = 1
@@ -222,7 +224,28 @@ def to_event(message: Message, schemas: tuple[str, ...]) -> Event:
     )
 
 
+def decode_part(message: Message, schemas: tuple[str, ...], part: type[P]) -> P:
+    """Some fields of the record of a message that should be one of `schemas`: those of `part`.
+    Nothing is checked but their types. Raises DecodeError.
+    """
+    _check_schema(message, schemas)
+    try:
+        return _part_decoder(part).decode(message.value or b"")
+    except (ValueError, OverflowError, RecursionError, msgspec.DecodeError) as error:
+        raise DecodeError(f"{part.__name__}: {error}") from None
+
+
+@lru_cache
+def _part_decoder(part: type[P]) -> msgspec.msgpack.Decoder[P]:
+    return msgspec.msgpack.Decoder(part, ext_hook=_decode_ext)
+
+
 def _decode_message(message: Message, value: bytes, schemas: tuple[str, ...]) -> Record:
+    return decode(_check_schema(message, schemas), value)
+
+
+def _check_schema(message: Message, schemas: tuple[str, ...]) -> bytes:
+    """The schema header of a message. Raises DecodeError if it is none of `schemas`."""
     if is_chunk(message):
         raise DecodeError(INCOMPLETE)
     if message.headers[:1] and message.headers[0][0] == UNREADABLE:
@@ -232,7 +255,7 @@ def _decode_message(message: Message, value: bytes, schemas: tuple[str, ...]) ->
     if not _is_one_of(head, schemas):
         text = head.decode("utf-8", "replace")
         raise DecodeError(f"schema header is {text!r}, expected {' or '.join(schemas)}")
-    return decode(schema, value)
+    return schema
 
 
 def digest(messages: Iterable[Message]) -> bytes:

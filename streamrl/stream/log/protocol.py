@@ -31,6 +31,9 @@ class Message(NamedTuple):
     partition: int = -1
     offset: int = -1
     timestamp_s: float = 0.0
+    # the messages of the records that it refers to, for a processor that joins them
+    joined: tuple[Message, ...] = ()
+    event: Event | None = None  # decoded, if that reader has done it
 
 
 # Header of a message in place of a record that a client cannot hand over. Its value is the cause.

@@ -21,6 +21,7 @@ from streamrl.stream.log.protocol import (
     partitions_of,
 )
 from streamrl.stream.processor.awake_clock import AwakeClock
+from streamrl.stream.processor.join import Join
 from streamrl.system.errors import StreamrlError
 
 S = TypeVar("S")
@@ -78,6 +79,8 @@ class Processor(Generic[C, S]):
     # Whether the processor continues without what retention has deleted. Otherwise it ends with
     # InputGone at its start.
     expires_removed: bool = False
+    # How inputs that refer to other records are joined with these, if any do.
+    join: Join | None = None
     # The MODULE:NAME that a configuration in its journal may have: those of the user's run file.
     imports: frozenset[str] = frozenset()
     # (topic, partition) -> whether it reads this partition of an input; a shard reads some.

@@ -28,8 +28,9 @@ from streamrl.stream.log.protocol import (
     end_offset,
 )
 from streamrl.stream.log.reading import read
+from streamrl.stream.processor.join import RecordRef
+from streamrl.stream.processor.joiner import Joiner
 from streamrl.stream.processor.retention import end_offsets, first_offsets
-from streamrl.stream.processor.snapshots import RecordRef
 from streamrl.stream.records import RECORDS, JournalEntry, Record, Slice
 from streamrl.system.errors import InputGone
 
@@ -94,10 +95,13 @@ def last_record(log: Log, topic: str, kind: type[R]) -> R | None:
 
 @dataclass
 class SliceReader:
-    """Reads slices of inputs again, in the order asked. It reads each partition forwards only."""
+    """Reads slices of inputs again, in the order asked. It reads each partition forwards only.
+    With a `joiner` the messages come with the records that they refer to.
+    """
 
     log: Log
     schemas_of: Callable[[str], tuple[str, ...]]  # of a topic
+    joiner: Joiner | None = None
     records_read: int = 0
 
     def __post_init__(self) -> None:
@@ -114,7 +118,7 @@ class SliceReader:
                 f"{piece.count} records, now {len(messages)}: "
                 "retention or a user has removed them"
             )
-        return messages
+        return messages if self.joiner is None else self.joiner.join(messages)
 
     def read_ahead(self, entries: Iterable[JournalEntry]) -> None:
         """Read the slices of these entries at once, as far as there is room."""
@@ -129,7 +133,8 @@ class SliceReader:
 
     def read_records(self, references: Collection[RecordRef]) -> dict[RecordRef, Event]:
         """Single records, wherever they are in the log. One that retention has deleted, or whose
-        topic was deleted and made again, becomes an event without a record.
+        topic was deleted and made again, becomes an event without a record. So does one that refers
+        to a record that retention has deleted.
         """
         events: dict[RecordRef, Event] = {}
         partitions = {(topic, partition) for topic, partition, _ in references}
@@ -159,17 +164,24 @@ class SliceReader:
 
     def close(self) -> None:
         self._partitions.close()
+        if self.joiner is not None:
+            self.joiner.close()
 
     def _read_offsets(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[RecordRef, Event]:
         """The records at these ascending offsets of one partition."""
-        events: dict[RecordRef, Event] = {}
         wanted = set(offsets)
+        messages = [
+            message
+            for group in split_at_gaps(offsets)
+            for message in self._read_range(tp, group[0], group[-1])
+            if message.offset in wanted
+        ]
         schemas = self.schemas_of(tp[0]) if offsets else ()
-        for group in split_at_gaps(offsets):
-            for message in self._read_range(tp, group[0], group[-1]):
-                if message.offset in wanted:
-                    events[*tp, message.offset] = to_event(message, schemas)
-        return events
+        if self.joiner is None:
+            events = (to_event(message, schemas) for message in messages)
+        else:
+            events = self.joiner.events(messages)
+        return {(*tp, event.offset): event for event in events}
 
     def _read_range(self, tp: TopicPartition, start: int, last: int) -> Iterator[Message]:
         """Messages with start <= offset <= last, where `last` is the offset of a message."""

@@ -25,6 +25,7 @@ from streamrl.stream.log.protocol import Log, Message, Offsets, Reader, TopicPar
 from streamrl.stream.log.retrying import RetryingWriter
 from streamrl.stream.processor.circuit_breaker import CircuitBreaker
 from streamrl.stream.processor.definition import Processor, ProcessorState
+from streamrl.stream.processor.joiner import open_reader
 from streamrl.stream.processor.notices import Notices
 from streamrl.stream.processor.part import open_part
 from streamrl.stream.processor.reconcile import reconcile
@@ -58,7 +59,7 @@ def run_processor(
     writer = RetryingWriter(log, processor.name, processor.journal, stop=stop)
     with open_part(log, processor.name, writer) as part:
         current, inputs = start(log, processor, writer, clock)
-        reader = log.reader({tp: current.offsets[tp] for tp in inputs})
+        reader = open_reader(log, processor, {tp: current.offsets[tp] for tp in inputs})
 
         def positions() -> Offsets:
             return {tp: reader.position(*tp) for tp in inputs}
@@ -110,7 +111,7 @@ def run_processor(
                     stats = LoopStats()
                 if snapshot_due(processor, current, clock()):
                     save_snapshot(processor, current, positions(), writer.commit)
-                    warn(processor, held_but_deleted(log, current))
+                    warn(processor, held_but_deleted(log, processor, current))
             note_unsaved(current, positions(), clock())
             if current.unsaved_since_s is not None:
                 save_last_snapshot(processor, current, positions(), writer.commit)

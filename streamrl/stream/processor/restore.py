@@ -12,8 +12,15 @@ from typing import Any, TypeVar
 from streamrl.stream.log.codec import digest, to_message
 from streamrl.stream.log.protocol import Log, Message, Offsets, beginning_offset
 from streamrl.stream.processor.definition import Processor, ProcessorState, from_json
+from streamrl.stream.processor.joiner import joiner_of
 from streamrl.stream.processor.journal import SliceReader, entries, last_record
-from streamrl.stream.processor.retention import deleted_inputs, first_offsets, is_gone, listed
+from streamrl.stream.processor.retention import (
+    deleted_inputs,
+    first_joinable,
+    first_offsets,
+    is_gone,
+    listed,
+)
 from streamrl.stream.processor.snapshots import deserialize_state, references
 from streamrl.stream.processor.transaction import decode_and_step
 from streamrl.stream.records import JournalEntry, Snapshot
@@ -34,10 +41,10 @@ def restore(log: Log, processor: Processor[C, S]) -> tuple[ProcessorState[C, S],
     last = last_record(log, processor.journal, JournalEntry)
     if last is None:
         return current, 0
-    reader = SliceReader(log, processor.schemas_of)
+    reader = SliceReader(log, processor.schemas_of, joiner_of(log, processor))
     begin = beginning_offset(log, processor.journal, 0)
     records = list(state_records(log, processor.journal, max(last.snapshot_offset, begin)))
-    base = choose_snapshot(log, records, last.snapshot_offset)
+    base = choose_snapshot(log, processor, records, last.snapshot_offset)
     if base is not None:
         load_snapshot(processor, current, *base, reader)
     since = [(offset, record) for offset, record in records if record.sequence > current.sequence]
@@ -68,7 +75,10 @@ def state_records(
 
 
 def choose_snapshot(
-    log: Log, records: Sequence[tuple[int, JournalEntry | Snapshot]], named: int
+    log: Log,
+    processor: Processor[Any, Any],
+    records: Sequence[tuple[int, JournalEntry | Snapshot]],
+    named: int,
 ) -> tuple[int, Snapshot] | None:
     """The snapshot to start from, with its offset: the one at offset `named`, which the last entry
     names, or a newer one. None if there is none.
@@ -87,7 +97,7 @@ def choose_snapshot(
         for _, record in records
         if isinstance(record, JournalEntry) and record.sequence > replayed_to
     ]
-    if deleted_inputs(log, since):
+    if deleted_inputs(log, processor, since):
         # The entry that was committed with the newest snapshot is then not replayed, and the
         # metrics that it made may be lost.
         return newest
@@ -149,7 +159,8 @@ def check_inputs(
     log: Log, processor: Processor[C, S], since: Sequence[JournalEntry | Snapshot]
 ) -> None:
     """Raises InputGone if retention has deleted inputs of these entries."""
-    gone = deleted_inputs(log, [record for record in since if isinstance(record, JournalEntry)])
+    entries_since = [record for record in since if isinstance(record, JournalEntry)]
+    gone = deleted_inputs(log, processor, entries_since)
     if gone:
         raise InputGone(
             f"{processor.name}: retention has deleted records that it took after its last "
@@ -178,9 +189,10 @@ def restore_earliest(
     which on all inputs are there. Raises InputGone if there is none.
     """
     current = ProcessorState[C, S](processor.initial())
-    reader = SliceReader(log, processor.schemas_of)
+    reader = SliceReader(log, processor.schemas_of, joiner_of(log, processor))
     start = beginning_offset(log, processor.journal, 0)
     begin = log.beginning_offsets(processor.existing_partitions(log))
+    begin |= first_joinable(log, processor, begin, begin, log.end_offsets(begin))
     if start == 0 and not any(begin.values()):
         return current, 0, reader
     base = _earliest_snapshot(log, processor, start, begin)

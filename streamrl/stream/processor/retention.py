@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from streamrl.stream.log.protocol import Log, TopicPartition
-from streamrl.stream.processor.definition import ProcessorState
+from streamrl.stream.log.codec import to_event
+from streamrl.stream.log.protocol import Log, Offsets, TopicPartition
+from streamrl.stream.log.reading import read
+from streamrl.stream.processor.definition import Processor, ProcessorState
+from streamrl.stream.processor.join import RecordRef
 from streamrl.stream.processor.snapshots import held_events
-from streamrl.stream.records import JournalEntry
+from streamrl.stream.records import JournalEntry, Record
 
 NOTHING_LEFT = 2**63 - 1
 
@@ -37,10 +40,12 @@ def is_gone(start: int, begin: int) -> bool:
     return start < begin - 1
 
 
-def deleted_inputs(log: Log, entries: Iterable[JournalEntry]) -> list[str]:
+def deleted_inputs(
+    log: Log, processor: Processor[Any, Any], entries: Iterable[JournalEntry]
+) -> list[str]:
     """The partitions of which inputs of these entries are not there any more, in words: retention
-    has deleted them, or their topic was deleted and made again. Asked before the entries are
-    replayed, so that a replay does not end half-way.
+    has deleted them or what they refer to, or their topic was deleted and made again. Asked before
+    the entries are replayed, so that a replay does not end half-way.
     """
     starts: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
@@ -51,6 +56,7 @@ def deleted_inputs(log: Log, entries: Iterable[JournalEntry]) -> list[str]:
             ends[tp] = piece.end
     begin = first_offsets(log, starts)
     end = end_offsets(log, starts)
+    begin |= first_joinable(log, processor, begin, starts, ends)
     return sorted(
         f"{topic}[{partition}] from offset {start}"
         for (topic, partition), start in starts.items()
@@ -58,11 +64,49 @@ def deleted_inputs(log: Log, entries: Iterable[JournalEntry]) -> list[str]:
     )
 
 
-def held_but_deleted(log: Log, current: ProcessorState[Any, Any]) -> list[str]:
-    """A warning if the state holds records that retention has deleted: the processor still has
-    them, but no restart can read them again.
+def first_joinable(
+    log: Log,
+    processor: Processor[Any, Any],
+    begin: Offsets,
+    starts: Offsets,
+    ends: Offsets,
+) -> dict[TopicPartition, int]:
+    """The first offsets of the partitions that have records between `starts` and `ends` which refer
+    to records that retention has deleted: no such record is left from there on.
+
+    `begin`: the first offsets of the partitions.
     """
-    held = {(event.topic, event.partition, event.offset) for event in held_events(current.state)}
+    join = processor.join
+    if join is None:
+        return {}
+    counts = log.topics()
+    referred = {(topic, p) for topic in join.topics for p in range(counts.get(topic, 0))}
+    first_left = first_offsets(log, referred)
+    is_any_missing = any(topic not in counts for topic in join.topics)
+    if not any(first_left.values()) and not is_any_missing:
+        return {}
+    first = dict[TopicPartition, int]()
+    for tp, start in starts.items():
+        for message in read(log, *tp, max(start, begin[tp]), ends[tp]):
+            record = to_event(message, processor.schemas_of(message.topic)).record
+            places = join.references(record) if isinstance(record, Record) else ()
+            if any(place[2] < first_left.get(place[:2], NOTHING_LEFT) for place in places):
+                # `is_gone` allows for a single offset that is no record.
+                first[tp] = message.offset + 2
+    return first
+
+
+def held_but_deleted(
+    log: Log, processor: Processor[Any, Any], current: ProcessorState[Any, Any]
+) -> list[str]:
+    """A warning if the state holds records that retention has deleted, or that refer to such: the
+    processor still has them, but no restart can read them again.
+    """
+    held = set[RecordRef]()
+    for event in held_events(current.state):
+        held.add((event.topic, event.partition, event.offset))
+        if processor.join is not None and isinstance(event.record, Record):
+            held.update(processor.join.references(event.record))
     begin = first_offsets(log, {(topic, partition) for topic, partition, _ in held})
     gone = {topic for topic, partition, offset in held if offset < begin[topic, partition]}
     if not gone:

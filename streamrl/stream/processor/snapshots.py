@@ -17,6 +17,7 @@ import msgspec
 from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.protocol import Event, Offsets, Output
 from streamrl.stream.processor.definition import Commit, Processor, ProcessorState, to_json
+from streamrl.stream.processor.join import RecordRef
 from streamrl.stream.records import Snapshot
 from streamrl.system.errors import TransactionFailed
 
@@ -25,7 +26,6 @@ S = TypeVar("S")
 
 EVENT = 2  # MessagePack extension type of references
 
-RecordRef = tuple[str, int, int]  # topic, partition, offset
 ReadRecords = Callable[[Collection[RecordRef]], Mapping[RecordRef, Event]]
 
 

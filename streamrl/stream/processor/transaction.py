@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from streamrl.stream.log.codec import digest, to_event, to_message
+from streamrl.stream.log.codec import digest, to_message
 from streamrl.stream.log.dead_letters import DeadLetter, parse_dead_letter, to_dead_letter
 from streamrl.stream.log.meter import METRICS
 from streamrl.stream.log.protocol import Event, Message, Offsets, Output, Undecodable
@@ -19,6 +19,7 @@ from streamrl.stream.processor.definition import (
     ProcessorState,
     to_json,
 )
+from streamrl.stream.processor.join import to_joined_event
 from streamrl.stream.processor.journal import record_slices
 from streamrl.stream.processor.snapshots import to_snapshot
 from streamrl.stream.records import Fate, JournalEntry, Slice, Snapshot
@@ -112,7 +113,7 @@ def decode_and_step(
     def readable() -> Iterator[Event]:
         # A message is decoded when the step asks for it, while it is still in the CPU's cache.
         for message in messages:
-            event = to_event(message, processor.schemas_of(message.topic))
+            event = to_joined_event(message, processor.schemas_of(message.topic), processor.join)
             if isinstance(event.record, Undecodable):
                 rejected.extend(to_dead_letter(event, event.record.cause))
             elif event.record is None:

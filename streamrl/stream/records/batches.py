@@ -27,9 +27,12 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     """The rollouts of one problem with their advantages. An empty one means that a group closed
     with nothing to train on.
 
+    It refers to its rollouts by their offsets, and does not repeat their tokens: whoever trains on
+    the group joins it with them (`JoinedGroup`).
+
     One entry is one sequence. A rollout that forked has several, next to each other, with the same
-    uid, offset, advantage and reward. Columns by token are ragged: the values of the sequences, one
-    after another, cut by `lengths`. The `prompt` precedes each sequence.
+    uid, offset, advantage and reward. Columns by sampled token are ragged: the values of the
+    sequences, one after another. The prompt precedes each sequence.
     """
 
     environment: Name
@@ -44,7 +47,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     # the offset of each rollout in that partition
     offsets: Annotated[Array, Column("sequence", "<i8")]
     uids: list[Name]
-    prompt: Array  # (p,) ids: unsampled tokens that all sequences begin with
+    prompt_length: int = 0  # unsampled tokens that all sequences begin with
     # tokens of each sequence, without the prompt and those of the sequence that it branches from
     lengths: Annotated[Array, Column("sequence", "<i4")]
     # A sequence may branch from another of its rollout, which is so many sequences before it, and
@@ -52,14 +55,11 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     # not.
     branches_from: Annotated[Array | None, Column("sequence", "<i4")] = None
     branches_at: Annotated[Array | None, Column("sequence", "<i4")] = None
-    tokens: Annotated[Array, Column("token", "<u2", source="tokens", form="ids")]
     # The tokens that were sampled: spans of each sequence, in order. None when all were, so that
     # each sequence is one span.
     span_counts: Annotated[Array | None, Column("sequence", "<i4", fill=1)] = None
     span_starts: Annotated[Array | None, Column("span", "<i4")] = None  # 0: its first token
     span_lengths: Annotated[Array | None, Column("span", "<i4", fill="lengths")] = None
-    # of the sampled tokens
-    policy_logprobs: Annotated[Array, Column("sampled", "<f4", source="logprobs", form="logprobs")]
     advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
     # of the sampled tokens; None when each has the advantage of its rollout
     token_advantages: Annotated[
@@ -77,27 +77,48 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     ] = None
     cross_entropy_weights: Annotated[Array | None, Column("sampled", "<f4", finite=True)] = None
     teacher_kl_weights: Annotated[Array | None, Column("sampled", "<f4", finite=True)] = None
-    # (tokens, layers, k), as in a Turn; None when no turn has them
-    routed_experts: Annotated[
-        Array | None, Column("token", "|u1", source="routed_experts", ndim=3)
-    ] = None
-    prompt_routed_experts: Array | None = None  # (p, layers, k): of the prompt
 
     def __post_init__(self) -> None:
         what = f"group {self.group_id!r}"
         check_columns(what, self, counts_of(what, self))
-        check_token_ids(f"{what}: the prompt", self.prompt)
-        check_prompt_experts(what, self, len(self.prompt))
+        lowest = min(self.prompt_length, self.partition, int(self.offsets.min(initial=0)))
+        if lowest < 0:
+            raise ValueError(f"{what}: {lowest} is no prompt_length, partition or offset")
 
     @property
     def sequence_lengths(self) -> np.ndarray:
         """(n,) int: the tokens of each sequence, with the prompt and what it branches from."""
-        return completion_lengths(self) + np.int32(len(self.prompt))
+        return completion_lengths(self) + np.int32(self.prompt_length)
 
     @property
     def total_tokens(self) -> int:
         """Tokens it costs in a batch."""
         return int(self.sequence_lengths.sum(dtype=np.int64))
+
+
+class JoinedGroup(ScoredGroup, frozen=True, kw_only=True):
+    """A scored group with what its rollouts have of its tokens. It is never written: the batcher
+    makes it of the two records.
+
+    Columns by token are ragged like those by sampled token, and cut by `lengths`.
+    """
+
+    prompt: Array  # (prompt_length,) ids
+    tokens: Annotated[Array, Column("token", "<u2", source="tokens", form="ids")]
+    # of the sampled tokens
+    policy_logprobs: Annotated[Array, Column("sampled", "<f4", source="logprobs", form="logprobs")]
+    # (tokens, layers, k), as in a Turn; None when no turn has them
+    routed_experts: Annotated[
+        Array | None, Column("token", "|u1", source="routed_experts", ndim=3)
+    ] = None
+    prompt_routed_experts: Array | None = None  # (prompt_length, layers, k)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = f"group {self.group_id!r}"
+        check_token_ids(f"{what}: the prompt", self.prompt)
+        check_lengths(what, self, ("prompt",), self.prompt_length)
+        check_prompt_experts(what, self, self.prompt_length)
 
 
 class Batch(Record, frozen=True, kw_only=True):
@@ -194,7 +215,7 @@ def mean_rewards(batch: Batch) -> dict[str, float]:
     return means
 
 
-def check_prompt_experts(what: str, record: ScoredGroup | Batch, length: int) -> None:
+def check_prompt_experts(what: str, record: JoinedGroup | Batch, length: int) -> None:
     """The experts of prompts of `length` tokens have the layers of those of the other tokens."""
     prompts = record.prompt_routed_experts
     if prompts is None:

@@ -18,6 +18,7 @@ from streamrl.stream.log.codec import encode
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Output
 from streamrl.stream.processor.definition import ProcessorState
+from streamrl.stream.processor.joiner import open_reader
 from streamrl.stream.processor.transaction import process_batch
 from streamrl.stream.records import Rollout
 from streamrl.system.errors import StreamrlError
@@ -88,7 +89,9 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
         for part in parts
     ]
     writers = [log.writer(part.name) for part in parts]
-    readers = [log.reader(fold.offsets) for fold in folds]
+    readers = [
+        open_reader(log, part, fold.offsets) for part, fold in zip(parts, folds, strict=True)
+    ]
     announce(log, 0)
     version = 0
     number = 0

@@ -16,6 +16,7 @@ from streamrl.stream.log import parquet, partitions_reader
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.parquet import FileLog
 from streamrl.stream.log.protocol import Log, end_offset
+from streamrl.stream.processor import joiner
 from tests.support.data_path import RUN, TOPICS, announce, parts, running, send_groups
 from tests.support.waiting import until
 
@@ -94,6 +95,8 @@ def test_memory_does_not_grow_with_the_run(
 ):
     monkeypatch.setattr(partitions_reader, "FETCH_BYTES", 1)  # so one batch of messages is ahead
     monkeypatch.setattr(partitions_reader, "AHEAD_BYTES", 100_000)
+    monkeypatch.setattr(joiner, "SPARE_BYTES", 100_000)
+    monkeypatch.setattr(joiner, "FETCH_RECORDS", 20)
     monkeypatch.setattr("streamrl.extensions.recordings.replay.ENTRIES_AHEAD", 20)
     short, long = runs
     work(short)  # what is made once and kept: imports, caches

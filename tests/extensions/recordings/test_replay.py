@@ -20,6 +20,7 @@ from streamrl.stream.log.protocol import Message, Output
 from streamrl.stream.records import ScoredGroup
 from tests.support.build import group
 from tests.support.data_path import TOPICS, parts, play
+from tests.support.groups import scored_group
 
 
 @pytest.fixture
@@ -99,5 +100,5 @@ def test_differences_name_field_and_index():
 
 
 def test_a_message_that_cannot_be_read_differs_too():
-    message = to_message(Output("groups.copy", "g", group()))
+    message = to_message(Output("groups.copy", "g", scored_group(group())))
     assert "cannot be read" in first_difference(message, message._replace(value=b"\xc1"))

@@ -33,6 +33,7 @@ from streamrl.stream.log.partitioner import partition_of
 from streamrl.stream.log.protocol import Message, Output, TopicPartition
 from streamrl.stream.log.records_of import records_of
 from streamrl.stream.processor.definition import Processor, ProcessorState
+from streamrl.stream.processor.joiner import open_reader
 from streamrl.stream.processor.journal import last_record
 from streamrl.stream.processor.transaction import process_batch
 from streamrl.stream.records import (
@@ -166,7 +167,10 @@ class Recording:
             for part in self.parts
         ]
         self.writers = [self.log.writer(part.name) for part in self.parts]
-        self.readers = [self.log.reader(fold.offsets) for fold in self.folds]
+        self.readers = [
+            open_reader(self.log, part, fold.offsets)
+            for part, fold in zip(self.parts, self.folds, strict=True)
+        ]
         self.time_s = 100.0
 
     def poll(self, which: int, count: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from streamrl.config import run_file, topology
+from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.config.sections.section import sections_in
 from streamrl.inference.clients import client
@@ -33,6 +33,7 @@ from tests.envs.test_process import FakeClient, live, log_for, published, wants
 from tests.envs.test_process import run_file as env_run_file
 from tests.support.build import group
 from tests.support.data_path import RUN, TOPICS, announce, parts, play, publish, send_groups
+from tests.support.groups import group_message, joined
 
 REFUSED = {
     "model.path": "every version is trained from that model; begin a new run, or fork this one",
@@ -306,17 +307,9 @@ def log() -> Log:
     announce(made, 5)
     for env in RUN.envs:
         send_groups(made, env, range(50, 60), 5, size=4)
-        publish(
-            made,
-            *(
-                Output(
-                    topology.groups(env),
-                    f"{env}-new-{n}",
-                    group(env, f"{env}-new-{n}", sizes=(3, 3), version=5),
-                )
-                for n in range(20)
-            ),
-        )
+        for n in range(20):
+            new = group(env, f"{env}-new-{n}", sizes=(3, 3), version=5)
+            made.append([group_message(made, new)], marker=False)
     return made
 
 
@@ -341,7 +334,8 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
             for (topic, partition), start in positions.items()
             for message in read(log, topic, partition, start)
         ]
-        process_batch(part, fold, messages, time.time(), commit)
+        assert isinstance(log, MemoryLog)
+        process_batch(part, fold, joined(log, part, messages), time.time(), commit)
     return written
 
 

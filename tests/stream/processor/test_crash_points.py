@@ -29,6 +29,7 @@ from streamrl.stream.processor.snapshots import serialize_state
 from streamrl.stream.processor.transaction import process_batch
 from streamrl.stream.records import Batch, Fate
 from streamrl.system.errors import StreamrlError
+from tests.support.groups import joined
 from tests.support.inputs import (
     DEFECTS,
     ENVS,
@@ -105,7 +106,7 @@ def live(
             more, positions[where] = log.take(where, positions.get(where, 0), count)
             messages += more
         alive()
-        process_batch(me, fold, messages, 100.0 + number, commit)
+        process_batch(me, fold, joined(log, part, messages), 100.0 + number, commit)
     return fold, next(operations)
 
 

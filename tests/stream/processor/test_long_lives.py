@@ -224,6 +224,39 @@ def test_the_batcher_lets_go_of_groups_that_are_deleted_and_goes_on():
     assert audit(log, run_of(*BOTH, on_removed="expire")).balanced
 
 
+def test_groups_whose_rollouts_alone_are_deleted_end_the_batcher_or_expire():
+    """It holds two groups and has not read others, and retention deletes what they refer to."""
+    log, of_rollouts, of_groups = chain()
+    live(log, of_rollouts)
+    live(log, of_groups)
+    for env in BOTH:
+        send_groups(log, env, range(20, 23), 0)
+    live(log, of_rollouts)
+    log.delete_before(
+        {(topic, 0): end_offset(log, topic, 0) for topic in ("rollouts.copy", "rollouts.add")}
+    )
+    with pytest.raises(InputGone, match=r"on_removed=expire"):
+        live(log, of_groups)
+    expiring = run_of(*BOTH, on_removed="expire")
+    of_rollouts, of_groups = parts(expiring)
+    live(log, of_groups)
+    causes = {fate.cause for fate in published(log, "fates", Fate) if fate.fate == "expired"}
+    assert causes == {
+        "retention has deleted its group before it was used",
+        "retention has deleted rollouts of its group before it was used",
+    }
+    announce(log, 1)
+    for env in BOTH:
+        send_groups(log, env, range(30, 40), 1)
+    live(log, of_rollouts)
+    live(log, of_groups)
+    assert published(log, "batches", Batch)
+    result, fold = replay(log, of_groups)
+    assert result.difference == "" and result.begins_at > 0
+    assert serialize_state(fold.state) == serialize_state(restore(log, of_groups)[0].state)
+    assert audit(log, expiring).balanced
+
+
 def found_from(log: MemoryLog, topic: str) -> list[Any]:
     """Its records, from the first that retention has left."""
     return [to_event(message, ("batch",)).record for message in read(log, topic, 0)]

@@ -17,11 +17,14 @@ from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Message, Output
 from streamrl.stream.processor.definition import Processor, ProcessorState
+from streamrl.stream.processor.joiner import joiner_of
 from streamrl.stream.processor.restore import restore
 from streamrl.stream.processor.snapshots import serialize_state
 from streamrl.stream.processor.transaction import process_batch
+from streamrl.stream.records import Rollout
 from tests.support.build import group, rollout, version_event
 from tests.support.data_path import TOPICS
+from tests.support.groups import group_message
 
 RUN = run_file.parse(
     {
@@ -36,14 +39,8 @@ SNAPSHOT_EVENTS = 500
 TURN_EVENTS = 64
 
 
-def sent(record: Any) -> Message:
-    return to_message(
-        Output(
-            f"{'rollouts' if hasattr(record, 'rollout_uid') else 'groups'}.copy",
-            record.group_id,
-            record,
-        )
-    )
+def sent(record: Rollout) -> Message:
+    return to_message(Output("rollouts.copy", record.group_id, record))
 
 
 def announced(version: int) -> Message:
@@ -51,19 +48,20 @@ def announced(version: int) -> Message:
 
 
 def live(
-    part: Processor[Any, Any], messages: Sequence[Message]
-) -> tuple[MemoryLog, ProcessorState[Any, Any]]:
+    log: MemoryLog, part: Processor[Any, Any], messages: Sequence[Message]
+) -> ProcessorState[Any, Any]:
     """The part after it has taken these messages, in their order."""
-    log = MemoryLog(TOPICS)
+    joiner = joiner_of(log, part)
     writer = log.writer(part.name)
     fold = ProcessorState(part.initial())
     for start in range(0, len(messages), TURN_EVENTS):
         appended = log.append(messages[start : start + TURN_EVENTS], marker=True)
-        process_batch(part, fold, appended, 1.0, writer.commit)
-    return log, fold
+        joined = joiner.join(appended) if joiner else appended
+        process_batch(part, fold, joined, 1.0, writer.commit)
+    return fold
 
 
-def part_and_past(room: str) -> tuple[Processor[Any, Any], list[Message], int]:
+def part_and_past(log: MemoryLog, room: str) -> tuple[Processor[Any, Any], list[Message], int]:
     """A part, some 6,000 records that are over and 300 that it holds, and how many it holds."""
     if room == "buffer":  # a straggler from the very beginning, 3,000 whole groups, 299 halves
         past = [rollout("copy", f"g{i // 2}", i % 2) for i in range(6000)]
@@ -78,21 +76,22 @@ def part_and_past(room: str) -> tuple[Processor[Any, Any], list[Message], int]:
         for version in range(700)
         for m in (
             announced(version),
-            *(sent(group(name=f"g{version}-{i}", version=version)) for i in range(8)),
+            *(group_message(log, group(name=f"g{version}-{i}", version=version)) for i in range(8)),
         )
     ]
     return (
         batcher.make_processor(RUN),
-        [*past, *(sent(group(name=f"held{i}", version=699)) for i in range(300))],
+        [*past, *(group_message(log, group(name=f"held{i}", version=699)) for i in range(300))],
         300,
     )
 
 
 @pytest.mark.parametrize("room", ["buffer", "batcher"])
 def test_a_restart_reads_no_more_than_the_window(room: str):
-    original, messages, held = part_and_past(room)
+    log = MemoryLog(TOPICS)
+    original, messages, held = part_and_past(log, room)
     part = replace(original, snapshot_events=SNAPSHOT_EVENTS)
-    log, fold = live(part, messages)
+    fold = live(log, part, messages)
     steps = 0
 
     def step(*arguments: Any) -> Any:
@@ -112,7 +111,9 @@ def test_a_snapshot_counts_from_the_moment_it_is_written():
     """
     part = replace(buffer.make_processor(RUN), snapshot_events=10)
     # one turn, which ends with a snapshot
-    log, fold = live(part, [announced(0), *(sent(rollout("copy", f"g{i}", 0)) for i in range(40))])
+    log = MemoryLog(TOPICS)
+    messages = [announced(0), *(sent(rollout("copy", f"g{i}", 0)) for i in range(40))]
+    fold = live(log, part, messages)
     again, _ = restore(log, part)
     assert (
         again.events_since_snapshot == fold.events_since_snapshot == 0

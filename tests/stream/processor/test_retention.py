@@ -15,7 +15,9 @@ from streamrl.stream.processor.retention import (
     listed,
 )
 from streamrl.stream.records import JournalEntry, Slice
-from tests.support.adder import Config, State, filled
+from tests.support.adder import Config, State, filled, make_processor
+
+PART = make_processor()
 
 
 @pytest.mark.parametrize(
@@ -55,23 +57,23 @@ def test_what_entries_need_and_retention_has_deleted_is_said_before_they_are_rep
     log = filled(8)
     log.delete_before({("a", 0): 4})
     entries = [entry(("b", 0, 2), ("a", 0, 2)), entry(("a", 2, 4))]
-    assert deleted_inputs(log, entries) == ["a[0] from offset 0"]
-    assert deleted_inputs(log, [entry(("a", 4, 6))]) == []
+    assert deleted_inputs(log, PART, entries) == ["a[0] from offset 0"]
+    assert deleted_inputs(log, PART, [entry(("a", 4, 6))]) == []
 
 
 def test_inputs_after_the_end_of_a_topic_are_of_the_topic_that_had_its_name_before():
     log = filled(4)
     log.add("a", 1)
-    assert deleted_inputs(log, [entry(("a", 0, 2), ("b", 0, 2))]) == ["a[0] from offset 0"]
+    assert deleted_inputs(log, PART, [entry(("a", 0, 2), ("b", 0, 2))]) == ["a[0] from offset 0"]
 
 
 def test_a_state_that_holds_a_deleted_record_could_not_be_restored_again():
     log = filled(8)
     held = [Event(topic, 0, 0, "k", None) for topic in ("a", "b")]
     current = ProcessorState[Config, State](State(held=held))
-    assert held_but_deleted(log, current) == []
+    assert held_but_deleted(log, PART, current) == []
     log.delete_before({("a", 0): 2})
-    (warning,) = held_but_deleted(log, current)
+    (warning,) = held_but_deleted(log, PART, current)
     assert warning.startswith("holds records of a that retention has deleted;")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamrl.stream.records import Column, ScoredGroup, columns_of, token_dtype
+from streamrl.stream.records import Column, JoinedGroup, ScoredGroup, columns_of, token_dtype
 from streamrl.stream.records.fields import check_experts, check_floats, check_lengths, total_of
 from tests.support.build import floats, group, rollout
 
@@ -28,7 +28,8 @@ def test_free_form_fields_have_a_depth():
 
 
 def test_columns_are_those_that_the_fields_declare():
-    columns = columns_of(ScoredGroup)
+    columns = columns_of(JoinedGroup)
+    assert columns.keys() > columns_of(ScoredGroup).keys()
     assert columns["policy_logprobs"] == Column(
         "sampled", "<f4", source="logprobs", form="logprobs"
     )
