@@ -358,7 +358,7 @@ def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
                 envs = topology.families(envs)
             if subject in known and subject not in envs:
                 return False
-            return user.role.reads(kind)
+            return kind in user.role.consumes
 
 
 def _includes(rule: AclBinding, wanted: AclBinding) -> bool:

@@ -49,7 +49,7 @@ PARTS = {
         "journal.buffer",
     ),
     "batcher": (
-        "groups.a groups.out policy-versions",
+        "groups.a groups.out policy-versions rollouts.a rollouts.out",
         f"batches demand fates metrics {DEAD}.groups.a {DEAD}.groups.out {DEAD}.policy-versions",
         "journal.batcher",
     ),
