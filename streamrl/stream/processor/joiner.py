@@ -29,9 +29,12 @@ from streamrl.stream.processor.join import NOT_THERE, RecordRef, to_joined_event
 from streamrl.stream.records import Record
 from streamrl.system.errors import BrokerUnreachable, InputGone
 
-# What was read and nothing has referred to yet. It has room for the open groups of a run; a record
-# that is dropped is read again if it is referred to.
-SPARE_BYTES = 256_000_000
+# What was read and nothing has referred to so far is kept up to so many bytes, and the oldest of it
+# is dropped. The room doubles whenever the reader has to go back, up to the most: it is then too
+# small for the open groups of the run.
+SPARE_BYTES = 16_000_000
+MOST_SPARE_BYTES = 512_000_000
+MESSAGE_BYTES = 1_000  # of the objects that a message is, on top of its content
 FETCH_RECORDS = 500
 # When nothing has come for so long, it is found out whether what is wanted exists.
 IDLE_S = 1.0
@@ -51,13 +54,15 @@ class ReferencedRecords:
         self._topics = frozenset(topics)
         self._reader: Reader | None = None
         self._open = set[TopicPartition]()  # the partitions that the reader was opened with
-        self._started = set[TopicPartition]()  # those that it reads
+        self._next = dict[TopicPartition, int]()  # by partition that was read: the next offset
+        self._reading: frozenset[TopicPartition] = frozenset()  # by the reader now
         self._new = set[RecordRef]()  # wanted, and the reader was not moved to them so far
         self._unread = set[RecordRef]()  # wanted, and the reader is before them
         self._found = dict[RecordRef, Message]()  # wanted
         self._deleted = set[RecordRef]()  # wanted, and retention has deleted them
         self._spare = dict[RecordRef, Message]()  # not wanted so far, the first one read first
         self._spare_bytes = 0
+        self._room_bytes = SPARE_BYTES
         self._idle_s = 0.0  # that nothing has come
 
     def want(self, places: Iterable[RecordRef]) -> None:
@@ -69,7 +74,7 @@ class ReferencedRecords:
             if spare is None:
                 self._new.add(place)
             else:
-                self._spare_bytes -= size_of(spare)
+                self._spare_bytes -= size_of(spare) + MESSAGE_BYTES
                 self._found[place] = spare
 
     def has(self, places: Iterable[RecordRef]) -> bool:
@@ -92,6 +97,9 @@ class ReferencedRecords:
         is_known = self._move_to_new()
         if not self._unread or self._reader is None:
             return is_known
+        wanted = frozenset((topic, partition) for topic, partition, _ in self._unread)
+        if not self._follows and self._reading != wanted:
+            self._seek(wanted)
         began_s = time.monotonic()
         try:
             messages = self._reader.poll(FETCH_RECORDS, timeout_s)
@@ -100,6 +108,8 @@ class ReferencedRecords:
             if not self._lose_missing():
                 raise
             return True
+        for tp in self._reading:
+            self._next[tp] = self._reader.position(*tp)
         for message in messages:
             place = message.topic, message.partition, message.offset
             if place in self._unread:
@@ -107,10 +117,10 @@ class ReferencedRecords:
                 self._found[place] = message
             elif place not in self._found and place not in self._spare:
                 self._spare[place] = message
-                self._spare_bytes += size_of(message)
-        while self._spare_bytes > SPARE_BYTES:
+                self._spare_bytes += size_of(message) + MESSAGE_BYTES
+        while self._spare_bytes > self._room_bytes:
             dropped = self._spare.pop(next(iter(self._spare)))
-            self._spare_bytes -= size_of(dropped)
+            self._spare_bytes -= size_of(dropped) + MESSAGE_BYTES
         self._idle_s = 0.0 if messages else self._idle_s + time.monotonic() - began_s
         if self._unread and self._idle_s >= IDLE_S:
             self._idle_s = 0.0
@@ -121,7 +131,7 @@ class ReferencedRecords:
         """The error that one of the wanted records does not come."""
         assert self._reader is not None
         topic, partition, offset = min(self._unread)
-        return stalled(topic, partition, self._reader.position(topic, partition), offset + 1)
+        return stalled(topic, partition, self._next[topic, partition], offset + 1)
 
     def close(self) -> None:
         if self._reader is not None:
@@ -134,7 +144,8 @@ class ReferencedRecords:
         self.close()
         self._reader = None
         self._open.clear()
-        self._started.clear()
+        self._next.clear()
+        self._reading = frozenset()
         self._new |= self._unread
         self._unread.clear()
 
@@ -153,16 +164,23 @@ class ReferencedRecords:
         self._unread |= wanted
         if self._reader is None:
             return bool(absent)
-        positions = {tp: self._reader.position(*tp) for tp in self._started}
         moved = {
             tp: offset
             for tp, offset in _first_offsets(wanted).items()
-            if tp not in positions or not 0 <= offset - positions[tp] <= SKIP_RECORDS
+            if tp not in self._next or not 0 <= offset - self._next[tp] <= SKIP_RECORDS
         }
         if moved:
-            self._started |= moved.keys()
-            self._reader.seek({**positions, **moved})
+            if any(offset < self._next.get(tp, 0) for tp, offset in moved.items()):
+                self._room_bytes = min(2 * self._room_bytes, MOST_SPARE_BYTES)
+            self._next |= moved
+            self._seek(self._reading | moved.keys())
         return bool(absent)
+
+    def _seek(self, partitions: frozenset[TopicPartition]) -> None:
+        """Read these partitions from now on, each from where it was read to."""
+        assert self._reader is not None
+        self._reader.seek({tp: self._next[tp] for tp in partitions})
+        self._reading = partitions
 
     def _reopen(self, unknown: set[TopicPartition]) -> set[TopicPartition]:
         """Have a reader that can read these partitions too, and the others of their topics. Returns
@@ -172,14 +190,12 @@ class ReferencedRecords:
         topics = self._topics | {topic for topic, _ in unknown}
         existing = {(topic, p) for topic in topics for p in range(counts.get(topic, 0))}
         if existing - self._open:
-            starts = self._log.beginning_offsets((self._open | existing) - self._started)
-            if self._reader is not None:
-                starts |= {tp: self._reader.position(*tp) for tp in self._started}
-            reader = self._log.reader(starts, bounded=not self._follows)
-            reader.seek({tp: starts[tp] for tp in self._started})
+            starts = self._log.beginning_offsets((self._open | existing) - self._next.keys())
+            reader = self._log.reader({**starts, **self._next}, bounded=not self._follows)
             self.close()
             self._reader = reader
             self._open |= existing
+            self._seek(self._reading)
         return unknown - self._open
 
     def _lose_missing(self) -> bool:
@@ -202,8 +218,7 @@ class ReferencedRecords:
         """Find out which of the wanted records the reader has passed: there is no record at such a
         place. Returns whether there is one.
         """
-        assert self._reader is not None
-        passed = {place for place in self._unread if self._reader.position(*place[:2]) > place[2]}
+        passed = {place for place in self._unread if self._next[place[:2]] > place[2]}
         self._lose(passed)
         return bool(passed)
 

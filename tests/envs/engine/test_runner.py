@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score_group
 from streamrl.config.sections.envs import Env
 from streamrl.envs.api import (
     Completion,
@@ -33,6 +31,7 @@ from streamrl.stream.records.sequences import completions, sampled_indices
 from streamrl.system.errors import ConfigError
 from tests.envs.talking import END, Scripted
 from tests.support.build import rollout_event
+from tests.support.groups import joined_group
 from tests.support.waiting import patience
 
 PROBLEM = Problem([{"role": "user", "content": "q"}], "yes", {"level": "easy"})
@@ -113,7 +112,7 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
         False,
         "",
     )
-    record = score_group([rollout_event(0, one)], rloo)
+    record = joined_group([rollout_event(0, one)])
     assert len(record.policy_logprobs) == len("no") + len("maybe") + len("yes") + 3
     assert record.tokens[sampled_indices(record)].tolist() == [
         t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]
@@ -131,7 +130,7 @@ def test_rewards_of_turns_are_weighted_and_credited_to_what_was_said_before_them
         (0.25, {"length": 2}),
         (0.375, {"length": 3}),
     ]
-    record = score_group([rollout_event(0, made)], lambda rewards: rewards)
+    record = joined_group([rollout_event(0, made)], lambda rewards: rewards)
     # 3 tokens of the first turn, and 4 of the second
     assert record.token_advantages is not None
     assert record.token_advantages.tolist() == [1.625] * 3 + [1.375] * 4
@@ -141,7 +140,7 @@ def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_o
     sampler = Scripted("no", "maybe", "yes", rewrites=True)
     (made,) = play(sampler)
     assert [acquired.fork for acquired in made.turns] == [False, False, True, False, True, False]
-    record = score_group([rollout_event(0, made)], rloo)
+    record = joined_group([rollout_event(0, made)])
     seen = [[*record.prompt, *after] for after in completions(record, record.tokens)]
     assert [tokens[: len(p)] for tokens, p in zip(seen, sampler.prompts, strict=True)] == (
         sampler.prompts
@@ -157,7 +156,7 @@ def test_it_is_one_sequence_where_history_is_kept():
     sampler = Scripted("no", "maybe", "yes", rewrites=True, keeps=True)
     (made,) = play(sampler)
     assert not any(turn.fork for turn in made.turns)
-    record = score_group([rollout_event(0, made)], rloo)
+    record = joined_group([rollout_event(0, made)])
     assert record.uids == ["talk-7-0"] and len(sampler.prompts[2]) > len(sampler.prompts[1])
 
 

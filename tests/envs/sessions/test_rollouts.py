@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from msgspec import structs
 
-from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score_group, trained_sequences
+from streamrl.buffer.groups import trained_sequences
 from streamrl.envs.sessions import rollouts
 from streamrl.envs.sessions.call_tree import context, sequences
 from streamrl.envs.sessions.rollouts import (
@@ -27,6 +26,7 @@ from streamrl.stream.records.compact import THREE_BYTES, compact_ids, wide_ids
 from streamrl.stream.records.sequences import completions
 from tests.envs.sessions.test_call_tree import sessions
 from tests.support.build import rollout_event
+from tests.support.groups import joined_group
 from tests.support.sessions import call
 
 NAME = RolloutName("agents", "p", "s", "g", "agents-0")
@@ -50,7 +50,7 @@ def test_each_sampled_token_is_in_one_sequence(calls: list[ModelCall]):
 def test_each_sequence_has_the_tokens_of_its_last_call(calls: list[ModelCall]):
     """However its sequences share tokens, the group has what the policy saw and sampled."""
     by_id = {call.call: call for call in calls}
-    record = score_group([rollout_event(0, made(calls))], rloo)
+    record = joined_group([rollout_event(0, made(calls))])
     found = [[*record.prompt, *path] for path in completions(record, record.tokens)]
     ends = [sequence[-1].call for sequence in sequences(calls)]
     assert found == [context(by_id, end).tolist() for end in ends]

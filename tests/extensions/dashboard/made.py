@@ -13,6 +13,7 @@ from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.protocol import Message, Output
 from streamrl.stream.records import Demand, Fate, JournalEntry, Metric, PolicyVersion, Record, Slice
 from tests.support.build import group, rollout
+from tests.support.groups import scored_group
 
 RUN = run_file.parse(
     {
@@ -84,7 +85,7 @@ def messages() -> list[Message]:
                 f"g{v}",
                 rollout("copy", f"g{v}", i, version=v, reward=i * v / 2),
             )
-        made.add(t + 2, "groups.copy", f"g{v}", group("copy", f"g{v}", version=v))
+        made.add(t + 2, "groups.copy", f"g{v}", scored_group(group("copy", f"g{v}", version=v)))
         made.add(
             t + 2, "journal.buffer", "buffer", entry("rollouts.copy", (0, 2, 5)[v], (2, 5, 7)[v])
         )
@@ -96,7 +97,7 @@ def messages() -> list[Message]:
                 fate("batched", [2 * v + (v > 0), 2 * v + 1 + (v > 0)] if v else [0, 1], v, v),
             )
             # what is in it does not matter: its key does
-            made.add(t + 3, "batches", str(v), group("copy", f"g{v}"))
+            made.add(t + 3, "batches", str(v), scored_group(group("copy", f"g{v}")))
             made.add(t + 3, "journal.batcher", "batcher", entry("groups.copy", v, v + 1))
         values = {"batches/copy/reward/mean": v / 4, "batcher/batch_age_mean": 0.0}
         made.add(

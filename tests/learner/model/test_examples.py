@@ -3,8 +3,6 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble, select_sequences
-from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score_group
 from streamrl.learner.model.examples import (
     expand,
     rollout_numbers,
@@ -15,6 +13,7 @@ from streamrl.learner.model.examples import (
 from streamrl.stream.records import LossWeights, Turn
 from streamrl.stream.records.sequences import split_ragged
 from tests.support.build import floats, group, rollout, rollout_event, spans, tokens, turns
+from tests.support.groups import joined_group
 
 
 def test_the_worked_example_of_the_design_of_logprobs():
@@ -184,7 +183,7 @@ def test_routed_experts_travel_from_the_turn_to_the_place_of_their_token():
         rollout_event(0, rollout(sample=0, reward=1.0, turns=[asked, said, tool])),
         rollout_event(1, rollout(sample=1, turns=[asked, said])),
     ]
-    scored = score_group(events, rloo)
+    scored = joined_group(events)
     assert scored.routed_experts is not None and scored.prompt_routed_experts is not None
     assert scored.routed_experts[:, 0, 0].tolist() == [3, 0, 0, 3, 0]
     assert scored.prompt_routed_experts[:, 0, 0].tolist() == [1, 2]
@@ -231,7 +230,7 @@ def test_the_weights_of_losses_travel_from_env_and_turn_to_the_dense_rows():
         said, loss=LossWeights(policy_gradient=0, cross_entropy=2), logprobs=floats(0, 0)
     )
     events = [rollout_event(0, rollout(turns=[asked, said, asked, shown]))]
-    scored = score_group(events, lambda rewards: rewards, LossWeights(cross_entropy=0.5))
+    scored = joined_group(events, lambda rewards: rewards, LossWeights(cross_entropy=0.5))
     assert scored.policy_gradient_weights is not None and scored.cross_entropy_weights is not None
     assert scored.policy_gradient_weights.tolist() == [1, 1, 0, 0]
     assert scored.cross_entropy_weights.tolist() == [0.5, 0.5, 2, 2]
@@ -246,7 +245,7 @@ def test_the_weights_of_losses_travel_from_env_and_turn_to_the_dense_rows():
         [1, 1, 0, 0, 0, 0, 0, 0],
     ]
     assert dense.cross_entropy_weights.tolist() == [[0, 0.5, 0.5, 0, 0, 2, 2, 0], [0] * 8]
-    plain = score_group([rollout_event(0, rollout())], lambda rewards: rewards)
+    plain = joined_group([rollout_event(0, rollout())], lambda rewards: rewards)
     assert plain.policy_gradient_weights is None and plain.cross_entropy_weights is None
 
 

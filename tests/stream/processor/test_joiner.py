@@ -124,6 +124,24 @@ def test_what_was_dropped_is_read_again(monkeypatch: pytest.MonkeyPatch):
     assert [record.group_id for record in groups] == [f"g{i}" for i in range(19, -1, -1)]
 
 
+def test_the_room_grows_until_the_reader_need_not_go_back(monkeypatch: pytest.MonkeyPatch):
+    """Groups that close 50 groups after they have begun."""
+    monkeypatch.setattr(joiner, "SPARE_BYTES", 3_000)
+    monkeypatch.setattr(joiner, "FETCH_RECORDS", 10)
+    log = CountingLog(TOPICS)
+    waiting = [group_message(log, group("copy", f"g{i}")) for i in range(50)]
+    reader = open_reader(log, PART, STARTS)
+    reads = list[int]()
+    for number in range(50, 200):
+        waiting.append(group_message(log, group("copy", f"g{number}")))
+        last = group_message(log, group("copy", f"new{number}"))
+        log.append([last, waiting.pop(0)], marker=True)
+        log.read = 0
+        assert len(reader.poll(10, 0.0)) == 2
+        reads.append(log.read)
+    assert max(reads[:50]) > 20 and max(reads[-50:]) <= 10
+
+
 def test_two_groups_may_refer_to_the_same_rollouts():
     log = MemoryLog(TOPICS)
     message = group_message(log, group("copy", "a"))
