@@ -36,8 +36,9 @@ SPARE_BYTES = 16_000_000
 MOST_SPARE_BYTES = 512_000_000
 MESSAGE_BYTES = 1_000  # of the objects that a message is, on top of its content
 FETCH_RECORDS = 500
-# When nothing has come for so long, it is found out whether what is wanted exists.
-IDLE_S = 1.0
+# When nothing has come for so long, it is found out whether what is wanted exists. That is longer
+# than another broker takes to lead a partition: nobody asks one that is away.
+IDLE_S = 10.0
 
 
 class ReferencedRecords:
