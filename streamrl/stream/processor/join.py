@@ -60,3 +60,11 @@ def to_joined_event(message: Message, schemas: tuple[str, ...], join: Join | Non
         value=event.value,
         headers=event.headers,
     )
+
+
+def lacks_references(message: Message, join: Join | None) -> bool:
+    """Whether a message that a `Joiner` has read came without a record that it refers to."""
+    if join is None or message.joined or message.event is None:
+        return False
+    record = message.event.record
+    return isinstance(record, Record) and bool(join.references(record))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from streamrl.stream.log.chunks import size_of
@@ -21,13 +22,14 @@ from streamrl.stream.log.protocol import (
     Offsets,
     Reader,
     TopicPartition,
+    partitions_of,
     unreadable,
 )
 from streamrl.stream.log.reading import LONGEST_POLL_S, POLL_S, STALLED_S, stalled
 from streamrl.stream.processor.definition import Processor
 from streamrl.stream.processor.join import NOT_THERE, RecordRef, to_joined_event
 from streamrl.stream.records import Record
-from streamrl.system.errors import BrokerUnreachable, InputGone
+from streamrl.system.errors import BrokerUnreachable, InputGone, TopicMissing
 
 # What was read and nothing has referred to so far is kept up to so many bytes, and the oldest of it
 # is dropped. The room doubles whenever the reader has to go back, up to the most: it is then too
@@ -64,7 +66,8 @@ class ReferencedRecords:
         self._spare = dict[RecordRef, Message]()  # not wanted so far, the first one read first
         self._spare_bytes = 0
         self._room_bytes = SPARE_BYTES
-        self._idle_s = 0.0  # that nothing has come
+        self._idle_s = 0.0  # that nothing has come of the partitions of what is wanted
+        self._was_gone = False  # whether the last poll has raised InputGone
 
     def want(self, places: Iterable[RecordRef]) -> None:
         """Find these records too."""
@@ -86,10 +89,10 @@ class ReferencedRecords:
         """These records, each of which is found or deleted. None of them if one is deleted. One
         that was never there is an unreadable message.
         """
-        found = [self._found.pop(place, None) for place in places]
+        found = {place: self._found.pop(place, None) for place in places}
         self._deleted.difference_update(places)
-        messages = tuple(message for message in found if message is not None)
-        return messages if len(messages) == len(places) else ()
+        messages = [message for message in found.values() if message is not None]
+        return tuple(messages) if len(messages) == len(found) else ()
 
     def poll(self, timeout_s: float) -> bool:
         """Read on, if some record is wanted that is not found. Returns whether anything was read,
@@ -106,9 +109,17 @@ class ReferencedRecords:
             messages = self._reader.poll(FETCH_RECORDS, timeout_s)
         except InputGone:
             self._close_reader()
-            if not self._lose_missing():
+            # It may be about a partition that was read before: another reader does without it.
+            is_known = self._lose_missing() or not self._was_gone
+            self._was_gone = True
+            if not is_known:
                 raise
             return True
+        except BrokerUnreachable:
+            self._close_reader()
+            raise
+        self._was_gone = False
+        before = {tp: self._next[tp] for tp in wanted}
         for tp in self._reading:
             self._next[tp] = self._reader.position(*tp)
         for message in messages:
@@ -122,7 +133,8 @@ class ReferencedRecords:
         while self._spare_bytes > self._room_bytes:
             dropped = self._spare.pop(next(iter(self._spare)))
             self._spare_bytes -= size_of(dropped) + MESSAGE_BYTES
-        self._idle_s = 0.0 if messages else self._idle_s + time.monotonic() - began_s
+        has_moved = any(self._next[tp] > at for tp, at in before.items())
+        self._idle_s = 0.0 if has_moved else self._idle_s + time.monotonic() - began_s
         if self._unread and self._idle_s >= IDLE_S:
             self._idle_s = 0.0
             is_known |= self._lose_missing()
@@ -165,9 +177,12 @@ class ReferencedRecords:
         self._unread |= wanted
         if self._reader is None:
             return bool(absent)
+        partitions = {(topic, partition) for topic, partition, _ in wanted}
+        # What was wanted before and is not read yet may come before what is new.
+        first = _first_offsets(place for place in self._unread if place[:2] in partitions)
         moved = {
             tp: offset
-            for tp, offset in _first_offsets(wanted).items()
+            for tp, offset in first.items()
             if tp not in self._next or not 0 <= offset - self._next[tp] <= SKIP_RECORDS
         }
         if moved:
@@ -189,6 +204,9 @@ class ReferencedRecords:
         """
         counts = self._log.topics()
         topics = self._topics | {topic for topic, _ in unknown}
+        with suppress(TopicMissing):
+            # Raises AccessDenied where a topic is there, and this process may not see it.
+            partitions_of(self._log, self._topics - counts.keys())
         existing = {(topic, p) for topic in topics for p in range(counts.get(topic, 0))}
         if existing - self._open:
             starts = self._log.beginning_offsets((self._open | existing) - self._next.keys())

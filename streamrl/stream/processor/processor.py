@@ -142,6 +142,11 @@ def start(
     return current, list(begin)
 
 
+def bytes_of(message: Message) -> int:
+    """Bytes of the values of a message and of those that it refers to."""
+    return sum(len(each.value or b"") for each in (message, *message.joined))
+
+
 def drain_available(reader: Reader, messages: list[Message]) -> Iterator[Message]:
     """These messages and those available after them, as many as a batch takes. The next ones are
     fetched when the step has taken those before.
@@ -151,7 +156,7 @@ def drain_available(reader: Reader, messages: list[Message]) -> Iterator[Message
     while messages:
         yield from messages
         left -= len(messages)
-        left_bytes -= sum(len(message.value or b"") for message in messages)
+        left_bytes -= sum(map(bytes_of, messages))
         if left <= 0 or left_bytes <= 0:
             return
         messages = reader.poll(min(FETCH_RECORDS, left), 0.0)

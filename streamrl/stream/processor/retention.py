@@ -7,7 +7,7 @@ from typing import Any
 
 from streamrl.stream.log.codec import to_event
 from streamrl.stream.log.protocol import Log, Offsets, TopicPartition
-from streamrl.stream.log.reading import read
+from streamrl.stream.log.reading import read_partitions
 from streamrl.stream.processor.definition import Processor, ProcessorState
 from streamrl.stream.processor.join import RecordRef
 from streamrl.stream.processor.snapshots import held_events
@@ -82,17 +82,22 @@ def first_joinable(
     counts = log.topics()
     referred = {(topic, p) for topic in join.topics for p in range(counts.get(topic, 0))}
     first_left = first_offsets(log, referred)
-    is_any_missing = any(topic not in counts for topic in join.topics)
-    if not any(first_left.values()) and not is_any_missing:
+    ends_now = end_offsets(log, referred)
+    if not any(first_left.values()) and join.topics <= counts.keys():
         return {}
     first = dict[TopicPartition, int]()
-    for tp, start in starts.items():
-        for message in read(log, *tp, max(start, begin[tp]), ends[tp]):
-            record = to_event(message, processor.schemas_of(message.topic)).record
-            places = join.references(record) if isinstance(record, Record) else ()
-            if any(place[2] < first_left.get(place[:2], NOTHING_LEFT) for place in places):
-                # `is_gone` allows for a single offset that is no record.
-                first[tp] = message.offset + 2
+    from_offsets = {tp: max(start, begin[tp]) for tp, start in starts.items()}
+    for message in read_partitions(log, from_offsets, ends):
+        record = to_event(message, processor.schemas_of(message.topic)).record
+        places = join.references(record) if isinstance(record, Record) else ()
+        # Of an env that was taken out of the run they are in a topic that `join` does not name.
+        unknown = {(topic, partition) for topic, partition, _ in places} - first_left.keys()
+        first_left |= first_offsets(log, unknown)
+        ends_now |= end_offsets(log, unknown)
+        if any(not first_left[at[:2]] <= at[2] < ends_now[at[:2]] for at in places):
+            # `is_gone` allows for a single offset that is no record.
+            tp = message.topic, message.partition
+            first[tp] = max(first.get(tp, 0), message.offset + 2)
     return first
 
 

@@ -19,7 +19,7 @@ from streamrl.stream.processor.definition import (
     ProcessorState,
     to_json,
 )
-from streamrl.stream.processor.join import to_joined_event
+from streamrl.stream.processor.join import lacks_references, to_joined_event
 from streamrl.stream.processor.journal import record_slices
 from streamrl.stream.processor.snapshots import to_snapshot
 from streamrl.stream.records import Fate, JournalEntry, Slice, Snapshot
@@ -65,14 +65,23 @@ def process_batch(
     whether records that were in the log when the processor started are unread.
     """
     slices = list[Slice]()
-    noted = record_slices(messages, current.offsets, slices)
-    result = decode_and_step(processor, processor.config, current.state, noted, time_s, is_behind)
+    unjoined = list[Message]()
+
+    def noted() -> Iterator[Message]:
+        for message in record_slices(messages, current.offsets, slices):
+            if lacks_references(message, processor.join):
+                unjoined.append(message)
+            yield message
+
+    result = decode_and_step(processor, processor.config, current.state, noted(), time_s, is_behind)
     current.state = result.state
     taken = Counter[str]()
     for piece in slices:
         taken[piece.topic] += piece.count
     current.events_since_snapshot += taken.total()
     due_events = max(processor.snapshot_events, current.snapshot_bytes // SNAPSHOT_EVENT_BYTES)
+    # An entry of which something is deleted is not replayed, so the next start begins after it.
+    is_snapshot_due = current.events_since_snapshot >= due_events or bool(unjoined)
     write_entry(
         processor,
         current,
@@ -80,7 +89,7 @@ def process_batch(
         slices,
         result.outputs,
         commit,
-        snapshot_at=positions() if current.events_since_snapshot >= due_events else None,
+        snapshot_at=positions() if is_snapshot_due else None,
         is_behind=is_behind,
     )
     invalid = [letter for letter in result.letters if is_in(letter, slices)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from random import Random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from streamrl.stream.log.codec import to_message
 from streamrl.stream.log.kafka import topic_changes
 from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.memory import MemoryLog
-from streamrl.stream.log.protocol import Log, Message, Output, TopicPartition
+from streamrl.stream.log.protocol import Log, Message, Offsets, Output, Reader, TopicPartition
 from streamrl.stream.log.records_of import messages_of
 from streamrl.stream.processor import joiner
 from streamrl.stream.processor.definition import Processor
@@ -273,3 +274,74 @@ def written(log: Log, made: JoinedGroup) -> ScoredGroup:
     producer.close()
     offsets = np.array([offset for _, offset in places], np.int64)
     return structs.replace(scored_group(made), partition=places[0][0], offsets=offsets)
+
+
+class Unsteady:
+    """A reader that often returns nothing, and loses what it has fetched when it fails."""
+
+    def __init__(self, reader: Reader, random: Random) -> None:
+        self._reader = reader
+        self._random = random
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
+        chance = self._random.random()
+        if chance < 0.4:
+            return []
+        messages = self._reader.poll(max_messages, timeout_s)
+        if chance < 0.45:
+            raise BrokerUnreachable("away")
+        return messages
+
+
+class UnsteadyLog(MemoryLog):
+    random = Random(0)
+
+    def reader(self, offsets: Offsets, whole: bool = True, bounded: bool = False) -> Reader:
+        made = super().reader(offsets, whole, bounded)
+        is_of_rollouts = any(topic.startswith("rollouts") for topic, _ in offsets)
+        return cast(Reader, Unsteady(made, self.random)) if is_of_rollouts else made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_group_is_joined_in_whatever_order_its_rollouts_came(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Some groups are open for long, and the reader of rollouts loses what it had fetched."""
+    random = Random(seed)
+    monkeypatch.setattr(joiner, "SKIP_RECORDS", 20)
+    monkeypatch.setattr(joiner, "FETCH_RECORDS", 7)
+    monkeypatch.setattr(joiner, "SPARE_BYTES", random.choice([0, 3_000, 16_000_000]))
+    log = UnsteadyLog(TOPICS)
+    log.random = random
+    made = [group("copy", f"g{i}", (3,) * random.randint(1, 5)) for i in range(60)]
+    offsets = [[0] * len(each.uids) for each in made]
+    left = [len(each.uids) for each in made]
+    arrivals = [
+        (i + random.expovariate(1 / random.choice([1, 15])), i, j)
+        for i, each in enumerate(made)
+        for j in range(len(each.uids))
+    ]
+    reader = open_reader(log, PART, STARTS)
+    found = list[Message]()
+    for _, i, j in sorted(arrivals):
+        record = rollouts_of(made[i])[j]
+        message = to_message(Output("rollouts.copy", made[i].group_id, record))
+        (appended,) = log.append([message], marker=random.random() < 0.5)
+        offsets[i][j] = appended.offset
+        left[i] -= 1
+        if not left[i]:
+            scored = structs.replace(scored_group(made[i]), offsets=np.array(offsets[i], np.int64))
+            log.append([to_message(Output("groups.copy", made[i].group_id, scored))], marker=True)
+        if seed % 2:
+            found += reader.poll(random.randint(1, 8), 0.0)
+    for _ in range(5_000):
+        found += reader.poll(random.randint(1, 8), 0.0)
+        if len(found) == 60:
+            break
+    records = [record_of(message) for message in found]
+    assert [type(record) for record in records] == [JoinedGroup] * 60
+    assert len({record.group_id for record in records}) == 60
+    assert [m.offset for m in found] == sorted(m.offset for m in found)

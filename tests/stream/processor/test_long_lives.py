@@ -239,6 +239,7 @@ def test_groups_whose_rollouts_alone_are_deleted_end_the_batcher_or_expire():
         live(log, of_groups)
     expiring = run_of(*BOTH, on_removed="expire")
     of_rollouts, of_groups = parts(expiring)
+    killed(log, of_groups)  # It can be started again, although it has read what is deleted.
     live(log, of_groups)
     causes = {fate.cause for fate in published(log, "fates", Fate) if fate.fate == "expired"}
     assert causes == {
