@@ -19,7 +19,7 @@ import xxhash
 
 from streamrl.stream.log.chunks import INCOMPLETE, is_chunk
 from streamrl.stream.log.elements import has_more_elements
-from streamrl.stream.log.protocol import UNREADABLE, Event, Message, Output, Undecodable
+from streamrl.stream.log.protocol import Event, Message, Output, Undecodable, is_unreadable
 from streamrl.stream.records import RECORDS, Record
 
 P = TypeVar("P", bound=msgspec.Struct)
@@ -248,7 +248,7 @@ def _check_schema(message: Message, schemas: tuple[str, ...]) -> bytes:
     """The schema header of a message. Raises DecodeError if it is none of `schemas`."""
     if is_chunk(message):
         raise DecodeError(INCOMPLETE)
-    if message.headers[:1] and message.headers[0][0] == UNREADABLE:
+    if is_unreadable(message):
         raise DecodeError(message.headers[0][1].decode("utf-8", "replace"))
     schema = dict(message.headers).get(SCHEMA_HEADER, b"")
     head = schema[:60]  # short, because the cache below remembers it

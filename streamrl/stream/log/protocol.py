@@ -50,6 +50,11 @@ def unreadable_header(cause: str) -> tuple[tuple[str, bytes], ...]:
     return ((UNREADABLE, cause.encode()),)
 
 
+def is_unreadable(message: Message) -> bool:
+    """Whether the message is in place of a record that cannot be had."""
+    return bool(message.headers) and message.headers[0][0] == UNREADABLE
+
+
 class Event:
     """A decoded message: what a step function takes, and may keep in its state. `record` is None
     for a tombstone.

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamrl.stream.log.codec import decode_part, to_event
 from streamrl.stream.log.dead_letters import text_of
-from streamrl.stream.log.protocol import Event, Message, Undecodable
+from streamrl.stream.log.protocol import Event, Message, Undecodable, is_unreadable
 from streamrl.stream.records import Record
 
 RecordRef = tuple[str, int, int]  # topic, partition, offset
@@ -63,8 +63,12 @@ def to_joined_event(message: Message, schemas: tuple[str, ...], join: Join | Non
 
 
 def lacks_references(message: Message, join: Join | None) -> bool:
-    """Whether a message that a `Joiner` has read came without a record that it refers to."""
-    if join is None or message.joined or message.event is None:
+    """Whether a message that a `Joiner` has read came without a record that it refers to: retention
+    has deleted one, or there is none at its place.
+    """
+    if join is None or message.event is None:
         return False
+    if message.joined:
+        return any(is_unreadable(other) for other in message.joined)
     record = message.event.record
     return isinstance(record, Record) and bool(join.references(record))

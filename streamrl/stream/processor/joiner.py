@@ -27,7 +27,7 @@ from streamrl.stream.log.protocol import (
 )
 from streamrl.stream.log.reading import LONGEST_POLL_S, POLL_S, STALLED_S, stalled
 from streamrl.stream.processor.definition import Processor
-from streamrl.stream.processor.join import NOT_THERE, RecordRef, to_joined_event
+from streamrl.stream.processor.join import NOT_THERE, RecordRef, lacks_references, to_joined_event
 from streamrl.stream.records import Record
 from streamrl.system.errors import BrokerUnreachable, InputGone, TopicMissing
 
@@ -38,8 +38,8 @@ SPARE_BYTES = 16_000_000
 MOST_SPARE_BYTES = 512_000_000
 MESSAGE_BYTES = 1_000  # of the objects that a message is, on top of its content
 FETCH_RECORDS = 500
-# When nothing has come for so long, it is found out whether what is wanted exists. That is longer
-# than another broker takes to lead a partition: nobody asks one that is away.
+# When nothing has come for so long, the broker is asked whether what is wanted exists. A partition
+# has another leader sooner, so a broker that is away is not asked.
 IDLE_S = 10.0
 
 
@@ -280,9 +280,16 @@ class Joiner:
             self._waiting.append((message._replace(event=event), places))
 
     @property
-    def waiting(self) -> Sequence[Message]:
-        """The messages that were added and not taken, in order."""
-        return [message for message, _ in self._waiting]
+    def waiting(self) -> int:
+        """How many messages were added and not taken."""
+        return len(self._waiting)
+
+    def first_waiting(self, topic: str, partition: int) -> int | None:
+        """The offset of the first of these messages that is of this partition."""
+        for message, _ in self._waiting:
+            if (message.topic, message.partition) == (topic, partition):
+                return message.offset
+        return None
 
     def clear(self) -> None:
         """Forget these messages."""
@@ -337,11 +344,8 @@ class Joiner:
         """
         for message in self.join(messages):
             event = to_joined_event(message, self._schemas_of(message.topic), self._join)
-            record = event.record
-            if not isinstance(record, Record):
+            if not isinstance(event.record, Record) or lacks_references(message, self._join):
                 event.record = None
-            if isinstance(record, Record) and self._join.references(record):
-                event.record = record if message.joined else None
             yield event
 
     def close(self) -> None:
@@ -371,7 +375,7 @@ class JoinedReader(Reader):
         self._joiner = joiner
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
-        waiting = len(self._joiner.waiting)
+        waiting = self._joiner.waiting
         if waiting < max_messages:
             wait_s = 0.0 if waiting else timeout_s
             self._joiner.add(self._reader.poll(max_messages - waiting, wait_s))
@@ -384,10 +388,8 @@ class JoinedReader(Reader):
         return ready
 
     def position(self, topic: str, partition: int) -> int:
-        for message in self._joiner.waiting:
-            if (message.topic, message.partition) == (topic, partition):
-                return message.offset
-        return self._reader.position(topic, partition)
+        waiting = self._joiner.first_waiting(topic, partition)
+        return self._reader.position(topic, partition) if waiting is None else waiting
 
     def set_paused(self, topics: Collection[str]) -> None:
         self._reader.set_paused(topics)

@@ -27,8 +27,8 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     """The rollouts of one problem with their advantages. An empty one means that a group closed
     with nothing to train on.
 
-    It refers to its rollouts by their offsets, and does not repeat their tokens: whoever trains on
-    the group joins it with them (`JoinedGroup`).
+    It refers to its rollouts by their offsets, and has none of their tokens. The batcher joins it
+    with them (`JoinedGroup`).
 
     One entry is one sequence. A rollout that forked has several, next to each other, with the same
     uid, offset, advantage and reward. Columns by sampled token are ragged: the values of the

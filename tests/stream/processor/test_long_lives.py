@@ -10,7 +10,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from streamrl.batcher import process as batcher
 from streamrl.batcher.state import BatcherState
@@ -26,7 +28,7 @@ from streamrl.stream.log.kafka.log import KafkaLog
 from streamrl.stream.log.memory import MemoryLog
 from streamrl.stream.log.protocol import Output, beginning_offset, end_offset
 from streamrl.stream.log.reading import read
-from streamrl.stream.processor import processor
+from streamrl.stream.processor import joiner, processor
 from streamrl.stream.processor.definition import SNAPSHOT_EVENT_BYTES, Processor
 from streamrl.stream.processor.journal import entries
 from streamrl.stream.processor.restore import restore
@@ -35,8 +37,18 @@ from streamrl.stream.processor.transaction import process_batch
 from streamrl.stream.records import Batch, Demand, Fate, JournalEntry, Snapshot
 from streamrl.system.errors import InputGone
 from tests.support import life
-from tests.support.build import rollout
-from tests.support.data_path import RUN, TOPICS, announce, parts, published, running, send_groups
+from tests.support.build import group, rollout
+from tests.support.data_path import (
+    RUN,
+    TOPICS,
+    announce,
+    parts,
+    publish,
+    published,
+    running,
+    send_groups,
+)
+from tests.support.groups import scored_group
 from tests.support.waiting import until
 
 BOTH = ["copy", "add"]
@@ -256,6 +268,22 @@ def test_groups_whose_rollouts_alone_are_deleted_end_the_batcher_or_expire():
     assert result.difference == "" and result.begins_at > 0
     assert serialize_state(fold.state) == serialize_state(restore(log, of_groups)[0].state)
     assert audit(log, expiring).balanced
+
+
+def test_a_group_that_refers_to_nothing_does_not_hinder_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is a dead letter, and retention deletes rollouts of others. Then the batcher is killed."""
+    monkeypatch.setattr(joiner, "IDLE_S", 0.0)
+    log, of_rollouts, of_groups = chain(run_of(*BOTH, on_removed="expire"))
+    live(log, of_rollouts)
+    live(log, of_groups)
+    record = scored_group(group("copy", "forged"))
+    forged = structs.replace(record, offsets=np.array([10**6, 10**6 + 1], np.int64))
+    publish(log, Output("groups.copy", "forged", forged))
+    killed(log, of_groups)
+    log.delete_before({("rollouts.copy", 0): 1})
+    assert restore(log, of_groups)[0].offsets["groups.copy", 0] == end_offset(log, "groups.copy", 0)
 
 
 def found_from(log: MemoryLog, topic: str) -> list[Any]:
