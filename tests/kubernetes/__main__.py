@@ -325,6 +325,8 @@ def main(directory: Path, only: str | None, tiny: bool) -> None:
     """See what Kubernetes makes of the run files; run on three nodes, and lose two of them."""
     if os.getuid() != 0:
         sys.exit("nodes have to be started by root here")
+    if ROOT.is_relative_to("/tmp"):
+        sys.exit(f"each pod has a /tmp of its own, which hides {ROOT}: clone it elsewhere")
     signal.signal(signal.SIGTERM, interrupt)  # nothing may be left running
     directory = directory.absolute()
     directory.mkdir(parents=True)
