@@ -52,7 +52,8 @@ CAPACITY = {"cpu": "6", "memory": "16Gi"}
 STEPS_BETWEEN = 15  # before a node is lost
 CLOUD_S = 120.0  # until a cloud deletes a node that is gone
 LIMIT_S = 900.0
-TARGET = {"env": "copy-digits", "reward": 0.9, "batches": 20}
+# Over so many batches, so that the run does not end before the second node is lost.
+TARGET = {"env": "copy-digits", "reward": 0.9, "batches": 300}
 SMALL = DEPLOY / "kubernetes/overlays/small/run.yaml"
 
 
