@@ -186,7 +186,12 @@ class ControlPlane:
     def _start(self, name: str, *command: str) -> None:
         with (self.directory / f"{name}.log").open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C would end a kubelet before its containers
             )
 
     def _is_up(self) -> bool:
