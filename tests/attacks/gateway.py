@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from streamrl.envs.sessions.keys import local_secret
 from streamrl.extensions.gateway import calls
 from streamrl.stream.records import Reward, SessionEnd
 from tests.attacks.table import Attack
+from tests.support.beats import repeating
 from tests.support.gateways import ENV, Gateways, gateways
 from tests.support.waiting import patience
 
@@ -215,24 +215,16 @@ def calls_that_cannot_be_encoded(directory: Path) -> str:
 
 def while_others_wait(url: str, attack: Callable[[], object]) -> str:
     """The harm of an attack: how long another client waits for /health meanwhile."""
-    over = threading.Event()
     waited = list[float]()
-    with httpx.Client(timeout=patience(60)) as client, ThreadPoolExecutor(1) as pool:
-        client.get(f"{url}/health")
+    with httpx.Client(timeout=patience(60)) as client:
 
-        def others() -> None:
-            """Ask at least once, however short the attack is."""
-            while not (waited and over.is_set()):
-                began_s = time.perf_counter()
-                client.get(f"{url}/health")
-                waited.append(time.perf_counter() - began_s)
+        def ask() -> None:
+            began_s = time.perf_counter()
+            client.get(f"{url}/health")
+            waited.append(time.perf_counter() - began_s)
 
-        waiting = pool.submit(others)
-        try:
+        with repeating(ask, 0.0):
             attack()
-        finally:
-            over.set()
-        waiting.result()
     worst_s = max(waited)
     return f"another client waited for {worst_s:.1f} s" if worst_s > patience(SLOW_S) else ""
 

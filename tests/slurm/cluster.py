@@ -107,7 +107,11 @@ class Cluster:
     def _start(self, name: str, *command: str) -> None:
         with (self._directory / f"{name}.out").open("ab") as output:
             self._daemons[name] = subprocess.Popen(
-                command, env=self.environment, stdout=output, stderr=output
+                command,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C would end a slurmd before the steps of its jobs
             )
 
     def _settings(self) -> str:

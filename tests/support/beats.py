@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 
 @contextmanager
 def repeating(work: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Do `work` at once, and again every `every_s`, in a thread for as long as the block lasts."""
+    """Do `work` at once, and again every `every_s`, in a thread for as long as the block lasts.
+    What it raises is raised after the block.
+    """
     over = threading.Event()
 
     def repeat() -> None:
@@ -17,10 +20,10 @@ def repeating(work: Callable[[], object], every_s: float) -> Iterator[None]:
         while not over.wait(every_s):
             work()
 
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        repeated = pool.submit(repeat)
+        try:
+            yield
+        finally:
+            over.set()
+        repeated.result()
